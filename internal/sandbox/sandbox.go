@@ -1,0 +1,148 @@
+// Package sandbox is the contract between the program and a way to isolate code.
+//
+// A backend (bubblewrap jail, Docker, ...) implements [Backend]; everything that happens inside a sandbox
+// is done by the agent, which a backend merely starts. The package knows no MCP, no HTTP, no sessions,
+// and imports only the standard library.
+package sandbox
+
+import (
+	"context"
+	"io"
+)
+
+// Backend starts sandboxes. It is safe for concurrent use.
+type Backend interface {
+	// Start returns when the agent inside is ready: its hello has been read and checked.
+	// Cancelling ctx aborts the start only; it has no effect on a sandbox that was returned.
+	// On error nothing is left behind: no process, mount, cgroup, container or directory.
+	// Errors that a person can fix are of type *Error.
+	Start(ctx context.Context, spec Spec) (Sandbox, error)
+}
+
+// Sandbox is one started, isolated process tree. Its methods are safe for concurrent use.
+type Sandbox interface {
+	// ID is the Spec's ID.
+	ID() string
+	// Conn is the duplex stream to the agent, positioned after the agent's hello. It is always the same
+	// value; a Read in progress ends with an error when the sandbox ends.
+	Conn() io.ReadWriteCloser
+	// Wait blocks until the sandbox has ended and everything of it is gone, and says why it ended.
+	// Its error is ctx's alone.
+	Wait(ctx context.Context) (Exit, error)
+	// Close kills everything inside, unblocks Conn and Wait, and returns when nothing is left.
+	// It is idempotent.
+	Close(ctx context.Context) error
+}
+
+// Spec is what cannot change on a started sandbox. What differs per run travels with the run.
+type Spec struct {
+	ID        string // unique per start, [a-z0-9-], at most 48 bytes
+	Session   string // the session's key (for labels); opaque
+	SessionID string // the id the caller chose (for contract 4's label); hostile
+	Runner    string // the runner's name (for labels and logs)
+	Image     string // the image to start, for backends that have images
+	Workspace string // host directory that becomes /data, /mnt/data and /workspace
+	Mounts    []Mount
+	Network   bool
+	Limits    Limits
+}
+
+// Mount is a host path that appears read-only inside.
+type Mount struct {
+	Source string
+	Target string
+}
+
+// Limits hold for the whole sandbox and are enforced from outside it. Zero means no limit.
+type Limits struct {
+	MemoryBytes int64
+	CPUs        float64
+	PIDs        int
+	TmpBytes    int64 // size of a run's private /tmp, and of its /dev/shm
+	FileBytes   int64 // largest file a process may write
+}
+
+// Exit says why a sandbox ended.
+type Exit struct {
+	Cause Cause
+	// Detail is one line for the log, for example what bubblewrap printed last.
+	Detail string
+}
+
+// Cause is the machine-readable reason why something ended other than by its own exit.
+// The empty Cause means: it ended by itself.
+type Cause string
+
+// The causes of design and API. They appear verbatim in results.
+const (
+	CauseTimeout     Cause = "timeout"
+	CauseCancelled   Cause = "cancelled"
+	CauseOutOfMemory Cause = "out_of_memory"
+	CauseOutputLimit Cause = "output_limit"
+	CauseDiskQuota   Cause = "disk_quota"
+	CausePIDsLimit   Cause = "pids_limit"
+	CauseKilled      Cause = "killed"
+	CauseLost        Cause = "sandbox_lost"
+)
+
+// Error is a failure of isolation that a person can mend.
+type Error struct {
+	Op  string // what was tried, for example "start bubblewrap"
+	Err error
+	Fix string // the exact thing to do, for example a command; may be empty
+}
+
+func (e *Error) Error() string {
+	s := e.Op + ": " + e.Err.Error()
+	if e.Fix != "" {
+		s += " (fix: " + e.Fix + ")"
+	}
+	return s
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Check is one line of doctor's table.
+type Check struct {
+	Name   string
+	Status Status
+	Detail string // what was found
+	Fix    string // what to do when Status is not OK
+}
+
+// Status of a Check.
+type Status int
+
+// A Warn leaves runs possible, with something missing; a Fail does not.
+const (
+	OK Status = iota
+	Warn
+	Fail
+)
+
+// Prober is implemented by backends that can say whether they work here.
+type Prober interface {
+	// Probe tries the real thing (it starts a sandbox) and reports each part of it.
+	// Runs are possible if no Check has failed.
+	Probe(ctx context.Context) []Check
+}
+
+// Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.
+type Reaper interface {
+	// Reap removes what the instance left behind. The instance is known to be dead.
+	Reap(ctx context.Context, instance string) error
+}
+
+// Usage is what a sandbox has used so far.
+type Usage struct {
+	MemoryBytes     int64  // now
+	MemoryPeakBytes int64  // 0 where the kernel does not tell
+	OOMKills        uint64 // processes killed because the memory limit was reached
+	PIDsRefused     uint64 // forks refused because the process limit was reached
+}
+
+// Meter is implemented by sandboxes that can tell their usage. The session reads it before and after a
+// run to tell a death by memory limit from any other SIGKILL.
+type Meter interface {
+	Usage() (Usage, error)
+}
