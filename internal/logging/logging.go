@@ -1,0 +1,71 @@
+// Package logging makes the program's logger: lines for people or JSON, to stderr and to a rotated file.
+//
+// It decides how a record looks, not what is in it. Whoever logs keeps code, file contents, environment
+// values, tokens, bodies and the query of signed links out; secrets are of type secret.Value and redact themselves.
+package logging
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"gopkg.in/natefinch/lumberjack.v2"
+)
+
+// Config of a logger.
+type Config struct {
+	Level slog.Level
+	JSON  bool      // one JSON object per line; otherwise console lines
+	Out   io.Writer // stderr
+	File  string    // also written to, and rotated; empty: none
+}
+
+// Rotation of the file: at most about 60 MB in all.
+const (
+	fileMegabytes = 10
+	fileBackups   = 5
+)
+
+// New returns the logger, and what closes its file. A file that cannot be opened is one warning on Out
+// and nothing more: a full disk must not keep code from running.
+func New(cfg Config) (*slog.Logger, io.Closer) {
+	out := handler(cfg.Out, cfg)
+	if cfg.File == "" {
+		return slog.New(out), io.NopCloser(nil)
+	}
+	if err := tryFile(cfg.File); err != nil {
+		log := slog.New(out)
+		log.Warn("the log file cannot be written; logging to stderr only", "file", cfg.File, "error", err,
+			"fix", "set SANDBOX_LOG_FILE to a writable path, or to none")
+		return log, io.NopCloser(nil)
+	}
+	file := &lumberjack.Logger{Filename: cfg.File, MaxSize: fileMegabytes, MaxBackups: fileBackups}
+	return slog.New(slog.NewMultiHandler(out, handler(file, cfg))), file
+}
+
+func handler(w io.Writer, cfg Config) slog.Handler {
+	if cfg.JSON {
+		return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: cfg.Level})
+	}
+	return newConsole(w, cfg.Level)
+}
+
+// tryFile makes sure that the file can be appended to; lumberjack itself opens it only at the first line.
+func tryFile(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err != nil {
+		return err
+	} else if !fi.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file", path)
+	}
+	return nil
+}
