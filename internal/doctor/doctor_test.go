@@ -1,0 +1,142 @@
+package doctor_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+
+	"mcp-code-sandbox/internal/doctor"
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// machine is a healthy Debian 12 with cgroup v2, to be broken in one way by each case.
+type machine struct {
+	os       string
+	uid      int
+	files    map[string]string
+	writable []string
+	programs []string
+	bwrap    string // its version
+	namespc  error  // what making namespaces ends with
+	free     uint64
+}
+
+func healthy() *machine {
+	return &machine{
+		os: "linux", uid: 1000, bwrap: "0.8.0", free: 50 << 30,
+		programs: []string{"bwrap", "slirp4netns"},
+		writable: []string{"/sys/fs/cgroup/user.slice"},
+		files: map[string]string{
+			"/proc/sys/kernel/osrelease":                   "6.1.0-13-amd64\n",
+			"/proc/sys/user/max_user_namespaces":           "63000\n",
+			"/proc/self/cgroup":                            "0::/user.slice\n",
+			"/sys/fs/cgroup/cgroup.controllers":            "cpu memory pids\n",
+			"/sys/fs/cgroup/user.slice/cgroup.controllers": "cpu memory pids\n",
+			"/dev/net/tun":                                 "",
+		},
+	}
+}
+
+func (m *machine) host() doctor.Host {
+	return doctor.Host{
+		OS: m.os, UID: m.uid,
+		ReadFile: func(p string) ([]byte, error) {
+			if s, ok := m.files[p]; ok {
+				return []byte(s), nil
+			}
+			return nil, fs.ErrNotExist
+		},
+		Exists:   func(p string) bool { _, ok := m.files[p]; return ok },
+		Writable: func(p string) bool { return slices.Contains(m.writable, p) },
+		LookPath: func(p string) (string, error) {
+			if slices.Contains(m.programs, p) {
+				return "/usr/bin/" + p, nil
+			}
+			return "", fs.ErrNotExist
+		},
+		Output: func(_ context.Context, _ string, args ...string) (string, error) {
+			if args[0] == "--version" {
+				return "bubblewrap " + m.bwrap + "\n", nil
+			}
+			if m.namespc != nil {
+				return "bwrap: setting up uid map: Permission denied\n", m.namespc
+			}
+			return "", nil
+		},
+		Free: func(string) (uint64, error) { return m.free, nil },
+	}
+}
+
+func TestCheck(t *testing.T) {
+	denied := errors.New("exit status 1")
+	for _, tc := range []struct {
+		name   string
+		change func(*machine)
+		check  string // the line that must say it
+		status sandbox.Status
+		detail string
+		fix    string
+	}{
+		{"healthy", func(*machine) {}, "bubblewrap", sandbox.OK, "0.8.0", ""},
+		{"Ubuntu 24.04", func(m *machine) {
+			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
+			m.namespc = denied
+		}, "AppArmor", sandbox.Fail, "24.04", doctor.AppArmorProfile},
+		{"Ubuntu 24.04 as root, whose own try proves nothing", func(m *machine) {
+			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
+			m.uid = 0
+		}, "AppArmor", sandbox.Fail, "24.04", "apparmor_parser -r"},
+		{"Ubuntu 24.04 with the profile", func(m *machine) {
+			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
+			m.files["/etc/apparmor.d/bwrap"] = doctor.AppArmorProfile
+		}, "AppArmor", sandbox.OK, "restricts", ""},
+		{"in Docker", func(m *machine) {
+			m.files["/.dockerenv"] = ""
+			m.files["/proc/self/status"] = "Name:\tx\nSeccomp:\t2\n"
+			m.namespc = denied
+		}, "container", sandbox.Fail, "inside Docker, with a seccomp filter", "--security-opt seccomp=unconfined"},
+		{"in Docker that was told to let it", func(m *machine) { m.files["/.dockerenv"] = "" }, "container", sandbox.OK, "inside Docker", ""},
+		{"no user namespaces", func(m *machine) { m.files["/proc/sys/user/max_user_namespaces"] = "0\n" }, "user namespaces", sandbox.Fail, "switched off", "sysctl"},
+		{"Debian's old switch", func(m *machine) { m.files["/proc/sys/kernel/unprivileged_userns_clone"] = "0\n" }, "user namespaces", sandbox.Fail, "root only", "unprivileged_userns_clone=1"},
+		{"no bwrap", func(m *machine) { m.programs = nil }, "bubblewrap", sandbox.Fail, "not installed", "apt-get install bubblewrap"},
+		{"old bwrap", func(m *machine) { m.bwrap = "0.6.1" }, "bubblewrap", sandbox.Fail, "0.6.1", "0.8.0"},
+		{"no slirp4netns", func(m *machine) { m.programs = []string{"bwrap"} }, "network for runs", sandbox.Warn, "refused", "apt-get install slirp4netns"},
+		{"cgroup v2 of somebody else", func(m *machine) { m.writable = nil }, "cgroups", sandbox.Warn, "rlimits", "Delegate=yes"},
+		{"cgroup v2 without delegated memory", func(m *machine) {
+			m.files["/sys/fs/cgroup/user.slice/cgroup.controllers"] = "pids\n"
+		}, "cgroups", sandbox.Warn, "memory, cpu", "Delegate=yes"},
+		{"cgroup v1", func(m *machine) {
+			delete(m.files, "/sys/fs/cgroup/cgroup.controllers")
+			m.files["/proc/self/cgroup"] = "3:memory:/a\n2:pids:/a\n1:cpu,cpuacct:/\n0::/\n"
+			m.writable = []string{"/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/pids/a", "/sys/fs/cgroup/cpu"}
+		}, "cgroups", sandbox.OK, "v1", ""},
+		{"full disk", func(m *machine) { m.free = 1 << 20 }, "disk", sandbox.Fail, "1 MB free", "SANDBOX_ROOT"},
+		{"old kernel", func(m *machine) { m.files["/proc/sys/kernel/osrelease"] = "3.10.0-1160.el7\n" }, "kernel", sandbox.Fail, "3.10", "4.18"},
+		{"macOS", func(m *machine) { m.os = "darwin" }, "system", sandbox.Fail, "no backend for darwin", "run it on Linux"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := healthy()
+			tc.change(m)
+			checks := m.host().Check(t.Context(), "/data")
+			i := slices.IndexFunc(checks, func(c sandbox.Check) bool { return c.Name == tc.check })
+			if i < 0 {
+				t.Fatalf("no line %q in %+v", tc.check, checks)
+			}
+			c := checks[i]
+			if c.Status != tc.status || !strings.Contains(c.Detail, tc.detail) || !strings.Contains(c.Fix, tc.fix) {
+				t.Errorf("got %+v\nwant status %v, detail with %q, fix with %q", c, tc.status, tc.detail, tc.fix)
+			}
+			for _, c := range checks {
+				if (c.Status != sandbox.OK) != (c.Fix != "") {
+					t.Errorf("%s: status %v, yet fix %q", c.Name, c.Status, c.Fix)
+				}
+				if tc.name == "healthy" && c.Status != sandbox.OK {
+					t.Errorf("healthy, yet %+v", c)
+				}
+			}
+		})
+	}
+}
