@@ -44,6 +44,7 @@ type Spec struct {
 	Workspace string // host directory that becomes /data, /mnt/data and /workspace
 	Mounts    []Mount
 	Network   bool
+	Forward   bool // 127.0.0.1:8099 inside leads to the server, as dial streams
 	Limits    Limits
 }
 

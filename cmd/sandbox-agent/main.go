@@ -1,0 +1,32 @@
+//go:build linux
+
+// Command sandbox-agent is process 1 of a sandbox, and run-init of each run in it. It is embedded into the
+// server and started by a backend; there is nothing in it for people to start.
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	"mcp-code-sandbox/internal/agent"
+)
+
+var version = "dev"
+
+func main() {
+	debug.SetGCPercent(25) // small beats fast: there is one agent per sandbox
+	var err error
+	switch {
+	case len(os.Args) == 1 && os.Args[0] == "run-init":
+		err = agent.RunInit()
+	case len(os.Args) == 2:
+		err = agent.Main(os.Args[1], version)
+	default:
+		err = fmt.Errorf("started by hand; the server starts it")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandbox-agent:", err)
+		os.Exit(1)
+	}
+}

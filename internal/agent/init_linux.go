@@ -1,0 +1,313 @@
+package agent
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/wire"
+)
+
+// Descriptors of run-init, beside the run's own 0, 1 and 2.
+const (
+	specFD   = 3
+	statusFD = 4
+)
+
+// workDir is where a run starts: the session's workspace.
+const workDir = "/data"
+
+// baseEnv is the environment of every run; the runner's and the caller's variables come on top.
+var baseEnv = map[string]string{
+	"PATH":   "/usr/local/bin:/usr/bin:/bin",
+	"HOME":   "/tmp",
+	"TMPDIR": "/tmp",
+	"LANG":   "C.UTF-8",
+	"USER":   "sandbox",
+}
+
+// RunInit is process 1 of a run's namespaces. It makes the run's private mounts, gives up everything, starts
+// the program as its only child, reports how that ended, and exits; the kernel then kills what is left.
+func RunInit() error {
+	unix.CloseOnExec(specFD)
+	unix.CloseOnExec(statusFD)
+	exit, err := runInit()
+	if err != nil {
+		exit = wire.Exit{Code: 126, Error: err.Error()}
+	}
+	return json.NewEncoder(os.NewFile(statusFD, "status")).Encode(exit)
+}
+
+func runInit() (wire.Exit, error) {
+	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this one.
+	runtime.LockOSThread()
+	oom, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
+	if err != nil {
+		return wire.Exit{}, err
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return wire.Exit{}, fmt.Errorf("become unreadable: %w", err)
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals)
+
+	specFile := os.NewFile(specFD, "spec")
+	defer specFile.Close()
+	var spec initSpec
+	if err := json.NewDecoder(specFile).Decode(&spec); err != nil {
+		return wire.Exit{}, fmt.Errorf("read run: %w", err)
+	}
+	return spec.start(oom, signals)
+}
+
+func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, error) {
+	if err := privateMounts(spec.TmpBytes); err != nil {
+		return wire.Exit{}, err
+	}
+	if err := os.Chdir(workDir); err != nil {
+		return wire.Exit{}, err
+	}
+	argv, err := spec.argv()
+	if err != nil {
+		return wire.Exit{}, err
+	}
+	if err := spec.setLimits(); err != nil {
+		return wire.Exit{}, err
+	}
+	if err := giveUpPrivileges(); err != nil {
+		return wire.Exit{}, err
+	}
+	env := spec.environ()
+	path, err := findProgram(argv[0], env)
+	if err != nil {
+		return wire.Exit{Code: 127, Error: err.Error()}, nil
+	}
+	// When memory runs out the program goes first, never run-init or the agent.
+	own, _ := io.ReadAll(oom)
+	_, _ = oom.WriteAt([]byte("1000"), 0)
+	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Env:   env,
+		Files: []uintptr{0, 1, 2},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
+	if err != nil {
+		return wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+	}
+	// Output ends when the last user process has closed it, not when run-init ends.
+	_ = unix.Close(1)
+	_ = unix.Close(2)
+	go func() {
+		for sig := range signals {
+			if sig == syscall.SIGINT {
+				_ = syscall.Kill(-pid, syscall.SIGINT)
+			}
+		}
+	}()
+	return waitFor(pid)
+}
+
+// waitFor reaps every child until the program itself has ended.
+func waitFor(pid int) (wire.Exit, error) {
+	for {
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		p, err := syscall.Wait4(-1, &ws, 0, &ru)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return wire.Exit{}, err
+		case p == pid && ws.Signaled():
+			sig := int(ws.Signal())
+			return wire.Exit{Code: 128 + sig, Signal: sig, MaxRSSB: ru.Maxrss << 10}, nil
+		case p == pid:
+			return wire.Exit{Code: ws.ExitStatus(), MaxRSSB: ru.Maxrss << 10}, nil
+		}
+	}
+}
+
+// argv writes the code file and puts its path in the program's arguments.
+func (spec *initSpec) argv() ([]string, error) {
+	if len(spec.Argv) == 0 {
+		return nil, errors.New("no program to run")
+	}
+	argv := append([]string(nil), spec.Argv...)
+	if spec.File == "" {
+		return argv, nil
+	}
+	var b [4]byte
+	_, _ = rand.Read(b[:])
+	ext := filepath.Ext(spec.File)
+	path := "/tmp/" + strings.TrimSuffix(filepath.Base(spec.File), ext) + "-" + hex.EncodeToString(b[:]) + ext
+	if err := os.WriteFile(path, spec.Code, 0o600); err != nil {
+		return nil, fmt.Errorf("write code: %w", err)
+	}
+	for i := range argv {
+		if argv[i] == "{file}" {
+			argv[i] = path
+		}
+	}
+	return argv, nil
+}
+
+func (spec *initSpec) environ() []string {
+	var env []string
+	for k, v := range baseEnv {
+		if _, ok := spec.Env[k]; !ok {
+			env = append(env, k+"="+v)
+		}
+	}
+	for k, v := range spec.Env {
+		env = append(env, k+"="+v)
+	}
+	return env
+}
+
+// findProgram resolves a bare program name on the run's own PATH.
+func findProgram(name string, env []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	for _, kv := range env {
+		dirs, ok := strings.CutPrefix(kv, "PATH=")
+		if !ok {
+			continue
+		}
+		for _, dir := range filepath.SplitList(dirs) {
+			path := filepath.Join(dir, name)
+			if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
+				return path, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("%s: not found in the sandbox", name)
+}
+
+// hiddenProc are the entries of /proc that tell about the host or act on it. Those that a kernel does not
+// have are passed over.
+var hiddenProc = []string{
+	"acpi", "asound", "bus", "config.gz", "cpuinfo_cur_freq", "dma", "driver", "fs", "interrupts", "iomem", "ioports",
+	"irq", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats",
+	"modules", "mtrr", "partitions", "pressure", "sched_debug", "scsi", "slabinfo", "softirqs", "swaps",
+	"sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo", "zoneinfo",
+}
+
+// privateMounts gives the run a /proc of its own pid namespace and empty, sized /tmp and /dev/shm.
+func privateMounts(tmpBytes int64) error {
+	const flags = unix.MS_NOSUID | unix.MS_NODEV
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	size := ""
+	if tmpBytes > 0 {
+		size = ",size=" + strconv.FormatInt(tmpBytes, 10)
+	}
+	for _, dir := range []string{"/tmp", "/dev/shm"} {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", flags, "mode=1777,nr_inodes=65536"+size); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
+	if err := unix.Mount("proc", "/proc", "proc", flags|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	for _, name := range hiddenProc {
+		if err := hide("/proc/" + name); err != nil {
+			return err
+		}
+	}
+	// Reading settings is harmless; changing those of the sandbox's namespaces is not the code's business.
+	if err := unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind /proc/sys: %w", err)
+	}
+	if err := unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|flags|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("make /proc/sys read-only: %w", err)
+	}
+	return nil
+}
+
+func hide(path string) error {
+	fi, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return nil
+	case fi.IsDir():
+		err = unix.Mount("tmpfs", path, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=0,mode=0555")
+	default:
+		err = unix.Mount("/dev/null", path, "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		return fmt.Errorf("hide %s: %w", path, err)
+	}
+	return nil
+}
+
+// setLimits sets the rlimits that the program inherits.
+func (spec *initSpec) setLimits() error {
+	limits := []struct {
+		resource int
+		max      uint64
+	}{
+		{unix.RLIMIT_CORE, 0},
+		{unix.RLIMIT_NOFILE, 4096},
+		{unix.RLIMIT_MEMLOCK, 64 << 10},
+		{unix.RLIMIT_MSGQUEUE, 0},
+	}
+	add := func(resource int, max uint64) {
+		if max > 0 {
+			limits = append(limits, struct {
+				resource int
+				max      uint64
+			}{resource, max})
+		}
+	}
+	add(unix.RLIMIT_FSIZE, spec.FileBytes)
+	add(unix.RLIMIT_DATA, spec.DataBytes)
+	add(unix.RLIMIT_NPROC, spec.Processes)
+	for _, l := range limits {
+		var old syscall.Rlimit
+		if err := syscall.Getrlimit(l.resource, &old); err != nil {
+			return fmt.Errorf("read limit %d: %w", l.resource, err)
+		}
+		v := min(l.max, old.Max)
+		if err := syscall.Setrlimit(l.resource, &syscall.Rlimit{Cur: v, Max: v}); err != nil {
+			return fmt.Errorf("set limit %d: %w", l.resource, err)
+		}
+	}
+	return nil
+}
+
+// giveUpPrivileges drops every capability of the calling thread for good and installs the filter.
+func giveUpPrivileges() error {
+	for c := 0; c <= 63; c++ {
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil {
+			if errors.Is(err, unix.EINVAL) {
+				break // past the kernel's last capability
+			}
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return fmt.Errorf("clear ambient capabilities: %w", err)
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&header, &none[0]); err != nil {
+		return fmt.Errorf("drop capabilities: %w", err)
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	return runFilter().install()
+}

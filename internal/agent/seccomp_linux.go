@@ -1,0 +1,148 @@
+package agent
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// lastSyscall is the highest system call number this list was written against. What came later is answered
+// as if the kernel did not have it, so a new kernel cannot widen the sandbox by itself.
+const lastSyscall = 469
+
+// deniedSyscalls fail with EPERM: what Docker's default profile denies to a container without
+// capabilities, and the calls whose attack surface code has no use for.
+var deniedSyscalls = append([]uint32{
+	unix.SYS_ACCT, unix.SYS_ADD_KEY, unix.SYS_ADJTIMEX, unix.SYS_BPF, unix.SYS_CHROOT, unix.SYS_CLOCK_ADJTIME,
+	unix.SYS_CLOCK_SETTIME, unix.SYS_DELETE_MODULE, unix.SYS_FANOTIFY_INIT, unix.SYS_FANOTIFY_MARK,
+	unix.SYS_FINIT_MODULE, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSOPEN, unix.SYS_FSPICK,
+	unix.SYS_INIT_MODULE, unix.SYS_KCMP, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_KEXEC_LOAD, unix.SYS_KEYCTL,
+	unix.SYS_LISTMOUNT, unix.SYS_LOOKUP_DCOOKIE, unix.SYS_MBIND, unix.SYS_MIGRATE_PAGES, unix.SYS_MOUNT,
+	unix.SYS_MOUNT_SETATTR, unix.SYS_MOVE_MOUNT, unix.SYS_MOVE_PAGES, unix.SYS_NAME_TO_HANDLE_AT,
+	unix.SYS_NFSSERVCTL, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_OPEN_TREE, unix.SYS_PERF_EVENT_OPEN,
+	unix.SYS_PIDFD_GETFD, unix.SYS_PIVOT_ROOT, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_VM_READV,
+	unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PTRACE, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_REBOOT,
+	unix.SYS_REQUEST_KEY, unix.SYS_SETDOMAINNAME, unix.SYS_SETHOSTNAME, unix.SYS_SETNS, unix.SYS_SETTIMEOFDAY,
+	unix.SYS_SET_MEMPOLICY, unix.SYS_SET_MEMPOLICY_HOME_NODE, unix.SYS_STATMOUNT, unix.SYS_SWAPOFF,
+	unix.SYS_SWAPON, unix.SYS_SYSLOG, unix.SYS_UMOUNT2, unix.SYS_UNSHARE, unix.SYS_USERFAULTFD, unix.SYS_VHANGUP,
+}, deniedOnArch...)
+
+// missingSyscalls fail with ENOSYS, on which libraries fall back to an older way. clone3 is among them
+// because its flags lie in memory, where a filter cannot see them.
+var missingSyscalls = []uint32{
+	unix.SYS_CLONE3, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
+}
+
+const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWTIME
+
+// Offsets into struct seccomp_data, on little-endian machines.
+const (
+	offNR   = 0
+	offArch = 4
+	offArgs = 16
+)
+
+func arg(n uint32) uint32 { return offArgs + 8*n }
+
+func errno(e unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(e) }
+
+// filter is a seccomp program in the making.
+type filter []unix.SockFilter
+
+func (f *filter) op(code uint16, k uint32, jt, jf uint8) {
+	*f = append(*f, unix.SockFilter{Code: code, Jt: jt, Jf: jf, K: k})
+}
+
+func (f *filter) load(off uint32) { f.op(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, off, 0, 0) }
+func (f *filter) ret(v uint32)    { f.op(unix.BPF_RET|unix.BPF_K, v, 0, 0) }
+
+// skipUnless jumps over the next n instructions unless the loaded word equals v.
+func (f *filter) skipUnless(v uint32, n uint8) { f.op(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, v, 0, n) }
+
+// skipIf jumps over the next n instructions if the loaded word equals v.
+func (f *filter) skipIf(v uint32, n uint8) { f.op(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, v, n, 0) }
+
+// on makes a call return v whatever its arguments.
+func (f *filter) on(nr, v uint32) {
+	f.skipUnless(nr, 1)
+	f.ret(v)
+}
+
+// when adds a block that only applies to call nr. The block starts with nothing loaded and ends by falling
+// through to the reloaded call number.
+func (f *filter) when(nr uint32, block func(*filter)) {
+	var b filter
+	block(&b)
+	b.load(offNR)
+	f.skipUnless(nr, uint8(len(b)))
+	*f = append(*f, b...)
+}
+
+// runFilter is the filter of every user process.
+func runFilter() filter {
+	var f filter
+	f.load(offArch)
+	f.skipIf(auditArch, 1)
+	f.ret(unix.SECCOMP_RET_KILL_PROCESS)
+	f.load(offNR)
+	f.op(unix.BPF_JMP|unix.BPF_JGT|unix.BPF_K, lastSyscall, 0, 1) // x32 calls are above it, too
+	f.ret(errno(unix.ENOSYS))
+
+	for _, nr := range missingSyscalls {
+		f.on(nr, errno(unix.ENOSYS))
+	}
+	for _, nr := range deniedSyscalls {
+		f.on(nr, errno(unix.EPERM))
+	}
+	f.when(unix.SYS_CLONE, func(b *filter) {
+		b.load(arg(0))
+		b.op(unix.BPF_JMP|unix.BPF_JSET|unix.BPF_K, newNamespaces, 0, 1)
+		b.ret(errno(unix.EPERM))
+	})
+	// Unix, IPv4, IPv6 and routing sockets; nothing that reaches a rarely audited protocol.
+	f.when(unix.SYS_SOCKET, func(b *filter) {
+		b.load(arg(0))
+		b.skipIf(unix.AF_UNIX, 6)
+		b.skipIf(unix.AF_INET, 5)
+		b.skipIf(unix.AF_INET6, 4)
+		b.skipUnless(unix.AF_NETLINK, 2)
+		b.load(arg(2))
+		b.skipIf(unix.NETLINK_ROUTE, 1)
+		b.ret(errno(unix.EAFNOSUPPORT))
+	})
+	f.when(unix.SYS_SETSOCKOPT, func(b *filter) { // binding to a device goes past unreachable routes
+		b.load(arg(1))
+		b.skipUnless(unix.SOL_SOCKET, 4)
+		b.load(arg(2))
+		b.skipIf(unix.SO_BINDTODEVICE, 1)
+		b.skipUnless(unix.SO_BINDTOIFINDEX, 1)
+		b.ret(errno(unix.EPERM))
+	})
+	f.when(unix.SYS_IOCTL, func(b *filter) { // typing into a terminal
+		b.load(arg(1))
+		b.skipIf(unix.TIOCSTI, 1)
+		b.skipUnless(unix.TIOCLINUX, 1)
+		b.ret(errno(unix.EPERM))
+	})
+	f.when(unix.SYS_PERSONALITY, func(b *filter) { // reading it, and Linux itself; no legacy emulation
+		b.load(arg(0))
+		b.skipIf(0, 2)
+		b.skipIf(0xffffffff, 1)
+		b.ret(errno(unix.EPERM))
+	})
+	f.ret(unix.SECCOMP_RET_ALLOW)
+	return f
+}
+
+// install sets the filter on the calling thread and what it forks from now on.
+// no_new_privs must be set already.
+func (f filter) install() error {
+	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
+	_, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&prog)))
+	if e != 0 {
+		return fmt.Errorf("install seccomp filter: %w", e)
+	}
+	return nil
+}

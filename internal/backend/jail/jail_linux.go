@@ -1,0 +1,159 @@
+package jail
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// SandboxUID is the host uid and gid of sandboxes when the server is root. It lies in a range that
+// distributions leave unused, so no account owns it; outside a sandbox nothing runs as it.
+const SandboxUID = 61000
+
+// Config of a Backend.
+type Config struct {
+	// Dir is a directory of this server instance alone. The directories of other instances lie beside it,
+	// each named by its instance.
+	Dir      string
+	Instance string
+	// AgentBinary is the agent for this machine.
+	AgentBinary []byte
+	// AllowNetworks are exceptions from what a sandbox with network cannot reach.
+	AllowNetworks []netip.Prefix
+	Logger        *slog.Logger // nil is silent
+}
+
+// Backend starts bubblewrap sandboxes.
+type Backend struct {
+	cfg     Config
+	log     *slog.Logger
+	bwrap   string
+	uid     int // of the sandboxes, outside
+	files   string
+	launch  *launcher
+	cgroups *cgroups
+
+	close sync.Once
+}
+
+var (
+	_ sandbox.Backend = (*Backend)(nil)
+	_ sandbox.Prober  = (*Backend)(nil)
+	_ sandbox.Reaper  = (*Backend)(nil)
+)
+
+// errNoBwrap is the error of New where bubblewrap is not installed.
+var errNoBwrap = &sandbox.Error{
+	Op: "find bubblewrap", Err: errors.New("bwrap is not installed"), Fix: "apt-get install bubblewrap",
+}
+
+// Owner is the host uid and gid that own what sandboxes write.
+func Owner() (uid, gid int) {
+	if os.Geteuid() == 0 {
+		return SandboxUID, SandboxUID
+	}
+	return os.Geteuid(), os.Getegid()
+}
+
+// New prepares the backend. It starts no sandbox: Probe tells whether one can be started.
+func New(cfg Config) (*Backend, error) {
+	path, err := exec.LookPath("bwrap")
+	if err != nil {
+		return nil, errNoBwrap
+	}
+	b := &Backend{cfg: cfg, log: cfg.Logger, bwrap: path, files: filepath.Join(cfg.Dir, "jail")}
+	if b.log == nil {
+		b.log = slog.New(slog.DiscardHandler)
+	}
+	b.uid, _ = Owner()
+	if err := b.writeFiles(); err != nil {
+		return nil, fmt.Errorf("prepare the jail: %w", err)
+	}
+	if b.launch, err = newLauncher(os.Geteuid() == 0); err != nil {
+		return nil, &sandbox.Error{Op: "prepare the jail", Err: err, Fix: "run mcp-code-sandbox doctor"}
+	}
+	b.cgroups = findCgroups(cfg.Instance)
+	homes, err := json.Marshal(b.cgroups.homes())
+	if err == nil {
+		err = os.WriteFile(filepath.Join(b.files, "cgroups.json"), homes, 0o600)
+	}
+	if err != nil {
+		b.Close()
+		return nil, fmt.Errorf("prepare the jail: %w", err)
+	}
+	return b, nil
+}
+
+// Close releases what New took. Every sandbox must be closed before; one that is not dies now.
+func (b *Backend) Close() {
+	b.close.Do(func() {
+		b.launch.close()
+		b.cgroups.close()
+		_ = os.RemoveAll(b.files)
+	})
+}
+
+// etcFiles are the sandbox's own files in /etc.
+var etcFiles = map[string]string{
+	"passwd":        "root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:1000:1000:sandbox:/tmp:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+	"group":         "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+	"hosts":         "127.0.0.1 localhost sandbox\n::1 localhost\n",
+	"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+	"resolv.conf":   "nameserver " + slirpDNS + "\n",
+}
+
+// writeFiles puts what sandboxes mount into the instance's directory.
+func (b *Backend) writeFiles() error {
+	if err := os.MkdirAll(b.files, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(b.files, "agent"), b.cfg.AgentBinary, 0o755); err != nil {
+		return err
+	}
+	for name, text := range etcFiles {
+		if err := os.WriteFile(filepath.Join(b.files, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Reap implements sandbox.Reaper: processes and mounts of the dead instance are gone, its cgroups are not.
+func (b *Backend) Reap(_ context.Context, instance string) error {
+	if instance == b.cfg.Instance || instance != filepath.Base(instance) || strings.ContainsAny(instance, "*?[") {
+		return fmt.Errorf("reap %q: not another instance", instance)
+	}
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(b.cfg.Dir), instance, "jail", "cgroups.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var homes []string
+	if err := json.Unmarshal(text, &homes); err != nil {
+		return fmt.Errorf("reap %s: %w", instance, err)
+	}
+	reapGroups(instance, homes)
+	return nil
+}
+
+// credential makes a root server start sandboxes as SandboxUID.
+func (b *Backend) credential() *syscall.Credential {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return &syscall.Credential{Uid: uint32(b.uid), Gid: uint32(b.uid), Groups: []uint32{}}
+}

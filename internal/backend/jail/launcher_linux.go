@@ -1,0 +1,165 @@
+package jail
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// stage is the directory over which a root server's launcher mounts its stage, in a mount namespace that
+// only the launcher sees.
+const stage = "/mnt"
+
+// launcher is the OS thread from which every sandbox is started. It lives as long as the backend, because
+// a sandbox dies with the thread that started it.
+//
+// When the server is root, sandboxes are started as another uid, which cannot reach what lies under /root or
+// in a closed SANDBOX_ROOT. The launcher then has a mount namespace of its own, in which it binds
+// those places to the stage. The mounts end with the thread, however the server ends.
+type launcher struct {
+	jobs chan func()
+	done chan struct{}
+
+	// Of the thread alone:
+	below  *os.File          // what the stage covers
+	staged map[string]string // source → its path on the stage
+}
+
+func newLauncher(private bool) (*launcher, error) {
+	l := &launcher{jobs: make(chan func()), done: make(chan struct{}), staged: map[string]string{}}
+	ready := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		defer close(l.done)
+		var err error
+		if private {
+			err = l.makeStage()
+		}
+		ready <- err
+		if err != nil {
+			return
+		}
+		for job := range l.jobs {
+			job()
+		}
+		if l.below != nil {
+			_ = l.below.Close()
+		}
+	}()
+	if err := <-ready; err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// do calls f on the launcher's thread and waits for it.
+func (l *launcher) do(f func() error) error {
+	errc := make(chan error, 1)
+	l.jobs <- func() { errc <- f() }
+	return <-errc
+}
+
+func (l *launcher) close() {
+	close(l.jobs)
+	<-l.done
+}
+
+func (l *launcher) makeStage() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("separate mounts: %w", err)
+	}
+	below, err := os.OpenFile(stage, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return fmt.Errorf("the jail needs the directory %s: %w", stage, err)
+	}
+	l.below = below
+	if err := unix.Mount("tmpfs", stage, "tmpfs", unix.MS_NOSUID, "size=64k,mode=0755"); err != nil {
+		return fmt.Errorf("mount the stage: %w", err)
+	}
+	return l.lendTun()
+}
+
+// lendTun lets SandboxUID open /dev/net/tun, for slirp4netns, where the host gives it to root alone: the
+// launcher sees a node of its own there. The device itself is harmless, since an interface needs the
+// capability in the network namespace in which it is made.
+func (l *launcher) lendTun() error {
+	const tun = "/dev/net/tun"
+	var st unix.Stat_t
+	if err := unix.Stat(tun, &st); err != nil || st.Mode&0o006 == 0o006 {
+		return nil // missing: only network: true will say so
+	}
+	node := filepath.Join(stage, "tun")
+	err := unix.Mknod(node, unix.S_IFCHR|0o600, int(st.Rdev))
+	if err == nil {
+		err = os.Lchown(node, SandboxUID, SandboxUID)
+	}
+	if err == nil {
+		err = unix.Mount(node, tun, "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		return fmt.Errorf("lend %s: %w", tun, err)
+	}
+	return nil
+}
+
+// onStage returns a path by which the sandbox's uid can reach source, and remembers it. On the thread only.
+func (l *launcher) onStage(source string) (string, error) {
+	if l.below == nil {
+		return source, nil
+	}
+	if path, ok := l.staged[source]; ok {
+		return path, nil
+	}
+	path := filepath.Join(stage, "s"+strconv.Itoa(len(l.staged)))
+	if err := l.bind(source, path); err != nil {
+		return "", err
+	}
+	l.staged[source] = path
+	return path, nil
+}
+
+// lend is onStage for one start: the returned function takes the path off the stage. On the thread only.
+func (l *launcher) lend(source, name string) (path string, back func(), err error) {
+	if l.below == nil {
+		return source, func() {}, nil
+	}
+	path = filepath.Join(stage, name)
+	if err := l.bind(source, path); err != nil {
+		return "", nil, err
+	}
+	return path, func() {
+		_ = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		_ = os.Remove(path)
+	}, nil
+}
+
+func (l *launcher) bind(source, path string) error {
+	if rest, ok := strings.CutPrefix(source, stage+"/"); ok {
+		source = fmt.Sprintf("/proc/self/fd/%d/%s", l.below.Fd(), rest)
+	}
+	fi, err := os.Stat(source)
+	if err != nil {
+		return err
+	}
+	if fi.IsDir() {
+		err = os.Mkdir(path, 0o755)
+	} else {
+		err = os.WriteFile(path, nil, 0o644)
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount(source, path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		_ = os.Remove(path)
+		return fmt.Errorf("bind %s: %w", source, err)
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// slirp4netns's own network: its name server is the only private address a sandbox reaches.
+const (
+	slirpCIDR = "10.0.2.0/24"
+	slirpDNS  = "10.0.2.3"
+)
+
+// closedNetworks cannot be reached from a sandbox with network: everything that is not the internet.
+var closedNetworks = []string{
+	"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16",
+	"198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
+}
+
+// unreachable lists what the agent must block: private and special networks and this host's own addresses,
+// less what the operator allows.
+func (b *Backend) unreachable() ([]string, error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list this host's addresses: %w", err)
+	}
+	blocked := make([]netip.Prefix, 0, len(closedNetworks)+len(addrs))
+	for _, n := range closedNetworks {
+		blocked = append(blocked, netip.MustParsePrefix(n))
+	}
+	for _, a := range addrs {
+		ipnet, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		if ip, ok := netip.AddrFromSlice(ipnet.IP); ok && ip.Unmap().Is4() && !ip.IsLoopback() {
+			blocked = append(blocked, netip.PrefixFrom(ip.Unmap(), 32))
+		}
+	}
+	return subtract(blocked, b.cfg.AllowNetworks), nil
+}
+
+// subtract returns networks that cover blocked without allowed. A blocked network that contains an allowed
+// one is split around it.
+func subtract(blocked, allowed []netip.Prefix) []string {
+	seen := map[netip.Prefix]bool{}
+	var out []string
+	var add func(p netip.Prefix)
+	add = func(p netip.Prefix) {
+		for _, a := range allowed {
+			a = a.Masked()
+			switch {
+			case a.Overlaps(p) && a.Bits() <= p.Bits():
+				return
+			case a.Overlaps(p):
+				low, high := halves(p)
+				add(low)
+				add(high)
+				return
+			}
+		}
+		if !seen[p] {
+			seen[p] = true
+			out = append(out, p.String())
+		}
+	}
+	for _, p := range blocked {
+		add(p.Masked())
+	}
+	return out
+}
+
+func halves(p netip.Prefix) (low, high netip.Prefix) {
+	bits := p.Bits() + 1
+	low = netip.PrefixFrom(p.Addr(), bits)
+	b := p.Addr().AsSlice()
+	b[(bits-1)/8] |= 1 << (7 - (bits-1)%8)
+	addr, _ := netip.AddrFromSlice(b)
+	return low, netip.PrefixFrom(addr, bits)
+}
+
+// userNet is the slirp4netns process that carries a sandbox's packets. A nil one is no network.
+type userNet struct {
+	cmd  *exec.Cmd
+	exit *os.File // slirp4netns ends when this is closed, also by the server's death
+	done chan struct{}
+}
+
+// attachNetwork gives the network namespace of a process a way out and returns when it works.
+func (b *Backend) attachNetwork(pid int) (*userNet, error) {
+	fail := func(err error) (*userNet, error) {
+		fix := "apt-get install slirp4netns"
+		if strings.Contains(err.Error(), "/dev/net/tun") {
+			fix = "modprobe tun && chmod 666 /dev/net/tun"
+		}
+		return nil, &sandbox.Error{Op: "connect the sandbox to the network", Err: err, Fix: fix}
+	}
+	path, err := exec.LookPath("slirp4netns")
+	if err != nil {
+		return fail(errors.New("slirp4netns is not installed"))
+	}
+	readyR, readyW, err := os.Pipe()
+	if err != nil {
+		return fail(err)
+	}
+	defer readyR.Close()
+	exitR, exitW, err := os.Pipe()
+	if err != nil {
+		readyW.Close()
+		return fail(err)
+	}
+	var said tail
+	n := &userNet{exit: exitW, done: make(chan struct{})}
+	n.cmd = exec.Command(path, "--configure", "--mtu=65520", "--disable-host-loopback", "--cidr="+slirpCIDR,
+		"--ready-fd=3", "--exit-fd=4",
+		fmt.Sprintf("--userns-path=/proc/%d/ns/user", pid), "--netns-type=path", fmt.Sprintf("/proc/%d/ns/net", pid), "tap0")
+	n.cmd.Env = []string{}
+	n.cmd.Stdout, n.cmd.Stderr = &said, &said
+	n.cmd.ExtraFiles = []*os.File{readyW, exitR}
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential(), Setpgid: true}
+	err = b.launch.do(n.cmd.Start) // it sees the launcher's /dev/net/tun
+	readyW.Close()
+	exitR.Close()
+	if err != nil {
+		exitW.Close()
+		return fail(err)
+	}
+	go func() {
+		defer close(n.done)
+		_ = n.cmd.Wait()
+	}()
+	_ = readyR.SetReadDeadline(time.Now().Add(startTimeout))
+	if _, err := readyR.Read(make([]byte, 1)); err != nil {
+		n.close()
+		return fail(fmt.Errorf("slirp4netns: %s", strings.TrimSpace(said.String())))
+	}
+	return n, nil
+}
+
+func (n *userNet) close() {
+	if n == nil {
+		return
+	}
+	_ = n.exit.Close()
+	select {
+	case <-n.done:
+	case <-time.After(time.Second):
+		_ = n.cmd.Process.Kill()
+		<-n.done
+	}
+}

@@ -1,0 +1,85 @@
+package jail
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// Probe implements sandbox.Prober.
+func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
+	ctx, cancel := context.WithTimeout(ctx, 3*startTimeout)
+	defer cancel()
+	checks := []sandbox.Check{b.probeRun(ctx, "sandbox", false)}
+	groups := sandbox.Check{Name: "cgroups", Detail: b.cgroups.String()}
+	if !b.cgroups.available() {
+		groups.Status = sandbox.Warn
+		groups.Fix = "start the server as root, or under a user service with Delegate=yes; until then memory and process limits hold for each process, and CPU is not limited"
+	}
+	checks = append(checks, groups)
+	if checks[0].Status == sandbox.OK {
+		c := b.probeRun(ctx, "network", true)
+		if c.Status == sandbox.Fail {
+			c.Status = sandbox.Warn // runs without network are possible
+		}
+		checks = append(checks, c)
+	}
+	return checks
+}
+
+// probeRun starts a sandbox, runs a program in it and says how it went.
+func (b *Backend) probeRun(ctx context.Context, name string, network bool) sandbox.Check {
+	start := time.Now()
+	if err := b.tryRun(ctx, "probe-"+name, network); err != nil {
+		c := sandbox.Check{Name: name, Status: sandbox.Fail, Detail: err.Error()}
+		var known *sandbox.Error
+		if errors.As(err, &known) {
+			c.Detail, c.Fix = known.Op+": "+known.Err.Error(), known.Fix
+		}
+		return c
+	}
+	return sandbox.Check{Name: name, Detail: fmt.Sprintf("started, ran a program and ended in %d ms", time.Since(start).Milliseconds())}
+}
+
+func (b *Backend) tryRun(ctx context.Context, id string, network bool) error {
+	dir, err := os.MkdirTemp(b.files, id+"-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if b.credential() != nil {
+		if err := os.Lchown(dir, b.uid, b.uid); err != nil {
+			return err
+		}
+	}
+	box, err := b.Start(ctx, sandbox.Spec{ID: filepath.Base(dir), Workspace: dir, Network: network})
+	if err != nil {
+		return err
+	}
+	defer box.Close(context.WithoutCancel(ctx))
+	conn := wire.NewConn(box.Conn(), wire.ServerSide, nil)
+	defer conn.Close()
+	run, err := conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{Argv: []string{"true"}}})
+	if err != nil {
+		return err
+	}
+	for {
+		f, err := run.Recv(ctx)
+		if err != nil {
+			return err
+		}
+		if f.Type != wire.TypeExit {
+			continue
+		}
+		if f.Exit.Error != "" || f.Exit.Code != 0 {
+			return fmt.Errorf("a run inside ended with %d %s", f.Exit.Code, f.Exit.Error)
+		}
+		return nil
+	}
+}

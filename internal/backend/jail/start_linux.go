@@ -1,0 +1,322 @@
+package jail
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// Start implements sandbox.Backend.
+func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s := &jailed{id: spec.ID, backend: b, ended: make(chan struct{})}
+	if err := s.start(ctx, spec); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// jailed is a started sandbox.
+type jailed struct {
+	id      string
+	backend *Backend
+
+	cmd    *exec.Cmd
+	conn   *os.File // to the agent
+	output tail     // what bubblewrap and the agent printed
+	group  *cgroup
+
+	mu    sync.Mutex
+	first *os.File // pidfd of the agent: process 1, whose end is the end of all inside
+	net   *userNet
+	asked bool // kill was called
+	over  bool // bubblewrap has ended
+
+	killed sync.Once
+	ended  chan struct{} // closed when nothing is left
+	exit   sandbox.Exit  // set before ended is closed
+}
+
+var (
+	_ sandbox.Sandbox = (*jailed)(nil)
+	_ sandbox.Meter   = (*jailed)(nil)
+)
+
+// start leaves nothing behind when it fails.
+func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the agent did not answer within %v", startTimeout))
+	defer cancel()
+	b := s.backend
+	cfg := agent.Config{Forward: spec.Forward}
+	if !b.cgroups.available() { // the limits that a process can carry itself
+		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)
+		cfg.Processes = uint64(spec.Limits.PIDs)
+	}
+	if spec.Network {
+		if cfg.Unreachable, err = b.unreachable(); err != nil {
+			return err
+		}
+	}
+	config, err := json.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	if s.group, err = b.cgroups.create(spec.ID, spec.Limits); err != nil {
+		return &sandbox.Error{Op: "make a cgroup", Err: err, Fix: "run mcp-code-sandbox doctor"}
+	}
+	giveBack := func() {}
+	info, err := s.spawn(spec, string(config), &giveBack)
+	if err != nil {
+		s.group.remove()
+		return &sandbox.Error{Op: "start bubblewrap", Err: err, Fix: "run mcp-code-sandbox doctor"}
+	}
+	// From here on the sandbox's end cleans up.
+	go s.wait()
+	defer func() {
+		_ = b.launch.do(func() error { giveBack(); return nil })
+		if err != nil {
+			_ = s.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	stop := context.AfterFunc(ctx, s.kill)
+	defer stop()
+	if err := s.ready(info, spec.Network); err != nil {
+		s.kill()
+		<-s.ended
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return s.explain(err)
+	}
+	return context.Cause(ctx)
+}
+
+// spawn starts bubblewrap on the launcher's thread. giveBack is set to what must be called on that thread
+// when the sandbox has made its mounts.
+func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info *os.File, err error) {
+	b := s.backend
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	s.conn = os.NewFile(uintptr(fds[0]), "agent")
+	theirs := os.NewFile(uintptr(fds[1]), "server")
+	defer theirs.Close()
+	info, infoW, err := os.Pipe()
+	if err != nil {
+		s.conn.Close()
+		return nil, err
+	}
+	defer infoW.Close()
+
+	err = b.launch.do(func() error {
+		place := b.launch.onStage
+		if spec.Workspace != "" {
+			ws, back, err := b.launch.lend(spec.Workspace, "w-"+spec.ID)
+			if err != nil {
+				return err
+			}
+			*giveBack = back
+			place = func(source string) (string, error) {
+				if source == spec.Workspace {
+					return ws, nil
+				}
+				return b.launch.onStage(source)
+			}
+		}
+		args, err := b.bwrapArgs(spec, config, place)
+		if err != nil {
+			return err
+		}
+		s.cmd = exec.Command(b.bwrap, append([]string{"--info-fd", "4"}, args...)...)
+		s.cmd.Dir = "/"
+		s.cmd.Env = []string{}
+		s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
+		s.cmd.ExtraFiles = []*os.File{theirs, infoW} // 3: agent.ConnFD, 4: --info-fd
+		s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential(), Pdeathsig: syscall.SIGKILL}
+		return s.group.start(s.cmd.SysProcAttr, s.cmd.Start)
+	})
+	if err != nil {
+		_ = b.launch.do(func() error { (*giveBack)(); return nil })
+		if s.cmd != nil && s.cmd.Process != nil { // started, but the launcher could not go home
+			_ = s.cmd.Process.Kill()
+			_ = s.cmd.Wait()
+		}
+		s.conn.Close()
+		info.Close()
+		return nil, err
+	}
+	return info, nil
+}
+
+// ready waits until the agent has said hello.
+func (s *jailed) ready(info *os.File, network bool) error {
+	defer info.Close()
+	var about struct {
+		ChildPID int `json:"child-pid"`
+	}
+	if err := json.NewDecoder(io.LimitReader(info, 4096)).Decode(&about); err != nil {
+		return fmt.Errorf("bubblewrap did not start: %w", err)
+	}
+	// Bubblewrap has not reaped its child while it runs, so the number still names that child.
+	fd, err := unix.PidfdOpen(about.ChildPID, 0)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.first = os.NewFile(uintptr(fd), "agent process")
+	asked := s.asked
+	s.mu.Unlock()
+	if asked {
+		s.signalFirst()
+		return context.Canceled
+	}
+	if _, err := wire.ReadHello(s.conn); err != nil || !network {
+		return err
+	}
+	// Not before the hello: bubblewrap sets up loopback itself and trips over one that is already up.
+	net, err := s.backend.attachNetwork(about.ChildPID)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	over := s.over
+	s.net = net
+	s.mu.Unlock()
+	if over {
+		net.close()
+	}
+	return nil
+}
+
+// explain turns a failed start into an error that says what to do.
+func (s *jailed) explain(err error) error {
+	said := strings.TrimSpace(s.output.String())
+	if said == "" {
+		said = err.Error()
+	}
+	fix := "run mcp-code-sandbox doctor"
+	var known *sandbox.Error
+	switch {
+	case errors.As(err, &known):
+		return err
+	case strings.Contains(said, "uid map") || strings.Contains(said, "new namespace") || strings.Contains(said, "Operation not permitted"):
+		fix = "allow unprivileged user namespaces; mcp-code-sandbox doctor tells how on this host"
+	}
+	return &sandbox.Error{Op: "start the sandbox", Err: errors.New(said), Fix: fix}
+}
+
+// wait ends when nothing of the sandbox is left.
+func (s *jailed) wait() {
+	err := s.cmd.Wait() // bubblewrap ends after process 1, and process 1 after all the others
+	s.mu.Lock()
+	first, net, asked := s.first, s.net, s.asked
+	s.over = true
+	s.mu.Unlock()
+	if first != nil {
+		_ = first.Close()
+	}
+	net.close()
+	_ = s.conn.Close()
+	used, _ := s.group.usage()
+	s.group.remove()
+	switch {
+	case asked:
+		s.exit.Cause = sandbox.CauseKilled
+	case used.OOMKills > 0:
+		s.exit.Cause = sandbox.CauseOutOfMemory
+	default:
+		s.exit.Cause = sandbox.CauseLost
+	}
+	s.exit.Detail = strings.TrimSpace(s.output.String())
+	if s.exit.Detail == "" && err != nil {
+		s.exit.Detail = err.Error()
+	}
+	close(s.ended)
+}
+
+// kill ends process 1; the kernel does the rest.
+func (s *jailed) kill() {
+	s.mu.Lock()
+	s.asked = true
+	first := s.first
+	s.mu.Unlock()
+	if first == nil { // bubblewrap is still setting up: its child dies with it
+		_ = s.cmd.Process.Kill()
+		return
+	}
+	s.signalFirst()
+}
+
+func (s *jailed) signalFirst() {
+	raw, err := s.first.SyscallConn()
+	if err != nil {
+		return // closed: it has ended
+	}
+	_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+}
+
+func (s *jailed) ID() string               { return s.id }
+func (s *jailed) Conn() io.ReadWriteCloser { return s.conn }
+
+func (s *jailed) Wait(ctx context.Context) (sandbox.Exit, error) {
+	select {
+	case <-s.ended:
+		return s.exit, nil
+	case <-ctx.Done():
+		return sandbox.Exit{}, ctx.Err()
+	}
+}
+
+func (s *jailed) Close(ctx context.Context) error {
+	s.killed.Do(s.kill)
+	select {
+	case <-s.ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *jailed) Usage() (sandbox.Usage, error) { return s.group.usage() }
+
+// tail keeps the last bytes written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+const tailBytes = 4096
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf.Write(p[max(0, len(p)-tailBytes):])
+	if over := t.buf.Len() - tailBytes; over > 0 {
+		t.buf.Next(over)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buf.String()
+}
+
+// startTimeout bounds the parts of a start that the kernel or a helper could hold up.
+const startTimeout = 10 * time.Second
