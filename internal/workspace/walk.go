@@ -1,0 +1,183 @@
+package workspace
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"iter"
+	"math"
+	"os"
+	"slices"
+)
+
+// Bounds of a walk: hostile code decides how many entries there are and how deep they lie.
+const (
+	maxEntries = 200_000
+	maxDepth   = 128 // also the number of descriptors that a walk can hold
+)
+
+// errIncomplete says that a walk could not see everything: the tree is beyond the bounds, or hidden.
+var errIncomplete = errors.New("workspace cannot be walked completely")
+
+// Usage is what a workspace holds.
+type Usage struct {
+	Bytes int64 // on disk; a file with several links counts once
+	Files int   // files, directories and everything else
+}
+
+// exceeds reports whether u is more than a nonzero field of limit.
+func (u Usage) exceeds(limit Usage) bool {
+	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
+}
+
+// Usage measures the workspace, and stops early once a nonzero field of stopAt is exceeded. A tree that
+// cannot be measured, because it is too deep or too large, counts as infinitely large: quotas fail closed.
+func (w *Workspace) Usage(ctx context.Context, stopAt Usage) (Usage, error) {
+	var u Usage
+	seen := map[fileID]struct{}{}
+	errEnough := errors.New("enough")
+	err := w.walk(ctx, max(maxEntries, stopAt.Files+1), func(_ string, fi fs.FileInfo) error {
+		u.Files++
+		size, id, links := onDisk(fi)
+		if links > 1 && !fi.IsDir() {
+			if _, again := seen[id]; again {
+				size = 0
+			}
+			seen[id] = struct{}{}
+		}
+		u.Bytes += size
+		if u.exceeds(stopAt) {
+			return errEnough
+		}
+		return nil
+	})
+	switch err {
+	case nil, errEnough:
+		return u, nil
+	case errIncomplete:
+		return Usage{Bytes: math.MaxInt64, Files: math.MaxInt}, nil
+	}
+	return Usage{}, err
+}
+
+// List returns the regular files of the workspace, newest first and then by name, at most limit of them (all
+// that a walk can see when limit is not positive). truncated says that there are, or may be, more.
+func (w *Workspace) List(limit int) (files []File, truncated bool, err error) {
+	if limit <= 0 || limit > maxEntries {
+		limit = maxEntries
+	}
+	keep := func() {
+		slices.SortFunc(files, func(a, b File) int {
+			return cmp.Or(b.ModTime.Compare(a.ModTime), cmp.Compare(a.Name, b.Name))
+		})
+		if len(files) > limit {
+			clear(files[limit:])
+			files, truncated = files[:limit], true
+		}
+	}
+	err = w.walk(context.Background(), maxEntries, func(name string, fi fs.FileInfo) error {
+		if !fi.Mode().IsRegular() || isTemp(name) {
+			return nil
+		}
+		files = append(files, File{Name: name, Size: fi.Size(), ModTime: fi.ModTime()})
+		if len(files) >= 2*limit { // names can be long: do not keep what will be cut
+			keep()
+		}
+		return nil
+	})
+	if err == errIncomplete {
+		truncated, err = true, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	keep()
+	return files, truncated, nil
+}
+
+// walk calls visit for everything below the workspace, at most limit times. It follows no link. What comes or goes meanwhile
+// may or may not be visited.
+func (w *Workspace) walk(ctx context.Context, limit int, visit func(name string, fi fs.FileInfo) error) error {
+	w.regain()
+	wk := walker{ctx: ctx, left: limit, visit: visit}
+	return wk.dir(w.root, "", 0)
+}
+
+type walker struct {
+	ctx   context.Context
+	left  int
+	visit func(name string, fi fs.FileInfo) error
+}
+
+func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
+	var below []string
+	for fi, err := range entries(dir) {
+		if errors.Is(err, fs.ErrPermission) {
+			return errIncomplete
+		}
+		if err == nil {
+			err = w.ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		if w.left--; w.left < 0 {
+			return errIncomplete
+		}
+		if err := w.visit(prefix+fi.Name(), fi); err != nil {
+			return err
+		}
+		if fi.IsDir() {
+			below = append(below, fi.Name())
+		}
+	}
+	if len(below) > 0 && depth == maxDepth {
+		return errIncomplete
+	}
+	for _, name := range below {
+		sub, err := openDir(dir, name)
+		switch {
+		case err == nil:
+			err = w.dir(sub, prefix+name+"/", depth+1)
+			sub.Close()
+			if err != nil {
+				return err
+			}
+		case serverFault(err):
+			return err
+		case errors.Is(err, fs.ErrPermission):
+			return errIncomplete
+		}
+		// Otherwise it was removed, or replaced by something else, after it was visited.
+	}
+	return nil
+}
+
+// entries yields what is in a directory, without following links, a batch at a time.
+func entries(dir *os.Root) iter.Seq2[fs.FileInfo, error] {
+	return func(yield func(fs.FileInfo, error) bool) {
+		f, err := dir.Open(".")
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer f.Close()
+		for {
+			batch, err := f.Readdir(512)
+			for _, fi := range batch {
+				if !yield(fi, nil) {
+					return
+				}
+			}
+			if err == io.EOF {
+				return
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+		}
+	}
+}

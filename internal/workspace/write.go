@@ -1,0 +1,252 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"strings"
+)
+
+// Errors of [Workspace.Write], to be tested with [errors.Is]. The errors that wrap them are messages for the client.
+var (
+	ErrExists   = errors.New("already exists")
+	ErrTooLarge = errors.New("is larger than")
+	ErrQuota    = errors.New("workspace is full")
+)
+
+// WriteOptions say what a write may do.
+type WriteOptions struct {
+	Overwrite bool
+	MaxBytes  int64 // largest file; 0 means no limit
+	Quota     Usage // what the workspace may hold, this file and a file it replaces included; zero fields mean no limit
+}
+
+// Write makes a file of what r yields, and the directories it needs. The file appears whole or not at all; on error nothing is
+// left behind. It replaces a file, link, FIFO, socket or device only with Overwrite, and never a directory.
+//
+// Its errors are [*NameError], [ErrExists], [ErrTooLarge], [ErrQuota], what r returned, or trouble of the file system.
+func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, err error) {
+	name, err = CleanName(name)
+	if err != nil {
+		return File{}, err
+	}
+	// Refuse what can be refused before reading the body.
+	replaces, err := w.checkTarget(name, opt.Overwrite)
+	if err != nil {
+		return File{}, err
+	}
+	room, err := w.room(opt.Quota)
+	if err != nil {
+		return File{}, err
+	}
+
+	temp := tempName()
+	f, err := w.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|openFlags, 0o600)
+	if err != nil {
+		return File{}, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			_ = w.root.Remove(temp)
+		}
+	}()
+	limit := room
+	if opt.MaxBytes > 0 {
+		limit = min(limit, opt.MaxBytes)
+	}
+	size, err := io.Copy(f, io.LimitReader(r, min(limit, math.MaxInt64-1)+1))
+	switch {
+	case err != nil:
+		return File{}, fmt.Errorf("writing %s: %w", clip(name), err)
+	case size > limit && limit == opt.MaxBytes:
+		return File{}, describe(name, ErrTooLarge, " the limit of %d bytes.", opt.MaxBytes)
+	case size > limit:
+		return File{}, full(opt.Quota)
+	}
+	if err := w.owner.chown(f); err != nil {
+		return File{}, err
+	}
+	fi, err := f.Stat()
+	if err != nil {
+		return File{}, err
+	}
+	if err := f.Close(); err != nil {
+		return File{}, err
+	}
+
+	made, err := w.makeParents(name)
+	defer func() {
+		if err != nil {
+			for i := len(made) - 1; i >= 0; i-- {
+				_ = w.root.Remove(made[i])
+			}
+		}
+	}()
+	if err != nil {
+		return File{}, err
+	}
+	if err := w.checkQuota(opt.Quota, replaces); err != nil {
+		return File{}, err
+	}
+	if err := w.commit(temp, name, opt.Overwrite); err != nil {
+		return File{}, err
+	}
+	return File{Name: name, Size: size, ModTime: fi.ModTime()}, nil
+}
+
+// checkTarget reports whether there is something that a write to name replaces, and whether it may.
+func (w *Workspace) checkTarget(name string, overwrite bool) (replaces bool, err error) {
+	dir, base, err := w.parent(name)
+	var fi fs.FileInfo
+	if err == nil {
+		defer dir.Close()
+		fi, err = dir.Lstat(base)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case errors.Is(err, errNotDir):
+		return false, notDir(name)
+	case err != nil:
+		return false, err
+	case fi.IsDir():
+		return false, isDir(name)
+	case !overwrite:
+		return false, exists(name)
+	}
+	return true, nil
+}
+
+// room returns how many bytes the quota leaves.
+func (w *Workspace) room(quota Usage) (int64, error) {
+	if quota == (Usage{}) {
+		return math.MaxInt64, nil
+	}
+	u, err := w.Usage(context.Background(), quota)
+	switch {
+	case err != nil:
+		return 0, err
+	case u.exceeds(quota):
+		return 0, full(quota)
+	case quota.Bytes <= 0:
+		return math.MaxInt64, nil
+	}
+	return quota.Bytes - u.Bytes, nil
+}
+
+// checkQuota looks again when the new file is there, still under its temporary name: other uploads and the sandbox
+// have been writing, too.
+func (w *Workspace) checkQuota(quota Usage, replaces bool) error {
+	allowed := quota
+	if replaces && allowed.Files > 0 {
+		allowed.Files++ // for as long as there are both
+	}
+	if allowed == (Usage{}) {
+		return nil
+	}
+	u, err := w.Usage(context.Background(), allowed)
+	if err == nil && u.exceeds(allowed) {
+		err = full(quota)
+	}
+	return err
+}
+
+// makeParents makes the directories above name and returns those that were missing, also on error.
+func (w *Workspace) makeParents(name string) (made []string, err error) {
+	w.regain()
+	dir, err := w.root.OpenRoot(".")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { dir.Close() }()
+	for at, c := range name {
+		if c != '/' {
+			continue
+		}
+		segment := name[strings.LastIndexByte(name[:at], '/')+1 : at]
+		err := dir.Mkdir(segment, 0o700)
+		isNew := err == nil
+		if isNew {
+			made = append(made, name[:at])
+		} else if !errors.Is(err, fs.ErrExist) {
+			return made, err
+		}
+		sub, err := openDir(dir, segment)
+		if errors.Is(err, errNotDir) {
+			return made, notDir(name)
+		}
+		if err != nil {
+			return made, err
+		}
+		dir.Close()
+		dir = sub
+		if isNew {
+			if err := w.own(dir); err != nil {
+				return made, err
+			}
+		}
+	}
+	return made, nil
+}
+
+// own gives a directory to the owner, through its descriptor.
+func (w *Workspace) own(dir *os.Root) error {
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return w.owner.chown(f)
+}
+
+// commit gives the finished file its name.
+func (w *Workspace) commit(temp, name string, overwrite bool) error {
+	if !overwrite {
+		// A link, unlike a rename, never replaces anything, so of two writers one gets ErrExists.
+		err := w.root.Link(temp, name)
+		if err == nil {
+			_ = w.root.Remove(temp) // if it fails, the second name is swept later
+			return nil
+		}
+		if errors.Is(err, fs.ErrExist) {
+			return exists(name)
+		}
+		// A file system without hard links: the next best thing.
+		if _, err := w.checkTarget(name, false); err != nil {
+			return err
+		}
+	}
+	err := w.root.Rename(temp, name)
+	if fi, statErr := w.root.Lstat(name); err != nil && statErr == nil && fi.IsDir() {
+		return isDir(name)
+	}
+	return err
+}
+
+func exists(name string) error {
+	return describe(name, ErrExists, ". Set overwrite=true to replace.")
+}
+
+func isDir(name string) error {
+	return describe(name, ErrExists, " as a directory. Choose another name.")
+}
+
+func notDir(name string) error {
+	return &NameError{Name: name, Problem: "a part of it before the last is not a directory (links are not followed); choose another name"}
+}
+
+func full(quota Usage) error {
+	var parts []string
+	if quota.Bytes > 0 {
+		parts = append(parts, fmt.Sprintf("%d bytes", quota.Bytes))
+	}
+	if quota.Files > 0 {
+		parts = append(parts, fmt.Sprintf("%d files and directories", quota.Files))
+	}
+	return fmt.Errorf("the %w: it may hold %s. Remove files that are no longer needed", ErrQuota, strings.Join(parts, " in "))
+}
