@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -18,8 +20,12 @@ const (
 	AgentSide
 )
 
-// writeTimeout bounds a write to a peer that has stopped reading.
+// writeTimeout is how long the server waits for an agent that has stopped reading. The agent waits for as
+// long as it takes: the server always reads.
 const writeTimeout = 10 * time.Second
+
+// maxPings bounds the pings that an agent has not answered.
+const maxPings = 64
 
 // ErrClosed is the error of a connection or stream that this side closed.
 var ErrClosed = errors.New("wire: closed")
@@ -30,7 +36,10 @@ type Conn struct {
 	side   Side
 	accept func(*Stream, Frame)
 
-	wmu sync.Mutex // one frame at a time on the wire
+	// wmu is held while a frame is written, and while the state that says what may be written changes, so
+	// that no frame follows its stream's last one. It is taken before any other lock.
+	wmu sync.Mutex
+	enc encoder
 
 	mu       sync.Mutex
 	streams  map[uint64]*Stream
@@ -43,9 +52,9 @@ type Conn struct {
 	done chan struct{}
 }
 
-// NewConn starts a connection after the hello. accept is called in a goroutine of its own for each stream
-// that the peer opens, with the frame that opened it; it must close the stream. With a nil accept on the
-// server's side every dial is closed at once.
+// NewConn starts a connection after the hello, and owns rw from then on: closing rw must unblock a Read and
+// a Write in progress. accept is called in a goroutine of its own for each stream that the peer opens, with
+// the frame that opened it; it must close the stream. With a nil accept every such stream is closed at once.
 func NewConn(rw io.ReadWriteCloser, side Side, accept func(*Stream, Frame)) *Conn {
 	c := &Conn{rw: rw, side: side, accept: accept, streams: map[uint64]*Stream{}, done: make(chan struct{})}
 	c.nextID = 2
@@ -66,7 +75,7 @@ func (c *Conn) Err() error {
 	return c.err
 }
 
-// Close ends the connection and every stream on it.
+// Close ends the connection and every stream on it. It is idempotent.
 func (c *Conn) Close() error {
 	c.fail(ErrClosed)
 	<-c.done
@@ -95,7 +104,8 @@ func (c *Conn) fail(err error) {
 	}
 }
 
-// Open starts a stream with f, which is a run on the server's side and a dial on the agent's.
+// Open starts a stream with f, which is a run on the server's side and a dial on the agent's. It fails
+// without harm to the connection when f is too long, or too many streams are open.
 func (c *Conn) Open(f Frame) (*Stream, error) {
 	if want := c.opens(c.side); f.Type != want {
 		return nil, fmt.Errorf("wire: cannot open a stream with %q", f.Type)
@@ -103,27 +113,34 @@ func (c *Conn) Open(f Frame) (*Stream, error) {
 	// The id is taken and the frame written under one lock: ids arrive in increasing order.
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	f.ID = c.nextID
+	if err := f.check(); err != nil {
+		return nil, fmt.Errorf("wire: cannot open a stream: %w", err)
+	}
+	b, err := c.encodeLocked(&f)
+	if err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	if c.err != nil {
 		defer c.mu.Unlock()
 		return nil, c.err
 	}
-	if c.open[c.nextID%2] >= maxStreams {
+	if c.open[f.ID%2] >= maxStreams {
 		c.mu.Unlock()
 		return nil, errors.New("wire: too many streams")
 	}
-	s := newStream(c, c.nextID, f.Type)
+	s := newStream(c, f.ID, f.Type)
 	c.nextID += 2
 	c.rememberLocked(s)
 	c.mu.Unlock()
-	f.ID = s.id
-	if err := c.writeLocked(&f); err != nil {
+	if err := c.writeLocked(b); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// Ping returns when the agent has answered.
+// Ping returns when the agent has answered. Only the server pings.
 func (c *Conn) Ping(ctx context.Context) error {
 	ch := make(chan struct{})
 	c.mu.Lock()
@@ -131,11 +148,15 @@ func (c *Conn) Ping(ctx context.Context) error {
 		defer c.mu.Unlock()
 		return c.err
 	}
+	if len(c.pings) >= maxPings {
+		c.mu.Unlock()
+		return errors.New("wire: the agent has left too many pings unanswered")
+	}
 	c.pings = append(c.pings, ch)
 	c.mu.Unlock()
-	if err := c.write(&Frame{Type: TypePing}); err != nil {
-		return err
-	}
+	// A write that fails closes ch. It may take longer than ctx lasts. The ping stays in the list also when
+	// ctx ends, because its answer is still to come.
+	go func() { _ = c.write(&Frame{Type: TypePing}) }()
 	select {
 	case <-ch:
 		return c.Err()
@@ -154,39 +175,64 @@ func (c *Conn) opens(side Side) Type {
 func (c *Conn) write(f *Frame) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
-	return c.writeLocked(f)
+	b, err := c.encodeLocked(f)
+	if err != nil {
+		return err
+	}
+	return c.writeLocked(b)
 }
 
-func (c *Conn) writeLocked(f *Frame) error {
-	if d, ok := c.rw.(interface{ SetWriteDeadline(time.Time) error }); ok && c.side == ServerSide {
-		_ = d.SetWriteDeadline(time.Now().Add(writeTimeout))
+// encodeLocked fails on a frame that the peer would not accept. wmu is held.
+func (c *Conn) encodeLocked(f *Frame) ([]byte, error) {
+	if c.side == ServerSide {
+		return c.enc.encode(f, maxToAgent)
 	}
-	if err := writeFrame(c.rw, f); err != nil {
-		c.fail(err)
+	return c.enc.encode(f, maxFromAgent)
+}
+
+// writeLocked writes one encoded frame, or ends the connection. wmu is held.
+func (c *Conn) writeLocked(b []byte) error {
+	if c.side == ServerSide {
+		t := time.AfterFunc(writeTimeout, func() {
+			c.fail(fmt.Errorf("wire: the agent has not read for %v: %w", writeTimeout, os.ErrDeadlineExceeded))
+		})
+		defer t.Stop()
+	}
+	if _, err := c.rw.Write(b); err != nil {
+		c.fail(hangUp(err))
 		return c.Err()
 	}
 	return nil
 }
 
+// hangUp makes one error of the ways to learn that the peer has hung up.
+func hangUp(err error) error {
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.ErrClosedPipe) {
+		return io.EOF
+	}
+	return err
+}
+
 func (c *Conn) readLoop() {
 	defer close(c.done)
-	limit := maxFromAgent
+	dec := decoder{r: c.rw, limit: maxFromAgent}
 	if c.side == AgentSide {
-		limit = maxToAgent
+		dec.limit = maxToAgent
 	}
 	for {
-		f, err := readFrame(c.rw, limit)
+		f, err := dec.decode()
 		if err == nil {
 			err = c.dispatch(f)
 		}
 		if err != nil {
-			c.fail(err)
+			c.fail(hangUp(err))
 			return
 		}
 	}
 }
 
-// dispatch never blocks on a stream's consumer: the window bounds what a stream can have queued.
+// dispatch never blocks on a stream's consumer: the window bounds what a stream can have queued. On the
+// server's side it does not write either, so an agent that does not read cannot stop it.
 func (c *Conn) dispatch(f *Frame) error {
 	switch {
 	case f.Type == TypePing && c.side == AgentSide:
@@ -220,9 +266,6 @@ func (c *Conn) pong() error {
 }
 
 func (c *Conn) acceptStream(f *Frame) error {
-	if f.Type == TypeRun && f.Run == nil {
-		return fmt.Errorf("%w: run without a run", ErrProtocol)
-	}
 	c.mu.Lock()
 	if c.err != nil {
 		defer c.mu.Unlock()

@@ -9,12 +9,11 @@
 package wire
 
 import (
-	"bytes"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"unicode/utf8"
 )
 
 // Version of the protocol. Server and agent are built together, so it must match exactly.
@@ -24,11 +23,17 @@ const (
 	// MaxData is the most payload that one frame carries.
 	MaxData = 32 << 10
 	// Window is how much payload a sender may have on the way that the receiver has not consumed.
+	// A frame counts for its payload and frameCost more, or a million frames of one byte would cost the
+	// receiver a hundred times the window.
 	Window = 256 << 10
 
+	frameCost    = 256
 	maxStreams   = 256
+	maxHello     = 4 << 10
 	maxFromAgent = 64 << 10 // MaxData in base64, and change
 	maxToAgent   = 16 << 20 // a run frame carries code and environment
+	maxMIME      = 255
+	maxExitError = 4 << 10
 )
 
 // ErrProtocol is matched by the errors that a peer's breach of the protocol causes.
@@ -53,7 +58,7 @@ const (
 	TypeData      Type = "data"      // both, on a dial
 	TypeEOF       Type = "eof"       // both, on a dial: no more data from this side
 	TypeClose     Type = "close"     // both: the last frame of a dial from this side
-	TypeWindow    Type = "window"    // both: the receiver consumed Credit bytes
+	TypeWindow    Type = "window"    // both: the receiver consumed frames worth Credit
 )
 
 func (t Type) payload() bool {
@@ -100,67 +105,117 @@ type RunLimits struct {
 type Exit struct {
 	Code   int `json:"code"`             // exit status; 128+Signal if a signal ended it
 	Signal int `json:"signal,omitempty"` // the signal that ended it
-	// Error is set when the program could not be started; Code is then 126 or 127.
+	// Error is set when the program could not be started; Code is then 126 or 127. Send cuts it at 4 KiB.
 	Error   string `json:"error,omitempty"`
 	UserUS  int64  `json:"user_us"`
 	SysUS   int64  `json:"sys_us"`
 	MaxRSSB int64  `json:"max_rss_bytes"`
 }
 
-// writeFrame appends nothing to w but one whole frame, in one Write.
-func writeFrame(w io.Writer, f *Frame) error {
-	var b bytes.Buffer
-	b.Write([]byte{0, 0, 0, 0})
-	if err := json.NewEncoder(&b).Encode(f); err != nil {
-		return fmt.Errorf("wire: encode %s: %w", f.Type, err)
+// The fields that a frame has, as bits.
+const (
+	hasID = 1 << iota
+	hasData
+	hasMIME
+	hasMore
+	hasCredit
+	hasHello
+	hasRun
+	hasExit
+)
+
+func (f *Frame) fields() int {
+	set := 0
+	add := func(has bool, bit int) {
+		if has {
+			set |= bit
+		}
 	}
-	buf := b.Bytes()
-	binary.BigEndian.PutUint32(buf, uint32(len(buf)-4))
-	_, err := w.Write(buf)
-	return err
+	add(f.ID != 0, hasID)
+	add(len(f.Data) > 0, hasData)
+	add(f.MIME != "", hasMIME)
+	add(f.More, hasMore)
+	add(f.Credit != 0, hasCredit)
+	add(f.Hello != nil, hasHello)
+	add(f.Run != nil, hasRun)
+	add(f.Exit != nil, hasExit)
+	return set
 }
 
-// readFrame reads one frame of at most limit bytes and no byte more.
-func readFrame(r io.Reader, limit int) (*Frame, error) {
-	var head [4]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, err
+// check says whether f is well-formed by itself: a known type with the fields it must have and no others,
+// each in its range. Fields that do not belong to the type would be memory that no window accounts for.
+func (f *Frame) check() error {
+	var must, may int
+	switch f.Type {
+	case TypeHello:
+		must = hasHello
+	case TypePing, TypePong:
+	case TypeRun:
+		must = hasID | hasRun
+	case TypeDial, TypeInterrupt, TypeKill, TypeEOF, TypeClose:
+		must = hasID
+	case TypeStdout, TypeStderr, TypeData:
+		must = hasID | hasData
+	case TypeDisplay:
+		must, may = hasID|hasData, hasMIME|hasMore
+	case TypeExit:
+		must = hasID | hasExit
+	case TypeWindow:
+		must = hasID | hasCredit
+	default:
+		return fmt.Errorf("unknown frame type %.32q", f.Type)
 	}
-	n := binary.BigEndian.Uint32(head[:])
-	if n == 0 || uint64(n) > uint64(limit) {
-		return nil, fmt.Errorf("%w: frame of %d bytes (limit %d)", ErrProtocol, n, limit)
+	if set := f.fields(); set&must != must || set&^(must|may) != 0 {
+		return fmt.Errorf("a %q frame with the wrong fields", f.Type)
 	}
-	buf := make([]byte, n)
-	if _, err := io.ReadFull(r, buf); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
+	if len(f.Data) > MaxData {
+		return fmt.Errorf("%d bytes of payload in one frame (limit %d)", len(f.Data), MaxData)
+	}
+	if len(f.MIME) > maxMIME || !utf8.ValidString(f.MIME) {
+		return fmt.Errorf("a MIME type that is not UTF-8 or has more than %d bytes", maxMIME)
+	}
+	if f.Exit != nil {
+		return f.Exit.check()
+	}
+	return nil
+}
+
+// check keeps values out that would overflow when they become durations, or make a counter run backwards.
+func (e *Exit) check() error {
+	if e.Code < 0 || e.Code > 255 || e.Signal < 0 || e.Signal > 64 {
+		return fmt.Errorf("exit code %d, signal %d", e.Code, e.Signal)
+	}
+	for _, us := range []int64{e.UserUS, e.SysUS} {
+		if us < 0 || us > math.MaxInt64/1000 {
+			return fmt.Errorf("exit after %d µs", us)
 		}
-		return nil, err
 	}
-	dec := json.NewDecoder(bytes.NewReader(buf))
-	dec.DisallowUnknownFields()
-	var f Frame
-	if err := dec.Decode(&f); err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrProtocol, err)
+	if e.MaxRSSB < 0 || len(e.Error) > maxExitError {
+		return errors.New("exit out of range")
 	}
-	if _, err := dec.Token(); err != io.EOF {
-		return nil, fmt.Errorf("%w: data after the frame's JSON", ErrProtocol)
-	}
-	return &f, nil
+	return nil
 }
 
 // WriteHello sends the agent's first frame.
 func WriteHello(w io.Writer, agent string) error {
-	return writeFrame(w, &Frame{Type: TypeHello, Hello: &Hello{Version: Version, Agent: agent}})
+	var enc encoder
+	b, err := enc.encode(&Frame{Type: TypeHello, Hello: &Hello{Version: Version, Agent: agent}}, maxHello)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(b)
+	return err
 }
 
-// ReadHello reads the agent's first frame and no byte more. Backends call it before they return a sandbox.
+// ReadHello reads the agent's first frame and no byte more. Backends call it before they return a sandbox;
+// it waits for as long as r does, so they close r, or set its deadline, when they have waited enough.
 func ReadHello(r io.Reader) (Hello, error) {
-	f, err := readFrame(r, maxFromAgent)
+	dec := decoder{r: r, limit: maxHello}
+	f, err := dec.decode()
 	if err != nil {
 		return Hello{}, err
 	}
-	if f.Type != TypeHello || f.Hello == nil {
+	if f.Type != TypeHello {
 		return Hello{}, fmt.Errorf("%w: %q before hello", ErrProtocol, f.Type)
 	}
 	if f.Hello.Version != Version {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 )
 
@@ -13,21 +14,25 @@ type Stream struct {
 	id   uint64
 	kind Type // TypeRun or TypeDial
 
-	mu       sync.Mutex
-	queue    []Frame
-	arrived  chan struct{} // capacity 1: the queue or err changed
-	credit   int           // what this side may still send
-	credited chan struct{} // capacity 1: credit or err changed
-	room     int           // what the peer may still send
-	consumed int           // taken from the queue, not yet returned to the peer
+	mu        sync.Mutex
+	queue     []Frame
+	arrived   chan struct{} // capacity 1: the queue or the state changed
+	credit    int           // what this side may still send
+	credited  chan struct{} // capacity 1: credit or the state changed
+	room      int           // what the peer may still send
+	consumed  int           // taken from the queue, not yet returned to the peer
+	returning bool          // a goroutine is about to return what was consumed
 
 	abandoned  bool // this side no longer receives
-	closedHere bool // this side sent its last frame
-	closedPeer bool // the peer sent its last frame
+	eofHere    bool // this side sent eof; changes with Conn.wmu held
+	closedHere bool // this side sent its last frame; changes with Conn.wmu held
 	eofPeer    bool
-	err        error // io.EOF after the peer's last frame
+	closedPeer bool  // the peer sent its last frame
+	err        error // why the connection ended, if it did before the stream
 
-	rest []byte // of the data frame that Read took last
+	// Of Read, which one goroutine calls.
+	rest []byte // of the data frame that came last
+	eof  bool
 }
 
 func newStream(c *Conn, id uint64, kind Type) *Stream {
@@ -36,24 +41,12 @@ func newStream(c *Conn, id uint64, kind Type) *Stream {
 }
 
 // Recv returns the next frame. After the stream's last frame (exit, close) it returns io.EOF; when the
-// connection ends before that, the connection's error.
+// connection ends before that, the connection's error; once this side has closed the stream, ErrClosed.
 func (s *Stream) Recv(ctx context.Context) (Frame, error) {
 	for {
-		s.mu.Lock()
-		if len(s.queue) > 0 {
-			f := s.queue[0]
-			s.queue = s.queue[1:]
-			back := s.consumeLocked(len(f.Data))
-			s.mu.Unlock()
-			if back > 0 {
-				_ = s.conn.write(&Frame{Type: TypeWindow, ID: s.id, Credit: back})
-			}
-			return f, nil
-		}
-		err := s.err
-		s.mu.Unlock()
-		if err != nil {
-			return Frame{}, err
+		f, ok, err := s.next()
+		if ok || err != nil {
+			return f, err
 		}
 		select {
 		case <-s.arrived:
@@ -63,85 +56,183 @@ func (s *Stream) Recv(ctx context.Context) (Frame, error) {
 	}
 }
 
-// consumeLocked accounts for n payload bytes and returns the credit to send back, if it is worth a frame.
-func (s *Stream) consumeLocked(n int) int {
-	s.consumed += n
-	if s.consumed < Window/2 || s.closedPeer {
-		return 0
+// next takes a frame from the queue, if there is one.
+func (s *Stream) next() (Frame, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case len(s.queue) > 0:
+		f := s.queue[0]
+		s.queue[0] = Frame{}
+		s.queue = s.queue[1:]
+		if f.Type.payload() {
+			s.consumeLocked(cost(len(f.Data)))
+		}
+		return f, true, nil
+	case s.abandoned:
+		return Frame{}, false, ErrClosed
+	case s.closedPeer:
+		return Frame{}, false, io.EOF
 	}
+	return Frame{}, false, s.err
+}
+
+// cost is what n bytes of payload take from the window.
+func cost(n int) int { return n + frameCost }
+
+// consumeLocked accounts for consumed payload and has it returned to the peer when it is worth a frame.
+func (s *Stream) consumeLocked(n int) {
+	s.consumed += n
+	if s.consumed >= Window/2 && !s.returning && s.wantsMoreLocked() {
+		s.returning = true
+		go s.returnCredit() // at most one waits for its turn: neither Recv nor the read loop may block on a write
+	}
+}
+
+// wantsMoreLocked says whether payload can still come that this side has to make room for.
+func (s *Stream) wantsMoreLocked() bool {
+	return !s.closedPeer && !s.eofPeer && !s.closedHere && s.err == nil
+}
+
+// returnCredit gives the peer its credit back. The peer has the room no sooner than the frame is under way,
+// so one that sends without reading runs out of it.
+func (s *Stream) returnCredit() {
+	c := s.conn
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	s.mu.Lock()
+	s.returning = false
 	back := s.consumed
+	if !s.wantsMoreLocked() {
+		s.mu.Unlock()
+		return
+	}
 	s.consumed = 0
 	s.room += back
-	return back
+	s.mu.Unlock()
+	if b, err := c.encodeLocked(&Frame{Type: TypeWindow, ID: s.id, Credit: back}); err == nil {
+		_ = c.writeLocked(b)
+	}
 }
 
 // Send sends f on the stream. Payload waits for the peer's credit; f.Data may be of any length and is
-// split as needed.
+// split as needed, so the payload of concurrent Sends interleaves. ctx bounds the wait for credit; a write
+// in progress ends with the connection.
+//
+// Once this side has closed the stream, or has sent eof, Send returns ErrClosed. Payload for a peer that has
+// closed it gives io.ErrClosedPipe; an interrupt or kill for a run that has ended does nothing.
 func (s *Stream) Send(ctx context.Context, f Frame) error {
 	f.ID = s.id
-	if !f.Type.payload() {
-		return s.sendControl(f)
+	if f.Type == TypeWindow || !s.carries(f.Type, s.conn.side) {
+		return fmt.Errorf("wire: cannot send %q on a %s stream", f.Type, s.kind)
 	}
-	data, more := f.Data, f.More
-	for len(data) > 0 {
-		n, err := s.takeCredit(ctx, min(len(data), MaxData))
-		if err != nil {
-			return err
-		}
-		f.Data, data = data[:n], data[n:]
-		f.More = more || (f.Type == TypeDisplay && len(data) > 0)
-		if err := s.conn.write(&f); err != nil {
-			return err
-		}
+	if f.Type.payload() {
+		_, err := s.sendPayload(ctx, f)
+		return err
 	}
-	return nil
+	if f.Exit != nil {
+		exit := *f.Exit
+		exit.Error = strings.ToValidUTF8(exit.Error[:min(len(exit.Error), maxExitError)], "?") // JSON would lengthen it
+		f.Exit = &exit
+	}
+	return s.write(&f)
 }
 
-// sendControl sends a frame without payload, and keeps the books if it is this side's last one.
-func (s *Stream) sendControl(f Frame) error {
+// sendPayload returns how much of f.Data went out.
+func (s *Stream) sendPayload(ctx context.Context, f Frame) (int, error) {
+	data, more := f.Data, f.More
+	sent := 0
+	for sent < len(data) {
+		n, err := s.takeCredit(ctx, min(len(data)-sent, MaxData))
+		if err != nil {
+			return sent, err
+		}
+		f.Data = data[sent : sent+n]
+		f.More = more || f.Type == TypeDisplay && sent+n < len(data)
+		if err := s.write(&f); err != nil {
+			return sent, err
+		}
+		sent += n
+	}
+	return sent, nil
+}
+
+// write sends one frame and keeps the books. Whether the frame may go is decided with wmu held: nothing
+// follows the last frame, whoever wins.
+func (s *Stream) write(f *Frame) error {
+	if err := f.check(); err != nil {
+		return fmt.Errorf("wire: cannot send: %w", err)
+	}
+	c := s.conn
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	b, err := c.encodeLocked(f)
+	if err != nil {
+		return err
+	}
 	last := f.Type == TypeExit || f.Type == TypeClose
 	s.mu.Lock()
-	if s.closedHere || s.err != nil && s.err != io.EOF {
+	switch {
+	case s.closedPeer && s.kind == TypeRun: // an interrupt or kill that crossed with the exit
+		s.mu.Unlock()
+		return nil
+	case s.eofHere && f.Type == TypeEOF:
+		s.mu.Unlock()
+		return nil
+	case s.sendErrLocked(f.Type) != nil:
 		defer s.mu.Unlock()
-		if s.err != nil && s.err != io.EOF {
-			return s.err
-		}
-		return ErrClosed
+		return s.sendErrLocked(f.Type)
 	}
-	if last {
-		s.closedHere = true
-	}
+	s.eofHere = s.eofHere || f.Type == TypeEOF
+	s.closedHere = s.closedHere || last
+	s.abandoned = s.abandoned || last
 	gone := last && (s.kind == TypeRun || s.closedPeer)
 	s.mu.Unlock()
-	err := s.conn.write(&f)
+	err = c.writeLocked(b)
 	if gone {
-		s.conn.forget(s.id)
-		s.end(ErrClosed)
+		c.forget(s.id)
+	}
+	if last || f.Type == TypeEOF {
+		s.changed()
 	}
 	return err
 }
 
+// sendErrLocked says why a frame of type t can no longer be sent.
+func (s *Stream) sendErrLocked(t Type) error {
+	switch {
+	case s.closedHere:
+		return ErrClosed
+	case s.err != nil:
+		return s.err
+	case !t.payload():
+		return nil
+	case s.abandoned || s.eofHere:
+		return ErrClosed
+	case s.closedPeer:
+		return io.ErrClosedPipe
+	}
+	return nil
+}
+
+// takeCredit waits until a frame may be sent, and returns how much of want it may carry.
 func (s *Stream) takeCredit(ctx context.Context, want int) (int, error) {
 	for {
 		s.mu.Lock()
-		switch {
-		case s.closedHere:
-			s.mu.Unlock()
-			return 0, ErrClosed
-		case s.err != nil:
-			defer s.mu.Unlock()
-			return 0, s.err
-		case s.credit > 0:
-			n := min(want, s.credit)
-			s.credit -= n
-			left := s.credit
-			s.mu.Unlock()
-			if left > 0 {
-				wake(s.credited) // another sender may be waiting
-			}
-			return n, nil
+		err := s.sendErrLocked(TypeData)
+		n := 0
+		if err == nil && s.credit > frameCost {
+			n = min(want, s.credit-frameCost)
+			s.credit -= cost(n)
 		}
+		pass := err != nil || n > 0 && s.credit > frameCost
 		s.mu.Unlock()
+		if pass {
+			wake(s.credited) // there may be other senders waiting
+		}
+		if err != nil || n > 0 {
+			return n, err
+		}
 		select {
 		case <-s.credited:
 		case <-ctx.Done():
@@ -150,63 +241,80 @@ func (s *Stream) takeCredit(ctx context.Context, want int) (int, error) {
 	}
 }
 
-// Close says that this side is done with the stream: what still arrives is dropped. On a run it does not
-// end the program (send TypeKill for that); on a dial it sends the last frame. It is idempotent.
+// Close says that this side is done with the stream: what still arrives is dropped, and Recv and Send
+// return. On a run the server's Close does not end the program (send TypeKill for that), and the agent's
+// sends an exit if there was none; on a dial it sends the last frame. It is idempotent.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	dropped := 0
 	for _, f := range s.queue {
-		dropped += len(f.Data)
+		if f.Type.payload() {
+			dropped += cost(len(f.Data))
+		}
 	}
 	s.queue = nil
 	s.abandoned = true
-	back := s.consumeLocked(dropped)
-	done := s.closedHere || s.conn.side == ServerSide && s.kind == TypeRun
-	s.mu.Unlock()
-	if back > 0 {
-		_ = s.conn.write(&Frame{Type: TypeWindow, ID: s.id, Credit: back})
+	silent := s.closedHere || s.conn.side == ServerSide && s.kind == TypeRun
+	if s.kind == TypeRun {
+		s.consumeLocked(dropped)
 	}
-	if done {
+	s.mu.Unlock()
+	s.changed()
+	if silent {
 		return nil
 	}
-	return s.Send(context.Background(), Frame{Type: TypeClose})
+	f := Frame{Type: TypeClose, ID: s.id}
+	if s.kind == TypeRun {
+		f = Frame{Type: TypeExit, ID: s.id, Exit: &Exit{Code: 126, Error: "the agent gave up the run"}}
+	}
+	err := s.write(&f)
+	if err == ErrClosed { // by another Close
+		return nil
+	}
+	return err
 }
 
 // deliver takes a frame from the peer. It does not block.
 func (s *Stream) deliver(f *Frame) error {
-	if err := s.allowed(f); err != nil {
+	if !s.carries(f.Type, 1-s.conn.side) {
+		return fmt.Errorf("%w: %q on a %s stream", ErrProtocol, f.Type, s.kind)
+	}
+	gone, err := s.take(f)
+	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	if s.closedPeer {
-		s.mu.Unlock()
-		return fmt.Errorf("%w: %q after the stream's end", ErrProtocol, f.Type)
+	if gone {
+		s.conn.forget(s.id)
 	}
-	var back int
+	s.changed()
+	return nil
+}
+
+// take changes the stream's state by a frame from the peer, and says whether it was the last of all.
+func (s *Stream) take(f *Frame) (gone bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	switch {
+	case s.closedPeer:
+		return false, fmt.Errorf("%w: %q after the stream's end", ErrProtocol, f.Type)
 	case f.Type == TypeWindow:
-		if f.Credit <= 0 || f.Credit > Window || s.credit+f.Credit > Window {
-			s.mu.Unlock()
-			return fmt.Errorf("%w: credit of %d", ErrProtocol, f.Credit)
+		if f.Credit < 0 || f.Credit > Window-s.credit {
+			return false, fmt.Errorf("%w: credit of %d with %d outstanding", ErrProtocol, f.Credit, Window-s.credit)
 		}
 		s.credit += f.Credit
-		s.mu.Unlock()
-		wake(s.credited)
-		return nil
+		return false, nil
+	case s.eofPeer && (f.Type.payload() || f.Type == TypeEOF):
+		return false, fmt.Errorf("%w: %q after eof", ErrProtocol, f.Type)
 	case f.Type.payload():
-		if n := len(f.Data); n == 0 || n > MaxData || n > s.room || s.eofPeer {
-			s.mu.Unlock()
-			return fmt.Errorf("%w: %d bytes of %q with %d allowed", ErrProtocol, n, f.Type, s.room)
+		n := cost(len(f.Data))
+		if n > s.room {
+			return false, fmt.Errorf("%w: %d bytes of %q overrun the window", ErrProtocol, len(f.Data), f.Type)
 		}
-		s.room -= len(f.Data)
+		s.room -= n
 		if s.abandoned {
-			back = s.consumeLocked(len(f.Data))
+			s.consumeLocked(n)
 		}
 	case f.Type == TypeEOF:
-		if s.eofPeer {
-			s.mu.Unlock()
-			return fmt.Errorf("%w: eof twice", ErrProtocol)
-		}
 		s.eofPeer = true
 	case f.Type == TypeExit || f.Type == TypeClose:
 		s.closedPeer = true
@@ -214,50 +322,34 @@ func (s *Stream) deliver(f *Frame) error {
 	if !s.abandoned {
 		s.queue = append(s.queue, *f)
 	}
-	if s.closedPeer && s.err == nil {
-		s.err = io.EOF
-	}
-	gone := s.closedPeer && (s.kind == TypeRun || s.closedHere)
-	s.mu.Unlock()
-	wake(s.arrived)
-	wake(s.credited)
-	if back > 0 {
-		go func() { _ = s.conn.write(&Frame{Type: TypeWindow, ID: s.id, Credit: back}) }()
-	}
-	if gone {
-		s.conn.forget(s.id)
-	}
-	return nil
+	return s.closedPeer && (s.kind == TypeRun || s.closedHere), nil
 }
 
-// allowed checks that the peer may send such a frame on such a stream.
-func (s *Stream) allowed(f *Frame) error {
-	ok := false
-	switch f.Type {
+// carries says whether a frame of type t may go over the stream from the side that is given.
+func (s *Stream) carries(t Type, from Side) bool {
+	switch t {
 	case TypeWindow:
-		ok = true
+		return true
 	case TypeData, TypeEOF, TypeClose:
-		ok = s.kind == TypeDial
-	case TypeStdout, TypeStderr, TypeDisplay:
-		ok = s.kind == TypeRun && s.conn.side == ServerSide
-	case TypeExit:
-		ok = s.kind == TypeRun && s.conn.side == ServerSide && f.Exit != nil
+		return s.kind == TypeDial
+	case TypeStdout, TypeStderr, TypeDisplay, TypeExit:
+		return s.kind == TypeRun && from == AgentSide
 	case TypeInterrupt, TypeKill:
-		ok = s.kind == TypeRun && s.conn.side == AgentSide
+		return s.kind == TypeRun && from == ServerSide
 	}
-	if !ok {
-		return fmt.Errorf("%w: %q on a %s stream", ErrProtocol, f.Type, s.kind)
-	}
-	return nil
+	return false
 }
 
-// end is called when the connection has failed, or the stream is over on this side.
+// end is called when the connection has failed.
 func (s *Stream) end(err error) {
 	s.mu.Lock()
-	if s.err == nil {
-		s.err = err
-	}
+	s.err = err
 	s.mu.Unlock()
+	s.changed()
+}
+
+// changed has those who wait look at the state again.
+func (s *Stream) changed() {
 	wake(s.arrived)
 	wake(s.credited)
 }
@@ -265,7 +357,13 @@ func (s *Stream) end(err error) {
 // Read makes a dial stream an io.Reader: it returns the peer's data, io.EOF after its eof or close.
 // One goroutine may read, and it must not mix Read and Recv.
 func (s *Stream) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
 	for len(s.rest) == 0 {
+		if s.eof {
+			return 0, io.EOF
+		}
 		f, err := s.Recv(context.Background())
 		if err != nil {
 			return 0, err
@@ -274,7 +372,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 		case TypeData:
 			s.rest = f.Data
 		case TypeEOF, TypeClose:
-			return 0, io.EOF
+			s.eof = true
 		}
 	}
 	n := copy(p, s.rest)
@@ -284,13 +382,13 @@ func (s *Stream) Read(p []byte) (int, error) {
 
 // Write makes a dial stream an io.Writer.
 func (s *Stream) Write(p []byte) (int, error) {
-	if err := s.Send(context.Background(), Frame{Type: TypeData, Data: p}); err != nil {
-		return 0, err
+	if !s.carries(TypeData, s.conn.side) {
+		return 0, fmt.Errorf("wire: cannot send %q on a %s stream", TypeData, s.kind)
 	}
-	return len(p), nil
+	return s.sendPayload(context.Background(), Frame{Type: TypeData, ID: s.id, Data: p})
 }
 
-// CloseWrite says that no more data comes from this side of a dial.
+// CloseWrite says that no more data comes from this side of a dial. It is idempotent.
 func (s *Stream) CloseWrite() error {
 	return s.Send(context.Background(), Frame{Type: TypeEOF})
 }
