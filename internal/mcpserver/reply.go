@@ -1,0 +1,263 @@
+package mcpserver
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+)
+
+// writeTimeout bounds one write to a client that does not read. It takes the place of a limit on the whole
+// response, which a stream cannot have.
+const writeTimeout = 30 * time.Second
+
+// reply stands between the SDK and the client. To a client that asked for it, an event stream goes straight through, with
+// heartbeats. Everything else is kept until [reply.finish]: of an event stream, just the responses, which become the JSON
+// body; of a text, the reason, which becomes a JSON-RPC error.
+type reply struct {
+	w         http.ResponseWriter
+	rc        *http.ResponseController
+	streaming bool        // the client asked for an event stream
+	header    http.Header // what the SDK sets; copied when the headers go out
+
+	// batch makes finish write an array. messages may hold answers already. Both are set before use.
+	batch    bool
+	messages []json.RawMessage
+
+	mu     sync.Mutex
+	status int
+	live   bool // the headers of an event stream are out
+	late   bool // the SDK wanted another status afterwards; what it writes must still become an event
+	buf    bytes.Buffer
+}
+
+var (
+	_ http.ResponseWriter = (*reply)(nil)
+	_ http.Flusher        = (*reply)(nil)
+)
+
+func newReply(w http.ResponseWriter, streaming bool) *reply {
+	return &reply{w: w, rc: http.NewResponseController(w), streaming: streaming, header: make(http.Header)}
+}
+
+func (r *reply) Header() http.Header { return r.header }
+
+func (r *reply) WriteHeader(status int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.writeHeaderLocked(status)
+}
+
+func (r *reply) writeHeaderLocked(status int) {
+	if r.live {
+		r.late = r.late || status != http.StatusOK && r.status == 0
+		r.status = status
+		return
+	}
+	if r.status != 0 {
+		return
+	}
+	r.status = status
+	if r.streaming && status == http.StatusOK && r.isEventStream() {
+		maps.Copy(r.w.Header(), r.header)
+		r.goLiveLocked()
+	}
+}
+
+func (r *reply) isEventStream() bool {
+	return strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream")
+}
+
+func (r *reply) goLiveLocked() {
+	h := r.w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-cache, no-transform")
+	h.Set("X-Accel-Buffering", "no")
+	r.live = true
+	r.w.WriteHeader(http.StatusOK)
+}
+
+func (r *reply) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.status == 0 {
+		r.writeHeaderLocked(http.StatusOK)
+	}
+	switch {
+	case r.live && r.late:
+		if err := r.sendLocked([]byte("event: message\ndata: " + string(p) + "\n\n")); err != nil {
+			return 0, err
+		}
+		return len(p), r.rc.Flush()
+	case r.live:
+		if err := r.sendLocked(p); err != nil {
+			return 0, err
+		}
+	case r.isEventStream():
+		r.buf.Write(p)
+		r.collectLocked()
+	default:
+		r.buf.Write(p)
+	}
+	return len(p), nil
+}
+
+func (r *reply) sendLocked(p []byte) error {
+	r.rc.SetWriteDeadline(time.Now().Add(writeTimeout)) // not every ResponseWriter has one
+	_, err := r.w.Write(p)
+	return err
+}
+
+// Flush sends what has been written, where it is not kept.
+func (r *reply) Flush() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.live {
+		r.rc.Flush() // best effort; a client that is gone is noticed elsewhere
+	}
+}
+
+// heartbeats sends a comment at every interval, so that no proxy takes a silent stream for dead; the first one starts the
+// stream if need be. stop returns when the last one is through.
+func (r *reply) heartbeats(interval time.Duration) (stop func()) {
+	if !r.streaming {
+		return func() {}
+	}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(interval)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-ticker.C:
+				r.beat()
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-done
+	}
+}
+
+func (r *reply) beat() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.live {
+		if r.status != 0 {
+			return // it will not be a stream
+		}
+		// The SDK may be setting r.header right now, so it is not looked at.
+		r.goLiveLocked()
+	}
+	if r.sendLocked([]byte(": heartbeat\n\n")) == nil {
+		r.rc.Flush()
+	}
+}
+
+// collectLocked takes the whole events out of buf and keeps the responses among them. Progress that a client
+// cannot receive is dropped here.
+func (r *reply) collectLocked() {
+	for {
+		event, rest, ok := bytes.Cut(r.buf.Bytes(), []byte("\n\n"))
+		if !ok {
+			return
+		}
+		for line := range bytes.Lines(event) {
+			data, ok := bytes.CutPrefix(bytes.TrimRight(line, "\n"), []byte("data: "))
+			if ok && isResponse(data) {
+				r.messages = append(r.messages, bytes.Clone(data))
+			}
+		}
+		r.buf.Next(r.buf.Len() - len(rest))
+	}
+}
+
+// isResponse tells the SDK's responses from its notifications without parsing all of a large result.
+func isResponse(data []byte) bool {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
+		return false
+	}
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return false
+		}
+		switch key {
+		case "result", "error":
+			return true
+		case "method":
+			return false
+		}
+		var skip json.RawMessage
+		if dec.Decode(&skip) != nil {
+			return false
+		}
+	}
+	return false
+}
+
+// finish writes what has been kept, as the answer to m. The SDK has returned.
+func (r *reply) finish(m message) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.live {
+		r.rc.SetWriteDeadline(time.Time{}) // the connection may serve another request
+		return
+	}
+	contentType := r.header.Get("Content-Type")
+	for _, name := range []string{sessionHeader, "Allow"} {
+		if v := r.header.Get(name); v != "" {
+			r.w.Header().Set(name, v)
+		}
+	}
+	switch {
+	case r.status >= 400 && !strings.HasPrefix(contentType, "application/json"):
+		writeError(r.w, r.status, m.id, textError(r.status, r.buf.String()))
+	case r.batch && len(r.messages) > 0:
+		data, err := json.Marshal(r.messages)
+		if err != nil {
+			data = encodeError(nil, rpcErrorf(jsonrpc.CodeInternalError, "internal error"))
+		}
+		writeJSON(r.w, http.StatusOK, data)
+	case len(r.messages) > 0:
+		writeJSON(r.w, http.StatusOK, r.messages[0])
+	case strings.HasPrefix(contentType, "application/json"):
+		writeJSON(r.w, r.status, r.buf.Bytes())
+	case m.isCall():
+		// The session ended before the answer came. If it was the client who left, nobody reads this.
+		writeError(r.w, http.StatusServiceUnavailable, m.id, rpcErrorf(codeUnavailable, "the session ended before the request was answered"))
+	case r.status != 0:
+		r.w.WriteHeader(r.status)
+	default:
+		r.w.WriteHeader(http.StatusAccepted)
+	}
+}
+
+// textError is the JSON-RPC error for what the SDK says as text with an HTTP status.
+func textError(status int, text string) *rpcError {
+	text = strings.TrimSpace(text)
+	const limit = 300
+	if len(text) > limit {
+		text = strings.ToValidUTF8(text[:limit], "") + "…"
+	}
+	if text == "" {
+		text = http.StatusText(status)
+	}
+	switch {
+	case status == http.StatusNotFound:
+		return rpcErrorf(codeSessionNotFound, "%s", text)
+	case status >= 500:
+		return rpcErrorf(jsonrpc.CodeInternalError, "%s", text)
+	}
+	return rpcErrorf(jsonrpc.CodeInvalidRequest, "%s", text)
+}

@@ -1,0 +1,197 @@
+package mcpserver
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// ServeStdio serves one client, whose messages come line by line from in and are answered on out, until in ends, ctx ends
+// or the server is closed. It closes both. An in that does not unblock on Close, such as a terminal, may keep one
+// goroutine until it ends.
+func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.ctx, func() { cancel(errShutdown) })()
+
+	session, err := s.mcp.Connect(ctx, &stdioTransport{server: s, in: in, out: out}, nil)
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- session.Wait() }()
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		in.Close() // ends the calls, too
+		session.Close()
+		<-ended
+		if !errors.Is(context.Cause(ctx), errShutdown) {
+			err = ctx.Err()
+		}
+	}
+	return err
+}
+
+// stdioTransport is the SDK's line transport but for three things: a message that is not JSON-RPC is answered instead of
+// ending the session, as is one that is too long, and every error has a code.
+type stdioTransport struct {
+	server *Server
+	in     io.ReadCloser
+	out    io.WriteCloser
+}
+
+func (t *stdioTransport) Connect(context.Context) (mcp.Connection, error) {
+	c := &stdioConn{stdioTransport: t, lines: make(chan []byte), closed: make(chan struct{})}
+	go c.readLines()
+	return c, nil
+}
+
+type stdioConn struct {
+	*stdioTransport
+	lines   chan []byte // closed at the end of input
+	readErr error       // set before lines is closed
+
+	writeMu sync.Mutex
+
+	closeOnce sync.Once
+	closed    chan struct{}
+	closeErr  error
+}
+
+var _ mcp.Connection = (*stdioConn)(nil)
+
+func (c *stdioConn) SessionID() string { return "" }
+
+func (c *stdioConn) readLines() {
+	defer close(c.lines)
+	r := bufio.NewReaderSize(c.in, 64<<10)
+	for {
+		line, err := c.readLine(r)
+		if len(bytes.TrimSpace(line)) > 0 {
+			select {
+			case c.lines <- line:
+			case <-c.closed:
+				return
+			}
+		}
+		if err != nil {
+			c.readErr = err
+			return
+		}
+	}
+}
+
+// readLine returns the next line. One over the limit is skipped and answered.
+func (c *stdioConn) readLine(r *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for tooLong := false; ; {
+		part, err := r.ReadSlice('\n')
+		if !tooLong && int64(len(line)+len(part)) > c.server.cfg.MaxBodyBytes {
+			tooLong, line = true, nil
+			c.reply(nil, rpcErrorf(jsonrpc.CodeInvalidRequest, "the message is larger than %d bytes", c.server.cfg.MaxBodyBytes))
+		}
+		if !tooLong {
+			line = append(line, part...)
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, err
+		}
+	}
+}
+
+// Read returns the next message that the SDK can deal with, and answers the others.
+func (c *stdioConn) Read(ctx context.Context) (jsonrpc.Message, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-c.closed:
+			return nil, io.EOF
+		case line, ok := <-c.lines:
+			if !ok {
+				return nil, c.readErr
+			}
+			if msg := c.decode(line); msg != nil {
+				return msg, nil
+			}
+		}
+	}
+}
+
+func (c *stdioConn) decode(line []byte) jsonrpc.Message {
+	msgs, batch, rerr := parse(line)
+	if rerr == nil && batch {
+		rerr = rpcErrorf(jsonrpc.CodeInvalidRequest, "batches are not supported here; send one message per line")
+	}
+	if rerr != nil {
+		c.reply(nil, rerr)
+		return nil
+	}
+	m := msgs[0]
+	c.server.logIncoming(m)
+	if m.err == nil {
+		msg, err := jsonrpc.DecodeMessage(m.raw)
+		if err == nil {
+			return msg
+		}
+		m.err = rpcErrorf(jsonrpc.CodeInvalidRequest, "invalid request")
+	}
+	if !m.isNotification() {
+		c.reply(m.id, m.err)
+	}
+	return nil
+}
+
+// Write sends one message of the SDK's.
+func (c *stdioConn) Write(ctx context.Context, msg jsonrpc.Message) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if resp, ok := msg.(*jsonrpc.Response); ok && resp.Error != nil {
+		var coded *jsonrpc.Error
+		if !errors.As(resp.Error, &coded) || coded.Code == 0 {
+			// Errors of handlers have codes. What is left is the SDK's refusal of a request that came too early.
+			return c.send(encodeError(encodeID(resp.ID), rpcErrorf(jsonrpc.CodeInvalidRequest, "%s", printable(resp.Error.Error()))))
+		}
+	}
+	data, err := jsonrpc.EncodeMessage(msg)
+	if err != nil {
+		return err
+	}
+	return c.send(data)
+}
+
+func encodeID(id jsonrpc.ID) json.RawMessage {
+	data, err := json.Marshal(id.Raw())
+	if err != nil {
+		return nil
+	}
+	return data
+}
+
+// reply answers a message that the SDK does not see. That the client no longer reads is noticed by the next Write.
+func (c *stdioConn) reply(id json.RawMessage, e *rpcError) { _ = c.send(encodeError(id, e)) }
+
+func (c *stdioConn) send(data []byte) error {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	_, err := c.out.Write(append(data, '\n'))
+	return err
+}
+
+// Close ends Read and closes both streams.
+func (c *stdioConn) Close() error {
+	c.closeOnce.Do(func() {
+		close(c.closed)
+		c.closeErr = errors.Join(c.in.Close(), c.out.Close())
+	})
+	return c.closeErr
+}
