@@ -1,0 +1,115 @@
+package engine
+
+import (
+	"io"
+	"time"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// Stream names one of a program's two output streams.
+type Stream int
+
+// The streams of a program.
+const (
+	Stdout Stream = iota + 1
+	Stderr
+)
+
+func (s Stream) String() string {
+	if s == Stderr {
+		return "stderr"
+	}
+	return "stdout"
+}
+
+// Request is one execution of one piece of code in a caller's session.
+type Request struct {
+	Session string // the id the caller chose
+	Runner  string // a runner's name or alias
+	Code    string
+	Network bool
+	Env     map[string]string
+	// Output gets the program's output as it comes, in order, in addition to the Result's. It must
+	// not block and must not keep p. It is not called after Run has returned. It may be nil.
+	Output func(stream Stream, p []byte)
+}
+
+// Result is how a run ended. A failing program is a Result, not an error.
+type Result struct {
+	RunID    string
+	Session  string
+	Runner   string // the runner's name, never an alias
+	ExitCode int
+	Signal   int // what ended the program, 0 when it exited by itself
+	Cause    sandbox.Cause
+	// NotStarted is true when it is certain that no line of the code was executed; it is set only with
+	// Cause sandbox_lost or cancelled.
+	NotStarted bool
+	Hint       string // one sentence on what to do about a known failure; may be empty
+
+	// Each stream is whole, or its head and tail with a line between them that says how much is missing.
+	Stdout, Stderr                   []byte
+	StdoutTruncated, StderrTruncated bool
+
+	Started     time.Time
+	Duration    time.Duration
+	MaxRSSBytes int64
+
+	// Files are the workspace's files, newest first, whether the run succeeded or not.
+	Files          []FileLink
+	FilesTruncated bool
+}
+
+// Success reports whether the program ended by itself with exit code 0.
+func (r Result) Success() bool {
+	return r.ExitCode == 0 && r.Signal == 0 && r.Cause == ""
+}
+
+// FileLink is a file of a workspace with the address it can be downloaded from.
+type FileLink struct {
+	workspace.File
+	URL string
+}
+
+// UploadRequest is a file to put into a caller's session.
+type UploadRequest struct {
+	Session   string
+	Name      string // as the client gave it; see workspace.CleanName
+	Content   io.Reader
+	Overwrite bool
+}
+
+// Code is the machine-readable kind of an Error.
+type Code = string
+
+// The codes of an Error. They appear verbatim in tool results.
+const (
+	CodeInvalidID          Code = "invalid_id"
+	CodeInvalidPath        Code = "invalid_path"
+	CodeInvalidEnvironment Code = "invalid_environment"
+	CodeUnknownRunner      Code = "unknown_runner"
+	CodeCodeTooLarge       Code = "code_too_large"
+	CodeFileExists         Code = "file_exists"
+	CodeFileTooLarge       Code = "file_too_large"
+	CodeQuotaExceeded      Code = "quota_exceeded"
+	CodeMaxSessions        Code = "max_sessions"
+	CodeSessionBusy        Code = "session_busy"
+	CodeSessionNotFound    Code = "session_not_found"
+	CodeBackendUnavailable Code = "backend_unavailable"
+	CodeNetworkDenied      Code = "network_denied"
+	CodeLinkExpired        Code = "link_expired" // of an upload
+)
+
+// Error is a refusal that the caller can do something about, or that the operator can.
+// Any other error of this package is the server's own failure.
+type Error struct {
+	Code    Code
+	Message string // for the caller; holds nothing secret
+	Err     error  // the reason, for the log; may be nil
+}
+
+func (e *Error) Error() string { return e.Message }
+
+func (e *Error) Unwrap() error { return e.Err }
