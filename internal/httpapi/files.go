@@ -1,0 +1,207 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/signedurl"
+)
+
+// filePolicy makes a file that a browser opens all the same a document without scripts, origin or network.
+const filePolicy = "sandbox; default-src 'none'; frame-ancestors 'none'"
+
+// uploadTime is how long one PUT may take.
+const uploadTime = 15 * time.Minute
+
+// files serves /files/{id}/{path}: GET and HEAD with a signed link, PUT with a one-time upload link. The
+// signature is the only right that is asked for; it names one file of one session.
+type files struct {
+	files     Files
+	signer    Verifier
+	maxUpload int64
+	log       *slog.Logger
+}
+
+func (f *files) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	id, name, err := signedurl.ParsePath(r.URL.EscapedPath())
+	if err != nil {
+		writeError(w, r, http.StatusBadRequest, "bad file address: "+err.Error())
+		return
+	}
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		writeError(w, r, http.StatusForbidden, "the link's query is damaged; copy the whole link")
+		return
+	}
+	switch r.Method {
+	case http.MethodGet, http.MethodHead:
+		f.download(w, r, id, name, query)
+	case http.MethodPut:
+		f.upload(w, r, id, name, query)
+	default:
+		w.Header().Set("Allow", "GET, HEAD, PUT")
+		writeError(w, r, http.StatusMethodNotAllowed, "use GET or HEAD to download, PUT to upload")
+	}
+}
+
+func (f *files) download(w http.ResponseWriter, r *http.Request, id, name string, query url.Values) {
+	if err := f.signer.Verify(id, name, query); err != nil {
+		f.refuse(w, r, err)
+		return
+	}
+	file, info, err := f.files.OpenFile(r.Context(), session.Local, id, name)
+	if err != nil {
+		f.fail(w, r, err)
+		return
+	}
+	defer file.Close()
+
+	h := w.Header()
+	h.Set("Content-Type", contentType(name))
+	h.Set("Content-Disposition", disposition(path.Base(name)))
+	h.Set("Content-Security-Policy", filePolicy)
+	h.Set("Cache-Control", "private, no-store")
+	http.ServeContent(w, r, "", info.ModTime(), file)
+}
+
+func (f *files) upload(w http.ResponseWriter, r *http.Request, id, name string, query url.Values) {
+	ticket, err := f.signer.VerifyUpload(id, name, query)
+	if err != nil {
+		f.refuse(w, r, err)
+		return
+	}
+	if r.ContentLength > f.maxUpload { // before the ticket is spent
+		f.fail(w, r, &http.MaxBytesError{Limit: f.maxUpload})
+		return
+	}
+	http.NewResponseController(w).SetReadDeadline(time.Now().Add(uploadTime))
+	link, err := f.files.ReceiveUpload(r.Context(), ticket, id, name, http.MaxBytesReader(w, r.Body, f.maxUpload))
+	if err != nil {
+		f.fail(w, r, err)
+		return
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, http.StatusCreated, struct {
+		Success bool   `json:"success"`
+		Name    string `json:"name"`
+		Size    int64  `json:"size_bytes"`
+		URL     string `json:"url"`
+	}{true, link.Name, link.Size, link.URL})
+}
+
+// refuse answers a link that grants nothing.
+func (f *files) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	if errors.Is(err, signedurl.ErrExpired) {
+		writeError(w, r, http.StatusForbidden, "this link has expired; ask for a new one")
+		return
+	}
+	writeError(w, r, http.StatusForbidden, "the link's signature is missing or wrong; copy the whole link, the part after ? included")
+}
+
+// statusOf maps the engine's refusals to HTTP, here and nowhere else.
+var statusOf = map[engine.Code]int{
+	engine.CodeInvalidID:       http.StatusBadRequest,
+	engine.CodeInvalidPath:     http.StatusBadRequest,
+	engine.CodeFileExists:      http.StatusConflict,
+	engine.CodeFileTooLarge:    http.StatusRequestEntityTooLarge,
+	engine.CodeQuotaExceeded:   http.StatusInsufficientStorage,
+	engine.CodeLinkExpired:     http.StatusGone,
+	engine.CodeSessionNotFound: http.StatusNotFound,
+	engine.CodeMaxSessions:     http.StatusServiceUnavailable,
+	engine.CodeSessionBusy:     http.StatusServiceUnavailable,
+}
+
+func (f *files) fail(w http.ResponseWriter, r *http.Request, err error) {
+	var refusal *engine.Error
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		writeError(w, r, http.StatusRequestEntityTooLarge, "the file is larger than the server takes (SANDBOX_MAX_UPLOAD_BYTES)")
+	case errors.As(err, &refusal) && statusOf[refusal.Code] != 0:
+		writeError(w, r, statusOf[refusal.Code], refusal.Message)
+	case errors.Is(err, fs.ErrNotExist):
+		writeError(w, r, http.StatusNotFound, "there is no such file")
+	case errors.Is(err, context.Canceled):
+		// nobody is listening
+	default:
+		f.log.Error("[HTTP] a file could not be served", "method", r.Method, "error", err)
+		writeError(w, r, http.StatusInternalServerError, "internal error; the server's log has the details")
+	}
+}
+
+// disposition is RFC 6266's header: a plain name for old clients, the exact one by RFC 5987.
+func disposition(name string) string {
+	plain := strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '%' {
+			return '_'
+		}
+		return r
+	}, name)
+	return `attachment; filename="` + plain + `"; filename*=UTF-8''` + encodeExtValue(name)
+}
+
+// encodeExtValue escapes all but RFC 5987's attr-char.
+func encodeExtValue(s string) string {
+	const hex = "0123456789ABCDEF"
+	var b strings.Builder
+	for i := range len(s) {
+		c := s[i]
+		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$&+-.^_`|~", c) >= 0 {
+			b.WriteByte(c)
+			continue
+		}
+		b.WriteByte('%')
+		b.WriteByte(hex[c>>4])
+		b.WriteByte(hex[c&15])
+	}
+	return b.String()
+}
+
+// mediaTypes come before the host's own table, which differs from machine to machine.
+var mediaTypes = map[string]string{
+	".bash": "text/plain", ".c": "text/plain", ".cfg": "text/plain", ".css": "text/css", ".csv": "text/csv",
+	".go": "text/plain", ".htm": "text/html", ".html": "text/html", ".ini": "text/plain", ".js": "text/javascript",
+	".jsonl": "application/x-ndjson", ".log": "text/plain", ".md": "text/markdown", ".mjs": "text/javascript",
+	".py": "text/x-python", ".r": "text/plain", ".sh": "text/x-shellscript", ".sql": "application/sql", ".toml": "text/plain",
+	".ts": "text/plain", ".tsv": "text/tab-separated-values", ".tsx": "text/plain", ".txt": "text/plain",
+	".xml": "application/xml", ".yaml": "application/yaml", ".yml": "application/yaml", ".json": "application/json",
+	".ipynb": "application/x-ipynb+json",
+
+	".avif": "image/avif", ".bmp": "image/bmp", ".gif": "image/gif", ".jpeg": "image/jpeg", ".jpg": "image/jpeg",
+	".png": "image/png", ".svg": "image/svg+xml", ".tif": "image/tiff", ".tiff": "image/tiff", ".webp": "image/webp",
+
+	".docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+	".pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+	".xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", ".xls": "application/vnd.ms-excel",
+	".db": "application/vnd.sqlite3", ".gz": "application/gzip", ".npy": "application/octet-stream",
+	".parquet": "application/vnd.apache.parquet", ".pdf": "application/pdf", ".sqlite": "application/vnd.sqlite3",
+	".tar": "application/x-tar", ".wasm": "application/wasm", ".zip": "application/zip",
+
+	".mp3": "audio/mpeg", ".mp4": "video/mp4", ".wav": "audio/wav", ".webm": "video/webm",
+}
+
+// contentType goes by the name alone: what the file says about itself is its author's claim.
+func contentType(name string) string {
+	ext := strings.ToLower(path.Ext(name))
+	t := mediaTypes[ext]
+	if t == "" {
+		t = mime.TypeByExtension(ext)
+	}
+	if t == "" {
+		return "application/octet-stream"
+	}
+	if strings.HasPrefix(t, "text/") && !strings.Contains(t, "charset=") {
+		t += "; charset=utf-8"
+	}
+	return t
+}

@@ -1,0 +1,125 @@
+// Package httpapi is the program's HTTP face: who may come in, and which door leads where.
+//
+// It guards (Host and Origin, bearer token, body sizes, panics), serves signed downloads and uploads, health
+// and the page, and hands /mcp to the MCP server. It knows no MCP messages and no sandboxes.
+package httpapi
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/secret"
+	"mcp-code-sandbox/internal/session"
+)
+
+// ServerName is how /healthz names the program; another instance recognises it by that.
+const ServerName = "mcp-code-sandbox"
+
+// Files is what of the engine the file links need.
+type Files interface {
+	// OpenFile opens a regular file of a session, and never makes the session.
+	OpenFile(ctx context.Context, caller session.Caller, sessionID, name string) (*os.File, fs.FileInfo, error)
+	// ReceiveUpload takes the ticket of an upload link and stores body under its name.
+	ReceiveUpload(ctx context.Context, ticketID, sessionID, name string, body io.Reader) (engine.FileLink, error)
+}
+
+// Verifier checks the signatures of file links.
+type Verifier interface {
+	Verify(id, name string, q url.Values) error
+	VerifyUpload(id, name string, q url.Values) (ticket string, err error)
+}
+
+// Config of the handler.
+type Config struct {
+	// MCP serves /mcp and /mcp/events, behind the token. Nil where MCP speaks elsewhere (stdio).
+	MCP    http.Handler
+	Files  Files
+	Signer Verifier
+	// Token is the API token. Without one, nobody gets in.
+	Token secret.Value
+	// AllowedHosts are names by which the server may be addressed besides loopback: "example.com",
+	// "example.com:8443", "*.example.com" or "*".
+	AllowedHosts []string
+	// AllowedOrigins are web origins that may call besides loopback and the server's own: "https://app.example.com", or "*".
+	AllowedOrigins []string
+	MaxUploadBytes int64
+	// Ready starts a sandbox, or says why it cannot. Its answer is kept for some seconds.
+	Ready func(ctx context.Context) error
+	// Metrics serves /metrics, behind the token; nil: not served.
+	Metrics http.Handler
+	Logger  *slog.Logger
+}
+
+// New returns the handler of the whole server.
+func New(cfg Config) http.Handler {
+	log := cfg.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	auth := newAuthenticator(cfg.Token)
+	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes, log: log}
+
+	mux := http.NewServeMux()
+	mux.Handle("GET /{$}", pageHandler("index.html"))
+	for _, name := range pageAssets {
+		mux.Handle("GET /"+name, pageHandler(name))
+	}
+	if cfg.MCP != nil {
+		mcp := auth.require(limitBody(MCPBodyLimit(cfg.MaxUploadBytes), cfg.MCP))
+		mux.Handle("/mcp", mcp)
+		mux.Handle("/mcp/", mcp)
+	}
+	if cfg.Metrics != nil {
+		mux.Handle("GET /metrics", auth.require(cfg.Metrics))
+	}
+
+	// The mux redirects paths with dot segments before any handler sees them; /files must see them to refuse them.
+	routes := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.EscapedPath(), "/files/") {
+			files.ServeHTTP(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+
+	guarded := newGuard(cfg.AllowedHosts, cfg.AllowedOrigins).wrap(routes)
+
+	// Probes come from orchestrators, by whatever address: exempt from the Host check.
+	ready := &readiness{probe: cfg.Ready, now: time.Now, log: log}
+	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Referrer-Policy", "no-referrer")
+		switch r.URL.Path {
+		case "/healthz":
+			serveHealth(w, r)
+		case "/readyz":
+			ready.ServeHTTP(w, r)
+		default:
+			guarded.ServeHTTP(w, r)
+		}
+	})
+	return observe(log, outer)
+}
+
+// NewServer returns the http.Server for a handler, with every timeout that streams allow. There is no write timeout:
+// event streams and large downloads take as long as they take.
+func NewServer(h http.Handler, log *slog.Logger) *http.Server {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
