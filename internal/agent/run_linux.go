@@ -33,6 +33,7 @@ type initSpec struct {
 // run serves one run stream: it starts run-init in namespaces of its own, carries its output, and sends
 // the exit when nothing of the run is left.
 func (a *agent) run(s *wire.Stream, f wire.Frame) {
+	defer s.Close()
 	exit, err := a.runToEnd(s, f.Run)
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
