@@ -59,16 +59,8 @@ func (h Host) kernel() sandbox.Check {
 
 func (h Host) container(works bool) sandbox.Check {
 	c := sandbox.Check{Name: "container", Detail: "not inside one"}
-	kind := ""
-	cgroup := h.text("/proc/1/cgroup") + h.text("/proc/1/mountinfo")
-	switch {
-	case h.Exists("/.dockerenv"), strings.Contains(cgroup, "/docker/"):
-		kind = "Docker"
-	case h.Exists("/run/.containerenv"), strings.Contains(cgroup, "libpod"):
-		kind = "Podman"
-	case strings.Contains(cgroup, "kubepods"):
-		kind = "Kubernetes"
-	default:
+	kind := h.containerKind()
+	if kind == "" {
 		return c
 	}
 	seccomp := "no seccomp filter"
@@ -88,6 +80,26 @@ func (h Host) container(works bool) sandbox.Check {
 		c.Fix = strings.ToLower(kind) + " run --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined …"
 	}
 	return c
+}
+
+// containerKind goes by the marker files, by the cgroup's name, and by where /etc/hosts comes from: the mounts
+// of a machine that merely runs containers mention them, too.
+func (h Host) containerKind() string {
+	trace := h.text("/proc/1/cgroup")
+	for line := range strings.Lines(h.text("/proc/self/mountinfo")) {
+		if strings.Contains(line, " /etc/hosts ") {
+			trace += line
+		}
+	}
+	switch {
+	case strings.Contains(trace, "kubepods"), strings.Contains(trace, "kubelet"):
+		return "Kubernetes"
+	case h.Exists("/run/.containerenv"), strings.Contains(trace, "libpod"):
+		return "Podman"
+	case h.Exists("/.dockerenv"), strings.Contains(trace, "/docker/"):
+		return "Docker"
+	}
+	return ""
 }
 
 func (h Host) userNamespaces() sandbox.Check {

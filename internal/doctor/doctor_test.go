@@ -99,6 +99,14 @@ func TestCheck(t *testing.T) {
 			m.namespc = denied
 		}, "container", sandbox.Fail, "inside Docker, with a seccomp filter", "--security-opt seccomp=unconfined"},
 		{"in Docker that was told to let it", func(m *machine) { m.files["/.dockerenv"] = "" }, "container", sandbox.OK, "inside Docker", ""},
+		{"a machine that runs containers is not in one", func(m *machine) {
+			m.files["/proc/1/cgroup"] = "0::/init.scope\n"
+			m.files["/proc/self/mountinfo"] = "36 35 0:40 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw\n"
+		}, "container", sandbox.OK, "not inside", ""},
+		{"in Kubernetes", func(m *machine) {
+			m.files["/proc/self/mountinfo"] = "36 35 8:1 /var/lib/kubelet/pods/x/etc-hosts /etc/hosts rw - ext4 /dev/sda rw\n"
+			m.namespc = denied
+		}, "container", sandbox.Fail, "Kubernetes", "seccompProfile"},
 		{"no user namespaces", func(m *machine) { m.files["/proc/sys/user/max_user_namespaces"] = "0\n" }, "user namespaces", sandbox.Fail, "switched off", "sysctl"},
 		{"Debian's old switch", func(m *machine) { m.files["/proc/sys/kernel/unprivileged_userns_clone"] = "0\n" }, "user namespaces", sandbox.Fail, "root only", "unprivileged_userns_clone=1"},
 		{"no bwrap", func(m *machine) { m.programs = nil }, "bubblewrap", sandbox.Fail, "not installed", "apt-get install bubblewrap"},

@@ -36,7 +36,9 @@ func isMCP(r *http.Request) bool {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(v) // an error is the client's going away
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.Encode(v) // an error is the client's going away
 }
 
 // MCPBodyLimit is what the largest upload needs as a base64 argument, line breaks and escapes included.

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/instance"
+	"mcp-code-sandbox/internal/logging"
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/secret"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/signedurl"
+	"mcp-code-sandbox/internal/store"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+const (
+	// closeTimeout is how long ending may take before the rest is left to the kernel and the next start.
+	closeTimeout = 10 * time.Second
+	// recordRetention is how long the record of a run is kept.
+	recordRetention = 30 * 24 * time.Hour
+)
+
+// app is the parts that every command that runs code needs, wired together once.
+type app struct {
+	settings *settings
+	log      *slog.Logger
+	keys     keys
+	backend  sandbox.Backend
+	signer   *signedurl.Signer
+	engine   *engine.Engine
+	sessions *session.Manager
+	runners  runner.Set
+	problems []runner.Problem
+	metrics  http.Handler
+
+	instance *instance.Instance
+	store    *store.Store
+	closers  []func(context.Context) error // last first
+}
+
+// keys are the installation's secrets.
+type keys struct {
+	installation secret.Value // names session directories
+	token        secret.Value
+	tokenIsOurs  bool // not the operator's: it may be shown to them
+	files        secret.Value
+}
+
+// newApp builds the parts, for a server whose links start with baseURL. Whatever it made is gone when it fails.
+func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) (_ *app, err error) {
+	if err := os.MkdirAll(s.Root, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data directory: %w (set SANDBOX_ROOT to a directory you may write to)", err)
+	}
+	a := &app{settings: s}
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	var logFile io.Closer
+	a.log, logFile = logging.New(logging.Config{
+		Level: slog.Level(s.LogLevel), JSON: s.LogFormat == "json", Out: stderr, File: s.LogFile,
+	})
+	a.onClose(func(context.Context) error { return logFile.Close() })
+
+	if a.keys, err = loadKeys(s); err != nil {
+		return nil, err
+	}
+	if a.instance, err = instance.Acquire(s.Root); err != nil {
+		return nil, err
+	}
+	a.onClose(func(context.Context) error { return a.instance.Close() })
+
+	backend, owner, closeBackend := newBackend(s, a.instance, a.log)
+	a.backend = backend
+	a.onClose(func(context.Context) error { closeBackend(); return nil })
+
+	if a.store, err = store.Open(ctx, filepath.Join(s.Root, "state.db")); err != nil {
+		return nil, err
+	}
+	a.onClose(func(context.Context) error { return a.store.Close() })
+
+	a.runners, a.problems = runner.Detect(ctx, runnersDir(s))
+	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, time.Duration(s.URLTTL), time.Now)
+
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	a.metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+
+	quota := workspace.Usage{Bytes: int64(s.WorkspaceBytes), Files: s.WorkspaceFiles}
+	a.sessions = session.New(session.Config{
+		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: backend, Owner: owner,
+		Limits: sandbox.Limits{
+			MemoryBytes: int64(s.MemoryLimit), CPUs: s.CPULimit, PIDs: s.PIDsLimit,
+			TmpBytes: int64(s.TmpBytes), FileBytes: int64(s.WorkspaceBytes),
+		},
+		Quota: quota, MaxSessions: s.MaxSessions, MaxRunsPerSession: s.MaxRunsPerSession,
+		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),
+		OutputLimit: outputStop, Logger: a.log,
+	})
+	a.engine = engine.New(engine.Config{
+		Sessions: a.sessions, Runners: func() runner.Set { return a.runners }, Signer: a.signer, Store: a.store,
+		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout),
+		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), MaxUploadBytes: int(s.MaxUploadBytes),
+		Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
+	})
+	a.onClose(a.engine.Close)
+	a.onClose(a.sessions.Close)
+
+	a.startCleaning()
+	return a, nil
+}
+
+func (a *app) onClose(f func(context.Context) error) { a.closers = append(a.closers, f) }
+
+// Close ends every run and sandbox and leaves nothing behind.
+func (a *app) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	var errs []error
+	for len(a.closers) > 0 {
+		last := len(a.closers) - 1
+		errs = append(errs, a.closers[last](ctx))
+		a.closers = a.closers[:last]
+	}
+	return errors.Join(errs...)
+}
+
+// startCleaning cleans up after dead instances and forgets old records, now and then at every interval.
+func (a *app) startCleaning() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(time.Duration(a.settings.CleanupInterval))
+		defer tick.Stop()
+		for {
+			a.clean(ctx)
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	a.onClose(func(context.Context) error {
+		cancel()
+		wg.Wait()
+		return nil
+	})
+}
+
+func (a *app) clean(ctx context.Context) {
+	dead, err := instance.Dead(a.settings.Root)
+	if err != nil {
+		a.log.Warn("cannot look for dead instances", "error", err)
+	}
+	for _, d := range dead {
+		if reaper, ok := a.backend.(sandbox.Reaper); ok {
+			if err := reaper.Reap(ctx, d.ID()); err != nil {
+				a.log.Warn("cannot clean up after a dead instance; trying again later", "instance", d.ID(), "error", err)
+				d.Abandon()
+				continue
+			}
+		}
+		if err := d.Close(); err != nil {
+			a.log.Warn("cannot remove the directory of a dead instance", "instance", d.ID(), "error", err)
+			continue
+		}
+		a.log.Info("cleaned up after a dead instance", "instance", d.ID())
+	}
+	if err := a.store.Purge(ctx, time.Now().Add(-recordRetention)); err != nil && ctx.Err() == nil {
+		a.log.Warn("cannot forget old records", "error", err)
+	}
+}
+
+// ready starts a sandbox, and says why if that cannot be done.
+func (a *app) ready(ctx context.Context) error {
+	prober, ok := a.backend.(sandbox.Prober)
+	if !ok {
+		return nil
+	}
+	for _, c := range prober.Probe(ctx) {
+		if c.Status == sandbox.Fail {
+			return &sandbox.Error{Op: c.Name, Err: errors.New(c.Detail), Fix: c.Fix}
+		}
+	}
+	if len(a.runners) == 0 {
+		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: "mcp-code-sandbox runners install"}
+	}
+	return nil
+}
+
+func runnersDir(s *settings) string { return filepath.Join(s.Root, "runners") }
+
+// loadKeys takes the operator's secrets, and makes and keeps those that are not given.
+func loadKeys(s *settings) (k keys, err error) {
+	dir := filepath.Join(s.Root, "keys")
+	if k.installation, _, err = secret.Load(dir, "installation"); err != nil {
+		return k, err
+	}
+	if k.token = s.APIToken; k.token.IsZero() {
+		k.tokenIsOurs = true
+		if k.token, _, err = secret.Load(dir, "api-token"); err != nil {
+			return k, err
+		}
+	}
+	if k.files = s.FileSecret; k.files.IsZero() {
+		if k.files, _, err = secret.Load(dir, "file-secret"); err != nil {
+			return k, err
+		}
+	}
+	return k, nil
+}

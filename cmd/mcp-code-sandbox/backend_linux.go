@@ -1,0 +1,32 @@
+package main
+
+import (
+	"log/slog"
+	"runtime"
+
+	"mcp-code-sandbox/internal/agentbin"
+	"mcp-code-sandbox/internal/backend/jail"
+	"mcp-code-sandbox/internal/instance"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// backends is the list of this build, in order of preference.
+func backends() []choice {
+	return []choice{{"jail", newJail}}
+}
+
+func newJail(s *settings, i *instance.Instance, log *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
+	agent, err := agentbin.Binary(runtime.GOARCH)
+	if err != nil {
+		return nil, workspace.Owner{}, nil, &sandbox.Error{Op: "unpack the agent", Err: err, Fix: "make build"}
+	}
+	b, err := jail.New(jail.Config{
+		Dir: i.Dir(), Instance: i.ID(), AgentBinary: agent, AllowNetworks: s.networkAllow(), Logger: log,
+	})
+	if err != nil {
+		return nil, workspace.Owner{}, nil, err
+	}
+	uid, gid := jail.Owner()
+	return b, workspace.Owner{UID: uid, GID: gid}, b.Close, nil
+}

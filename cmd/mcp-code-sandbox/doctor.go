@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+
+	"mcp-code-sandbox/internal/doctor"
+	"mcp-code-sandbox/internal/instance"
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+type doctorCmd struct{}
+
+// Run prints what works, what does not and the fix, and fails when no run is possible.
+func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
+	s := inv.settings
+	checks := doctor.System().Check(ctx, s.Root)
+	checks = append(checks, probeBackend(ctx, s)...)
+	checks = append(checks, checkRunners(ctx, s)...)
+	checks = append(checks, checkPort(ctx, s))
+	printChecks(inv.stdout, checks)
+
+	failed, warned := 0, 0
+	for _, c := range checks {
+		switch c.Status {
+		case sandbox.Fail:
+			failed++
+		case sandbox.Warn:
+			warned++
+		}
+	}
+	switch {
+	case failed > 0:
+		return errors.New("code cannot be run here: mend what is marked FAIL, from the top")
+	case warned > 0:
+		fmt.Fprintln(inv.stdout, "\nCode can be run here, with something missing.")
+	default:
+		fmt.Fprintln(inv.stdout, "\nEverything works.")
+	}
+	return nil
+}
+
+// probeBackend has the backend start a real sandbox.
+func probeBackend(ctx context.Context, s *settings) []sandbox.Check {
+	if len(backends()) == 0 {
+		return nil // the host's check has said so
+	}
+	if err := os.MkdirAll(s.Root, 0o700); err != nil {
+		return []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: "set SANDBOX_ROOT to a directory you may write to"}}
+	}
+	i, err := instance.Acquire(s.Root)
+	if err != nil {
+		return []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: "set SANDBOX_ROOT to a directory you may write to"}}
+	}
+	defer i.Close()
+	backend, _, closeBackend := newBackend(s, i, slog.New(slog.DiscardHandler))
+	defer closeBackend()
+	prober, ok := backend.(sandbox.Prober)
+	if !ok {
+		return nil
+	}
+	checks := prober.Probe(ctx)
+	for j := range checks {
+		checks[j].Name = "jail: " + checks[j].Name
+	}
+	return checks
+}
+
+func checkRunners(ctx context.Context, s *settings) []sandbox.Check {
+	set, problems := runner.Detect(ctx, runnersDir(s))
+	var checks []sandbox.Check
+	for _, r := range set {
+		checks = append(checks, sandbox.Check{Name: r.Name, Detail: r.Version})
+	}
+	for _, p := range problems {
+		checks = append(checks, sandbox.Check{Name: p.Runner, Status: sandbox.Warn, Detail: p.Problem, Fix: p.Fix})
+	}
+	if len(set) == 0 {
+		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: "no language environment can be used", Fix: "mcp-code-sandbox runners install"})
+	}
+	return checks
+}
+
+func checkPort(ctx context.Context, s *settings) sandbox.Check {
+	addr := s.listenAddr()
+	c := sandbox.Check{Name: "port"}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", addr)
+	switch {
+	case err == nil:
+		l.Close()
+		c.Detail = addr + " is free"
+	case isOurs(ctx, addr):
+		c.Detail = addr + " is served by another mcp-code-sandbox; a further one takes a free port"
+	default:
+		c.Status, c.Detail, c.Fix = sandbox.Warn, err.Error(), "stop the program that has it, or set MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
+	}
+	return c
+}
+
+var statusNames = map[sandbox.Status]string{sandbox.OK: "ok", sandbox.Warn: "WARN", sandbox.Fail: "FAIL"}
+
+func printChecks(w io.Writer, checks []sandbox.Check) {
+	width := 0
+	for _, c := range checks {
+		width = max(width, len(c.Name))
+	}
+	var long []sandbox.Check // their fix is a text to paste, which indenting would spoil
+	for _, c := range checks {
+		fmt.Fprintf(w, "%-4s  %-*s  %s\n", statusNames[c.Status], width, c.Name, strings.ReplaceAll(strings.TrimSpace(c.Detail), "\n", " "))
+		switch {
+		case strings.Contains(c.Fix, "\n"):
+			fmt.Fprintf(w, "%*s  fix: see below\n", 6+width, "")
+			long = append(long, c)
+		case c.Fix != "":
+			fmt.Fprintf(w, "%*s  fix: %s\n", 6+width, "", c.Fix)
+		}
+	}
+	for _, c := range long {
+		fmt.Fprintf(w, "\nTo fix %s:\n\n%s\n", c.Name, strings.TrimSpace(c.Fix))
+	}
+}

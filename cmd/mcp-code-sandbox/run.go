@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
+)
+
+type runCmd struct {
+	Language string            `short:"l" placeholder:"NAME" help:"Runner to use. Default: by the file's extension."`
+	Session  string            `short:"s" default:"cli" help:"Session whose files the code sees as /data."`
+	Net      bool              `help:"Give the code network."`
+	Env      map[string]string `short:"e" placeholder:"NAME=VALUE" mapsep:"none" help:"Environment variable of the code; may be repeated."`
+	File     string            `arg:"" optional:"" default:"-" help:"File with the code; - is stdin."`
+}
+
+// extensions tell the language of a file.
+var extensions = map[string]string{
+	".py": "python", ".ts": "typescript", ".tsx": "typescript", ".mts": "typescript", ".js": "javascript",
+	".mjs": "javascript", ".cjs": "javascript", ".jsx": "typescript", ".sh": "shell", ".bash": "shell",
+}
+
+// Run runs one piece of code. Its output streams through, its exit code becomes the program's.
+func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
+	inv.code = exitServer // until the code itself has one
+	s := inv.settings
+	language := c.Language
+	if language == "" {
+		language = extensions[strings.ToLower(filepath.Ext(c.File))]
+	}
+	if language == "" {
+		inv.code = exitUsage
+		return errors.New("which language is it? Say so with --language, for example --language python")
+	}
+	code, err := readCode(inv.stdin, c.File, int64(s.MaxCodeBytes))
+	if err != nil {
+		inv.code = exitUsage
+		return err
+	}
+	// People at a terminal want the program's output alone: what goes wrong is returned, the rest is in the log file.
+	a, err := newApp(ctx, s, "http://"+s.listenAddr(), io.Discard)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+
+	stdout, stderr := newSpool(inv.stdout), newSpool(inv.stderr)
+	res, err := a.engine.Run(ctx, session.Local, engine.Request{
+		Session: c.Session, Runner: language, Code: code, Network: c.Net, Env: c.Env,
+		Output: func(stream engine.Stream, p []byte) {
+			if stream == engine.Stderr {
+				stderr.write(p)
+			} else {
+				stdout.write(p)
+			}
+		},
+	})
+	stdout.close()
+	stderr.close()
+	var refusal *engine.Error
+	if errors.As(err, &refusal) && refusal.Code != engine.CodeBackendUnavailable {
+		inv.code = exitUsage
+	}
+	if err != nil {
+		return err
+	}
+	if res.Cause != "" {
+		fmt.Fprintf(inv.stderr, "mcp-code-sandbox: the run was ended: %s\n", strings.ReplaceAll(string(res.Cause), "_", " "))
+	}
+	if res.Hint != "" {
+		fmt.Fprintln(inv.stderr, "mcp-code-sandbox:", res.Hint)
+	}
+	inv.code = exitCode(res)
+	return nil
+}
+
+// exitCode follows the shell's and timeout(1)'s conventions.
+func exitCode(res engine.Result) int {
+	switch {
+	case res.Cause == sandbox.CauseTimeout:
+		return exitTimeout
+	case res.Cause == sandbox.CauseCancelled:
+		return 130
+	case res.Cause == sandbox.CauseLost:
+		return exitServer
+	case res.Signal != 0:
+		return 128 + res.Signal
+	case res.Cause != "" && res.ExitCode <= 0:
+		return 137
+	}
+	return res.ExitCode
+}
+
+// readCode reads no more than one byte over the limit; the engine refuses that with a message.
+func readCode(stdin io.Reader, file string, limit int64) (string, error) {
+	r := stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		r = f
+	}
+	code, err := io.ReadAll(io.LimitReader(r, limit+1))
+	return string(code), err
+}
+
+// spool writes output in a goroutine of its own, because a run's output must not be held up by a slow terminal. What it
+// holds is bounded by the run's output limit.
+type spool struct {
+	mu     sync.Mutex
+	ready  sync.Cond
+	buf    []byte
+	ended  bool
+	done   chan struct{}
+	target io.Writer
+}
+
+func newSpool(w io.Writer) *spool {
+	s := &spool{target: w, done: make(chan struct{})}
+	s.ready.L = &s.mu
+	go s.drain()
+	return s
+}
+
+func (s *spool) write(p []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.buf = append(s.buf, p...)
+	s.ready.Signal()
+}
+
+// close returns when everything has been written.
+func (s *spool) close() {
+	s.mu.Lock()
+	s.ended = true
+	s.ready.Signal()
+	s.mu.Unlock()
+	<-s.done
+}
+
+func (s *spool) drain() {
+	defer close(s.done)
+	for {
+		s.mu.Lock()
+		for len(s.buf) == 0 && !s.ended {
+			s.ready.Wait()
+		}
+		p := s.buf
+		s.buf = nil
+		s.mu.Unlock()
+		if len(p) == 0 {
+			return
+		}
+		if _, err := s.target.Write(p); err != nil {
+			return // nobody reads any more
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"mcp-code-sandbox/internal/runner"
+)
+
+type runnersCmd struct {
+	List    runnersListCmd    `cmd:"" default:"1" help:"List the language environments (the default)."`
+	Install runnersInstallCmd `cmd:"" help:"Prepare the language environments under the root."`
+}
+
+type runnersListCmd struct{}
+
+func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
+	set, problems := runner.Detect(ctx, runnersDir(inv.settings))
+	printRunners(inv.stdout, set, problems)
+	if len(set) == 0 {
+		return errors.New("no language environment can be used; try: mcp-code-sandbox runners install")
+	}
+	return nil
+}
+
+type runnersInstallCmd struct{}
+
+func (*runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
+	dir := runnersDir(inv.settings)
+	if err := os.MkdirAll(inv.settings.Root, 0o700); err != nil {
+		return fmt.Errorf("make the data directory: %w (set SANDBOX_ROOT to a directory you may write to)", err)
+	}
+	failed := runner.Install(ctx, dir, func(format string, args ...any) {
+		fmt.Fprintf(inv.stderr, format+"\n", args...)
+	})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	set, problems := runner.Detect(ctx, dir)
+	printRunners(inv.stdout, set, append(failed, problems...))
+	if len(set) == 0 {
+		return errors.New("no language environment can be used")
+	}
+	return nil
+}
+
+func printRunners(w io.Writer, set runner.Set, problems []runner.Problem) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "RUNNER\tALSO\tVERSION\tLIBRARIES")
+	for _, r := range set {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", r.Name, strings.Join(r.Aliases, ", "), r.Version, strings.Join(r.Libraries, ", "))
+	}
+	t.Flush()
+	seen := map[runner.Problem]bool{}
+	for _, p := range problems {
+		if seen[p] {
+			continue
+		}
+		seen[p] = true
+		fmt.Fprintf(w, "\n%s: %s\n", p.Runner, p.Problem)
+		if p.Fix != "" {
+			fmt.Fprintf(w, "  fix: %s\n", p.Fix)
+		}
+	}
+}

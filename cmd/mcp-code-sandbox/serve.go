@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/httpapi"
+	"mcp-code-sandbox/internal/mcpserver"
+	"mcp-code-sandbox/internal/tools"
+)
+
+type serveCmd struct{}
+
+// Run serves until ctx ends. Then runs are cancelled, sandboxes ended, and nothing is left.
+func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
+	s := inv.settings
+	l, note, err := listen(ctx, s, false)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	base := baseURL(s, l)
+	a, err := newApp(ctx, s, base, inv.stderr)
+	if err != nil {
+		return err
+	}
+	m, err := newMCP(a)
+	if err != nil {
+		return errors.Join(err, a.Close())
+	}
+	if note != "" {
+		a.log.Warn("[HTTP] " + note)
+	}
+	banner(inv.stderr, a, base)
+	go a.reportReadiness(ctx)
+
+	server := httpapi.NewServer(newHandler(a, base, m.Handler()), a.log)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	a.log.Info("[HTTP] serving", "address", l.Addr().String(), "instance", a.instance.ID())
+	select {
+	case err = <-served:
+	case <-ctx.Done():
+		a.log.Info("shutting down")
+	}
+	return errors.Join(err, shutdown(server, m), a.Close())
+}
+
+// newMCP makes the MCP server with the tools.
+func newMCP(a *app) (*mcpserver.Server, error) {
+	unwanted, err := unwantedTools(a.settings.Tools)
+	if err != nil {
+		return nil, fmt.Errorf("SANDBOX_TOOLS: %w", err)
+	}
+	return mcpserver.New(mcpserver.Config{
+		Version: versionString(),
+		Tools: func(srv *mcp.Server) {
+			tools.Register(srv, a.engine, tools.Options{Logger: a.log})
+			srv.RemoveTools(unwanted...)
+		},
+		MaxBodyBytes: httpapi.MCPBodyLimit(int64(a.settings.MaxUploadBytes)),
+		Logger:       a.log,
+	})
+}
+
+// newHandler is the whole HTTP side; mcpHandler is nil where MCP speaks over stdio.
+func newHandler(a *app, base string, mcpHandler http.Handler) http.Handler {
+	return httpapi.New(httpapi.Config{
+		MCP: mcpHandler, Files: a.engine, Signer: a.signer, Token: a.keys.token,
+		AllowedHosts: allowedHosts(a.settings, base), AllowedOrigins: a.settings.AllowedOrigins,
+		MaxUploadBytes: int64(a.settings.MaxUploadBytes), Ready: a.ready, Metrics: a.metrics, Logger: a.log,
+	})
+}
+
+// shutdown ends calls and streams first: the HTTP server waits for them.
+func shutdown(server *http.Server, m *mcpserver.Server) error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := m.Close(ctx)
+	if serr := server.Shutdown(ctx); serr != nil {
+		server.Close()
+		err = errors.Join(err, serr)
+	}
+	return err
+}
+
+// reportReadiness tries a sandbox once, so that the log says at the start what would otherwise be learnt at the first run.
+func (a *app) reportReadiness(ctx context.Context) {
+	if err := a.ready(ctx); err != nil && ctx.Err() == nil {
+		a.log.Error("no code can be run here; mcp-code-sandbox doctor says more", "error", err)
+	}
+	for _, p := range a.problems {
+		a.log.Warn("a runner is missing something", "runner", p.Runner, "problem", p.Problem, "fix", p.Fix)
+	}
+}
+
+// banner tells the operator how to connect. It goes to stderr only, never to the log file: it may show the token. A token
+// that the operator chose is not shown.
+func banner(w io.Writer, a *app, base string) {
+	token, page, shown := "$MCP_API_TOKEN", base+"/", "the one in MCP_API_TOKEN"
+	if a.keys.tokenIsOurs {
+		token = a.keys.token.Reveal()
+		page += "#token=" + token
+		shown = token + "  (kept in " + filepath.Join(a.settings.Root, "keys", "api-token") + ")"
+	}
+	languages := strings.Join(a.runners.Names(), ", ")
+	if languages == "" {
+		languages = "none yet: run mcp-code-sandbox runners install"
+	}
+	fmt.Fprintf(w, `
+MCP Code Sandbox %s
+
+  Page          %s
+  MCP endpoint  %s/mcp
+  Token         %s
+  Languages     %s
+  Data          %s
+
+  Claude Code:
+    claude mcp add --transport http sandbox %s/mcp --header "Authorization: Bearer %s"
+
+  Cursor and others, as JSON:
+    %s
+
+`, versionString(), page, base, shown, languages, a.settings.Root, base, token, clientJSON(base, token))
+	if host, _, err := net.SplitHostPort(a.settings.listenAddr()); err == nil && a.settings.PublicBaseURL == "" && host == "" {
+		fmt.Fprintf(w, "  Listening on every interface. For file links that work from elsewhere, set PUBLIC_BASE_URL.\n\n")
+	}
+}
+
+// clientJSON is the configuration that most clients take.
+func clientJSON(base, token string) string {
+	type server struct {
+		Type    string            `json:"type"`
+		URL     string            `json:"url"`
+		Headers map[string]string `json:"headers"`
+	}
+	config := map[string]map[string]server{"mcpServers": {"sandbox": {"http", base + "/mcp", map[string]string{"Authorization": "Bearer " + token}}}}
+	text, err := json.MarshalIndent(config, "    ", "  ")
+	if err != nil {
+		panic(err) // it is all strings
+	}
+	return string(text)
+}

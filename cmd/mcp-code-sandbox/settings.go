@@ -1,0 +1,195 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"mcp-code-sandbox/internal/secret"
+)
+
+// settings is every setting of the program: flag, environment name, default and help of each in one place. A flag wins
+// over the environment, the environment over the default; an empty variable counts as not set. Nothing else reads the environment.
+//
+// The tag is "environ" and not kong's own "env", whose errors quote the value, and which reads the process's
+// environment rather than the one that run was given.
+type settings struct {
+	HTTPAddr       string       `name:"http-addr" environ:"MCP_HTTP_ADDR" group:"server" placeholder:"HOST:PORT" help:"Address to listen on; \":8080\" means every interface. Wins over --http-port."`
+	HTTPPort       int          `name:"http-port" environ:"SANDBOX_HTTP_PORT" group:"server" default:"8080" help:"Port to listen on, on 127.0.0.1."`
+	APIToken       secret.Value `name:"api-token" environ:"MCP_API_TOKEN" group:"server" placeholder:"SECRET" help:"Bearer token of /mcp and /metrics. Made and kept under the root when not given. Others on this machine can see flags: prefer the environment."`
+	PublicBaseURL  string       `name:"public-base-url" environ:"PUBLIC_BASE_URL" group:"server" placeholder:"URL" help:"Address under which clients reach this server, for file links. Default: the address served."`
+	AllowedHosts   []string     `name:"allowed-hosts" environ:"SANDBOX_ALLOWED_HOSTS" group:"server" placeholder:"NAME" help:"Host names by which the server may be addressed, besides loopback and the public base URL's; *.example.com and * work."`
+	AllowedOrigins []string     `name:"allowed-origins" environ:"SANDBOX_ALLOWED_ORIGINS" group:"server" placeholder:"ORIGIN" help:"Web origins that may call, besides loopback and the server's own, such as https://app.example.com."`
+	FileSecret     secret.Value `name:"file-secret" environ:"FILE_SECRET" group:"server" placeholder:"SECRET" help:"Key that signs file links. Made and kept under the root when not given."`
+	URLTTL         seconds      `name:"url-ttl" environ:"SANDBOX_URL_TTL" group:"server" default:"0s" help:"How long file links work (seconds, or 24h); 0: for ever."`
+	Tools          []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation and all. Default: all."`
+
+	Root              string   `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
+	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto or jail."`
+	MemoryLimit       byteSize `name:"memory-limit" environ:"SANDBOX_MEMORY_LIMIT" group:"sandbox" default:"512MB" help:"Memory of a sandbox (512MB, 512m, or bytes; 1 KB is 1024 bytes)."`
+	CPULimit          float64  `name:"cpu-limit" environ:"SANDBOX_CPU_LIMIT" group:"sandbox" default:"1.0" help:"CPU cores of a sandbox."`
+	PIDsLimit         int      `name:"pids-limit" environ:"SANDBOX_PIDS_LIMIT" group:"sandbox" default:"256" help:"Processes and threads of a sandbox."`
+	TmpBytes          byteSize `name:"tmp-bytes" environ:"SANDBOX_TMP_BYTES" group:"sandbox" default:"256MB" help:"Size of a run's private /tmp, and of its /dev/shm; both count as memory."`
+	Network           string   `name:"network" environ:"SANDBOX_NETWORK" group:"sandbox" default:"full" help:"What network: true gives a run: full (the internet, nothing private) or off."`
+	NetworkAllow      []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" group:"sandbox" placeholder:"CIDR" help:"Private addresses or networks that runs with network may reach after all."`
+	ExecTimeout       seconds  `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run (seconds, or 2m)."`
+	MaxCodeBytes      byteSize `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" group:"sandbox" default:"100KB" help:"Longest piece of code."`
+	MaxOutputBytes    byteSize `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" group:"sandbox" default:"100KB" help:"Output kept of each of stdout and stderr; the middle of more is left out."`
+	MaxUploadBytes    byteSize `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" group:"sandbox" default:"50MB" help:"Largest uploaded file."`
+	WorkspaceBytes    byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
+	WorkspaceFiles    int      `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" group:"sandbox" default:"50000" help:"Number of a session's files and directories."`
+	MaxSessions       int      `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" group:"sandbox" default:"10" help:"Sessions that have a live sandbox at one time."`
+	MaxRunsPerSession int      `name:"max-runs-per-session" environ:"SANDBOX_MAX_RUNS_PER_SESSION" group:"sandbox" default:"4" help:"Overlapping runs of one session."`
+	SessionTTL        minutes  `name:"session-ttl" environ:"SANDBOX_SESSION_TTL_M" group:"sandbox" default:"30m" help:"Idle time after which a session's processes end; files stay (minutes, or 1h30m)."`
+	IdleTimeout       seconds  `name:"session-idle-timeout" environ:"SESSION_IDLE_TIMEOUT" group:"sandbox" placeholder:"SECONDS" help:"The same in seconds; wins over --session-ttl."`
+	MaxLifetime       seconds  `name:"session-max-lifetime" environ:"SESSION_MAX_LIFETIME" group:"sandbox" placeholder:"SECONDS" help:"Longest life of a session's processes (seconds). Default: no limit."`
+	CleanupInterval   minutes  `name:"cleanup-interval" environ:"SANDBOX_CLEANUP_INTERVAL_M" group:"sandbox" default:"5m" help:"How often to clean up after idle sessions and dead instances (minutes)."`
+
+	LogLevel  logLevel `name:"log-level" environ:"SANDBOX_LOG_LEVEL" group:"logs" default:"INFO" help:"DEBUG, INFO, WARN or ERROR."`
+	LogFile   string   `name:"log-file" environ:"SANDBOX_LOG_FILE" group:"logs" default:"logs/sandbox.log" help:"Log file besides stderr, relative to the root; none: stderr only."`
+	LogFormat string   `name:"log-format" environ:"SANDBOX_LOG_FORMAT" group:"logs" default:"console" help:"console or json."`
+}
+
+// outputStop is when a program that only prints is stopped; what a result keeps of it is MaxOutputBytes.
+const outputStop = 64 << 20
+
+// uploadTTL is how long a one-time upload link waits to be used.
+const uploadTTL = 15 * time.Minute
+
+// validate completes what defaults cannot say and reports everything that is wrong, with the fix, at once.
+func (s *settings) validate(env map[string]string, euid int) error {
+	var errs []error
+	bad := func(ok bool, setting, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s: %s", setting, fmt.Sprintf(format, args...)))
+		}
+	}
+	if s.HTTPAddr != "" {
+		_, port, err := net.SplitHostPort(s.HTTPAddr)
+		n, perr := strconv.Atoi(port)
+		bad(err == nil && perr == nil && n >= 0 && n <= 65535, "MCP_HTTP_ADDR", "%q is no address; write host:port, such as 127.0.0.1:8080 or :8080", s.HTTPAddr)
+	}
+	bad(s.HTTPPort >= 0 && s.HTTPPort <= 65535, "SANDBOX_HTTP_PORT", "%d is no port; use 0 to 65535", s.HTTPPort)
+	if s.PublicBaseURL != "" {
+		u, err := url.Parse(s.PublicBaseURL)
+		ok := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.RawQuery == "" && u.Fragment == "" && u.User == nil
+		bad(ok, "PUBLIC_BASE_URL", "%q is no base URL; write it like https://sandbox.example.com", s.PublicBaseURL)
+		s.PublicBaseURL = strings.TrimRight(s.PublicBaseURL, "/")
+	}
+	bad(!strings.ContainsFunc(s.APIToken.Reveal(), func(r rune) bool { return r <= ' ' || r > '~' }), "MCP_API_TOKEN",
+		"it has a space or a character that no header can carry; use letters and digits")
+	for _, o := range s.AllowedOrigins {
+		u, err := url.Parse(o)
+		bad(o == "*" || err == nil && u.Scheme != "" && u.Host != "" && strings.Trim(u.Path, "/") == "", "SANDBOX_ALLOWED_ORIGINS", "%q is no origin; write it like https://app.example.com", o)
+	}
+	bad(slices.Contains([]string{"auto", "jail"}, s.Backend), "SANDBOX_BACKEND", "there is no backend %q; use auto or jail", s.Backend)
+	bad(s.Network == "full" || s.Network == "off", "SANDBOX_NETWORK", "%q is neither full nor off", s.Network)
+	for _, n := range s.NetworkAllow {
+		_, err := parsePrefix(n)
+		bad(err == nil, "SANDBOX_NETWORK_ALLOW", "%q is no address and no network; write it like 10.1.2.3 or 10.0.0.0/8", n)
+	}
+	_, err := unwantedTools(s.Tools)
+	bad(err == nil, "SANDBOX_TOOLS", "%v", err)
+	bad(s.LogFormat == "console" || s.LogFormat == "json", "SANDBOX_LOG_FORMAT", "%q is neither console nor json", s.LogFormat)
+
+	bad(s.MemoryLimit >= 32<<20, "SANDBOX_MEMORY_LIMIT", "%s is too little to start an interpreter; use 32MB or more", s.MemoryLimit)
+	bad(s.CPULimit >= 0.05, "SANDBOX_CPU_LIMIT", "%g is too little; use 0.05 or more", s.CPULimit)
+	bad(s.PIDsLimit >= 32, "SANDBOX_PIDS_LIMIT", "%d is too few to start an interpreter; use 32 or more", s.PIDsLimit)
+	bad(s.TmpBytes >= 1<<20, "SANDBOX_TMP_BYTES", "%s is too little; use 1MB or more", s.TmpBytes)
+	bad(s.WorkspaceBytes >= 1<<20, "SANDBOX_WORKSPACE_BYTES", "%s is too little; use 1MB or more", s.WorkspaceBytes)
+	for _, c := range []struct {
+		name string
+		n    int64
+	}{
+		{"SANDBOX_EXEC_TIMEOUT_S", int64(s.ExecTimeout)}, {"SANDBOX_SESSION_TTL_M", int64(s.SessionTTL)},
+		{"SANDBOX_CLEANUP_INTERVAL_M", int64(s.CleanupInterval)}, {"SANDBOX_MAX_CODE_BYTES", int64(s.MaxCodeBytes)},
+		{"SANDBOX_MAX_OUTPUT_BYTES", int64(s.MaxOutputBytes)}, {"SANDBOX_MAX_UPLOAD_BYTES", int64(s.MaxUploadBytes)},
+		{"SANDBOX_WORKSPACE_FILES", int64(s.WorkspaceFiles)}, {"SANDBOX_MAX_SESSIONS", int64(s.MaxSessions)},
+		{"SANDBOX_MAX_RUNS_PER_SESSION", int64(s.MaxRunsPerSession)},
+	} {
+		bad(c.n > 0, c.name, "it must be greater than 0")
+	}
+	bad(s.URLTTL >= 0, "SANDBOX_URL_TTL", "it must not be negative")
+	bad(s.IdleTimeout >= 0, "SESSION_IDLE_TIMEOUT", "it must not be negative")
+	bad(s.MaxLifetime >= 0, "SESSION_MAX_LIFETIME", "it must not be negative")
+
+	if s.Root == "" {
+		s.Root = defaultRoot(env, euid)
+	}
+	root, err := filepath.Abs(s.Root)
+	bad(err == nil && s.Root != "", "SANDBOX_ROOT", "no data directory is known for this user; set it to an absolute path")
+	s.Root = root
+	switch {
+	case s.LogFile == "none":
+		s.LogFile = ""
+	case s.LogFile != "" && !filepath.IsAbs(s.LogFile):
+		s.LogFile = filepath.Join(s.Root, s.LogFile)
+	}
+	return errors.Join(errs...)
+}
+
+// listenAddr is what to listen on, and whether somebody asked for it.
+func (s *settings) listenAddr() string {
+	if s.HTTPAddr != "" {
+		return s.HTTPAddr
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.HTTPPort))
+}
+
+// addrIsDefault reports whether nobody chose the address.
+func (s *settings) addrIsDefault() bool { return s.HTTPAddr == "" && s.HTTPPort == 8080 }
+
+func (s *settings) idleTTL() time.Duration {
+	if s.IdleTimeout > 0 {
+		return time.Duration(s.IdleTimeout)
+	}
+	return time.Duration(s.SessionTTL)
+}
+
+func (s *settings) networkAllow() []netip.Prefix {
+	var list []netip.Prefix
+	for _, n := range s.NetworkAllow {
+		if p, err := parsePrefix(n); err == nil { // validate has reported the others
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	return p.Masked(), err
+}
+
+// defaultRoot is the user's data directory, or the system's for root; empty when there is none.
+func defaultRoot(env map[string]string, euid int) string {
+	const name = "mcp-code-sandbox"
+	under := func(base string, more ...string) string {
+		if base == "" {
+			return ""
+		}
+		return filepath.Join(append(append([]string{base}, more...), name)...)
+	}
+	switch {
+	case runtime.GOOS == "windows":
+		return under(env["LOCALAPPDATA"])
+	case euid == 0:
+		return "/var/lib/" + name
+	case runtime.GOOS == "darwin":
+		return under(env["HOME"], "Library", "Application Support")
+	case filepath.IsAbs(env["XDG_DATA_HOME"]):
+		return under(env["XDG_DATA_HOME"])
+	}
+	return under(env["HOME"], ".local", "share")
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// parse is what run does with a command line, up to the command.
+func parse(t *testing.T, args []string, env map[string]string) (*settings, error) {
+	t.Helper()
+	var c cli
+	parser, err := newParser(&c, env, io.Discard, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.Parse(append([]string{"serve"}, args...)); err != nil {
+		return nil, err
+	}
+	return &c.settings, c.validate(env, 1000)
+}
+
+// The names and defaults of contracts 1 and 4 and of the design, as a client's configuration spells them.
+func TestEverySettingByEnvironment(t *testing.T) {
+	tested := map[string]bool{}
+	for _, tc := range []struct {
+		name  string
+		value string
+		get   func(*settings) any
+		deflt any
+		want  any
+	}{
+		{"MCP_HTTP_ADDR", ":9000", func(s *settings) any { return s.listenAddr() }, "127.0.0.1:8080", ":9000"},
+		{"SANDBOX_HTTP_PORT", "9001", func(s *settings) any { return s.listenAddr() }, "127.0.0.1:8080", "127.0.0.1:9001"},
+		{"MCP_API_TOKEN", "tok", func(s *settings) any { return s.APIToken.Reveal() }, "", "tok"},
+		{"FILE_SECRET", "sec", func(s *settings) any { return s.FileSecret.Reveal() }, "", "sec"},
+		{"PUBLIC_BASE_URL", "https://x.example.com/", func(s *settings) any { return s.PublicBaseURL }, "", "https://x.example.com"},
+		{"SANDBOX_ALLOWED_HOSTS", "a.example,b.example", func(s *settings) any { return strings.Join(s.AllowedHosts, "|") }, "", "a.example|b.example"},
+		{"SANDBOX_ALLOWED_ORIGINS", "https://a.example", func(s *settings) any { return strings.Join(s.AllowedOrigins, "|") }, "", "https://a.example"},
+		{"SANDBOX_URL_TTL", "3600", func(s *settings) any { return time.Duration(s.URLTTL) }, time.Duration(0), time.Hour},
+		{"SANDBOX_TOOLS", "run_code", func(s *settings) any { return strings.Join(s.Tools, "|") }, "", "run_code"},
+		{"SANDBOX_ROOT", "/srv/x", func(s *settings) any { return s.Root }, "/home/u/.local/share/mcp-code-sandbox", "/srv/x"},
+		{"SANDBOX_BACKEND", "jail", func(s *settings) any { return s.Backend }, "auto", "jail"},
+		{"SANDBOX_MEMORY_LIMIT", "1GB", func(s *settings) any { return int64(s.MemoryLimit) }, int64(512 << 20), int64(1 << 30)},
+		{"SANDBOX_CPU_LIMIT", "0.5", func(s *settings) any { return s.CPULimit }, 1.0, 0.5},
+		{"SANDBOX_PIDS_LIMIT", "99", func(s *settings) any { return s.PIDsLimit }, 256, 99},
+		{"SANDBOX_TMP_BYTES", "64m", func(s *settings) any { return int64(s.TmpBytes) }, int64(256 << 20), int64(64 << 20)},
+		{"SANDBOX_NETWORK", "off", func(s *settings) any { return s.Network }, "full", "off"},
+		{"SANDBOX_NETWORK_ALLOW", "10.1.2.3,192.168.0.7/16", func(s *settings) any {
+			var b strings.Builder
+			for _, p := range s.networkAllow() {
+				b.WriteString(p.String() + " ")
+			}
+			return b.String()
+		}, "", "10.1.2.3/32 192.168.0.0/16 "},
+		{"SANDBOX_EXEC_TIMEOUT_S", "90", func(s *settings) any { return time.Duration(s.ExecTimeout) }, time.Minute, 90 * time.Second},
+		{"SANDBOX_SESSION_TTL_M", "5", func(s *settings) any { return s.idleTTL() }, 30 * time.Minute, 5 * time.Minute},
+		{"SESSION_IDLE_TIMEOUT", "45", func(s *settings) any { return s.idleTTL() }, 30 * time.Minute, 45 * time.Second},
+		{"SESSION_MAX_LIFETIME", "3600", func(s *settings) any { return time.Duration(s.MaxLifetime) }, time.Duration(0), time.Hour},
+		{"SANDBOX_MAX_UPLOAD_BYTES", "1048576", func(s *settings) any { return int64(s.MaxUploadBytes) }, int64(50 << 20), int64(1 << 20)},
+		{"SANDBOX_MAX_OUTPUT_BYTES", "5KB", func(s *settings) any { return int64(s.MaxOutputBytes) }, int64(100 << 10), int64(5 << 10)},
+		{"SANDBOX_MAX_CODE_BYTES", "5kb", func(s *settings) any { return int64(s.MaxCodeBytes) }, int64(100 << 10), int64(5 << 10)},
+		{"SANDBOX_WORKSPACE_BYTES", "1.5GiB", func(s *settings) any { return int64(s.WorkspaceBytes) }, int64(2 << 30), int64(3 << 29)},
+		{"SANDBOX_WORKSPACE_FILES", "7", func(s *settings) any { return s.WorkspaceFiles }, 50000, 7},
+		{"SANDBOX_MAX_SESSIONS", "3", func(s *settings) any { return s.MaxSessions }, 10, 3},
+		{"SANDBOX_MAX_RUNS_PER_SESSION", "2", func(s *settings) any { return s.MaxRunsPerSession }, 4, 2},
+		{"SANDBOX_CLEANUP_INTERVAL_M", "1", func(s *settings) any { return time.Duration(s.CleanupInterval) }, 5 * time.Minute, time.Minute},
+		{"SANDBOX_LOG_LEVEL", "warning", func(s *settings) any { return slog.Level(s.LogLevel) }, slog.LevelInfo, slog.LevelWarn},
+		{"SANDBOX_LOG_FILE", "/var/log/x.log", func(s *settings) any { return s.LogFile }, "/home/u/.local/share/mcp-code-sandbox/logs/sandbox.log", "/var/log/x.log"},
+		{"SANDBOX_LOG_FORMAT", "json", func(s *settings) any { return s.LogFormat }, "console", "json"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for value, want := range map[string]any{tc.value: tc.want, "": tc.deflt} { // an empty variable is not set
+				s, err := parse(t, nil, map[string]string{"HOME": "/home/u", tc.name: value})
+				if err != nil {
+					t.Fatalf("%s=%s: %v", tc.name, value, err)
+				}
+				if got := tc.get(s); got != want {
+					t.Errorf("%s=%s: got %v, want %v", tc.name, value, got, want)
+				}
+			}
+			tested[tc.name] = true
+		})
+	}
+	typ := reflect.TypeFor[settings]()
+	for i := range typ.NumField() {
+		name := typ.Field(i).Tag.Get("environ")
+		if name == "" || !tested[name] {
+			t.Errorf("field %s (%q) has no environment name, or no line in this test", typ.Field(i).Name, name)
+		}
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	env := map[string]string{"HOME": "/home/u", "SANDBOX_MAX_SESSIONS": "3", "MCP_HTTP_ADDR": ":1", "SANDBOX_HTTP_PORT": "2",
+		"SESSION_IDLE_TIMEOUT": "7", "SANDBOX_SESSION_TTL_M": "9", "SANDBOX_LOG_FILE": "none"}
+	s, err := parse(t, []string{"--max-sessions=4"}, env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.MaxSessions != 4 {
+		t.Errorf("the flag must win over the environment: %d", s.MaxSessions)
+	}
+	if s.listenAddr() != ":1" {
+		t.Errorf("MCP_HTTP_ADDR must win over SANDBOX_HTTP_PORT: %s", s.listenAddr())
+	}
+	if s.idleTTL() != 7*time.Second {
+		t.Errorf("SESSION_IDLE_TIMEOUT must win over SANDBOX_SESSION_TTL_M: %v", s.idleTTL())
+	}
+	if s.LogFile != "" {
+		t.Errorf("none must mean no log file: %q", s.LogFile)
+	}
+}
+
+func TestBadSettingsSayTheFix(t *testing.T) {
+	for _, tc := range []struct{ name, value, says string }{
+		{"MCP_HTTP_ADDR", "8080", "host:port"},
+		{"MCP_HTTP_ADDR", "localhost:http", "host:port"},
+		{"SANDBOX_HTTP_PORT", "70000", "0 to 65535"},
+		{"SANDBOX_HTTP_PORT", "x", "SANDBOX_HTTP_PORT"},
+		{"MCP_API_TOKEN", "has space", "letters and digits"},
+		{"PUBLIC_BASE_URL", "sandbox.example.com", "https://"},
+		{"PUBLIC_BASE_URL", "https://x.example.com?a=b", "https://"},
+		{"SANDBOX_ALLOWED_ORIGINS", "app.example.com", "https://"},
+		{"SANDBOX_MEMORY_LIMIT", "plenty", "512MB"},
+		{"SANDBOX_MEMORY_LIMIT", "-1", "512MB"},
+		{"SANDBOX_MEMORY_LIMIT", "1k", "32MB"},
+		{"SANDBOX_CPU_LIMIT", "0", "0.05"},
+		{"SANDBOX_PIDS_LIMIT", "1", "32"},
+		{"SANDBOX_EXEC_TIMEOUT_S", "soon", "seconds"},
+		{"SANDBOX_EXEC_TIMEOUT_S", "0", "greater than 0"},
+		{"SANDBOX_SESSION_TTL_M", "x", "minutes"},
+		{"SANDBOX_NETWORK", "yes", "full"},
+		{"SANDBOX_NETWORK_ALLOW", "db.internal", "10.0.0.0/8"},
+		{"SANDBOX_BACKEND", "none", "jail"},
+		{"SANDBOX_LOG_LEVEL", "loud", "DEBUG"},
+		{"SANDBOX_LOG_FORMAT", "xml", "json"},
+		{"SANDBOX_TOOLS", "rm", "run_code"},
+		{"HOME", "", "SANDBOX_ROOT"},
+	} {
+		t.Run(tc.name+"="+tc.value, func(t *testing.T) {
+			env := map[string]string{"HOME": "/home/u"}
+			env[tc.name] = tc.value
+			_, err := parse(t, nil, env)
+			name := tc.name
+			if name == "HOME" {
+				name = "SANDBOX_ROOT"
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), name) {
+				t.Fatalf("err = %v; want one that names %s and says %q", err, name, tc.says)
+			}
+		})
+	}
+}
+
+// Whatever goes wrong, and whatever is asked, neither secret is printed.
+func TestSecretsNeverShow(t *testing.T) {
+	const token, key = "tok-0123456789abcdef", "key-0123456789abcdef"
+	root := filepath.Join(t.TempDir(), "root")
+	env := []string{"MCP_API_TOKEN=" + token, "FILE_SECRET=" + key, "SANDBOX_ROOT=" + root}
+	for _, args := range [][]string{
+		{"--help"}, {"serve", "--help"}, {"stdio", "--help"}, {"run", "--help"}, {"version"}, {}, {"nonsense"},
+		{"serve", "--api-token=" + token, "--file-secret=" + key, "--bad-flag"},
+		{"serve", "--network=bad", "--api-token", token},
+		{"serve", "--api-token", token + " " + token},
+	} {
+		var out bytes.Buffer
+		run(t.Context(), args, env, strings.NewReader(""), &out, &out)
+		if strings.Contains(out.String(), token) || strings.Contains(out.String(), key) {
+			t.Errorf("%q prints a secret:\n%s", args, out.String())
+		}
+		if out.Len() == 0 {
+			t.Errorf("%q prints nothing", args)
+		}
+	}
+}
+
+func TestDefaultRoot(t *testing.T) {
+	for _, tc := range []struct {
+		env  map[string]string
+		euid int
+		want string
+	}{
+		{map[string]string{"HOME": "/root"}, 0, "/var/lib/mcp-code-sandbox"},
+		{map[string]string{"HOME": "/home/u"}, 1000, "/home/u/.local/share/mcp-code-sandbox"},
+		{map[string]string{"HOME": "/home/u", "XDG_DATA_HOME": "/data/u"}, 1000, "/data/u/mcp-code-sandbox"},
+		{map[string]string{"HOME": "/home/u", "XDG_DATA_HOME": "relative"}, 1000, "/home/u/.local/share/mcp-code-sandbox"},
+		{nil, 1000, ""},
+	} {
+		if got := defaultRoot(tc.env, tc.euid); got != tc.want {
+			t.Errorf("defaultRoot(%v, %d) = %q, want %q", tc.env, tc.euid, got, tc.want)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// byteSize is a number of bytes, written 512MB, 512m, 1.5GiB or as a plain number. As for Docker, 1 KB is 1024 bytes.
+type byteSize int64
+
+var sizeUnits = []struct {
+	letter byte
+	shift  uint
+}{{'g', 30}, {'m', 20}, {'k', 10}}
+
+func (b *byteSize) UnmarshalText(p []byte) error {
+	s := strings.ToLower(strings.TrimSpace(string(p)))
+	s = strings.TrimSuffix(strings.TrimSuffix(s, "b"), "i")
+	factor := 1.0
+	for _, u := range sizeUnits {
+		if n := len(s) - 1; n > 0 && s[n] == u.letter {
+			s, factor = s[:n], float64(uint64(1)<<u.shift)
+			break
+		}
+	}
+	v, err := strconv.ParseFloat(strings.TrimSpace(s), 64)
+	if err != nil || v < 0 || v*factor > math.MaxInt64/2 {
+		return fmt.Errorf("%q is no size; write it like 512MB, 512m or 536870912", p)
+	}
+	*b = byteSize(v * factor)
+	return nil
+}
+
+func (b byteSize) String() string {
+	for _, u := range sizeUnits {
+		if n := int64(1) << u.shift; int64(b) >= n && int64(b)%n == 0 {
+			return strconv.FormatInt(int64(b)/n, 10) + strings.ToUpper(string(u.letter)) + "B"
+		}
+	}
+	return strconv.FormatInt(int64(b), 10)
+}
+
+// seconds is a duration whose plain number counts seconds, as the contracts' names say.
+type seconds time.Duration
+
+func (d *seconds) UnmarshalText(p []byte) error {
+	v, err := parseDuration(string(p), time.Second, "seconds")
+	*d = seconds(v)
+	return err
+}
+
+// minutes is a duration whose plain number counts minutes.
+type minutes time.Duration
+
+func (d *minutes) UnmarshalText(p []byte) error {
+	v, err := parseDuration(string(p), time.Minute, "minutes")
+	*d = minutes(v)
+	return err
+}
+
+func parseDuration(s string, unit time.Duration, units string) (time.Duration, error) {
+	s = strings.TrimSpace(s)
+	if n, err := strconv.ParseFloat(s, 64); err == nil && math.Abs(n)*float64(unit) < math.MaxInt64/2 {
+		return time.Duration(n * float64(unit)), nil
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no duration; write a number of %s, or like 1h30m", s, units)
+	}
+	return d, nil
+}
+
+// logLevel also takes the names that Python's logging uses.
+type logLevel slog.Level
+
+func (l *logLevel) UnmarshalText(p []byte) error {
+	switch strings.ToUpper(strings.TrimSpace(string(p))) {
+	case "DEBUG":
+		*l = logLevel(slog.LevelDebug)
+	case "INFO":
+		*l = logLevel(slog.LevelInfo)
+	case "WARN", "WARNING":
+		*l = logLevel(slog.LevelWarn)
+	case "ERROR", "CRITICAL":
+		*l = logLevel(slog.LevelError)
+	default:
+		return fmt.Errorf("%q is no log level; use DEBUG, INFO, WARN or ERROR", p)
+	}
+	return nil
+}
