@@ -1,0 +1,104 @@
+// Package runner finds, installs and describes the language environments that code can run in.
+//
+// The definitions are data in the top-level package runners. [Install] turns their locked library lists into directories on
+// the host, [Detect] says which runners can really be used, with which mounts and command lines. The package knows nothing
+// of sessions, and of sandboxes only what a mount is.
+package runner
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// Definition is the content of a runner.json.
+type Definition struct {
+	Name    string   `json:"name"`
+	Aliases []string `json:"aliases"`
+	Title   string   `json:"title"`
+	// File is the name of the code file; the agent may put something unique between stem and extension.
+	File string `json:"file"`
+	// Argv is the command of a run. "{file}" is replaced by the agent with the code file's path inside; in a Runner that Detect
+	// returned, "{python}", "{node}" and "{bash}" have been replaced already.
+	Argv []string `json:"argv"`
+	// Env is added to every run. "{path}" is replaced by Detect.
+	Env map[string]string `json:"env"`
+	// Libraries are the names for the tool description, in order. Detect leaves them out when they are not installed.
+	Libraries []string `json:"libraries"`
+	// Environments must be there for the runner to work; Optional ones are mounted when they are.
+	Environments []string `json:"environments"`
+	Optional     []string `json:"optional"`
+	// NeedsLibraries says that an interpreter without its installed libraries is of no use.
+	NeedsLibraries bool `json:"needs_libraries"`
+}
+
+// Runner is a language environment that can be used on this host.
+type Runner struct {
+	Definition
+	Image   string // for list_runners, for example "jail:python"
+	Version string // for example "Python 3.11.7"
+	Mounts  []sandbox.Mount
+}
+
+// Set is the runners of this host, in the order of the definitions.
+type Set []Runner
+
+// Lookup finds a runner by its name or one of its aliases.
+func (s Set) Lookup(nameOrAlias string) (Runner, bool) {
+	for _, r := range s {
+		if r.Name == nameOrAlias || slices.Contains(r.Aliases, nameOrAlias) {
+			return r, true
+		}
+	}
+	return Runner{}, false
+}
+
+// Names returns the names of the runners, without aliases.
+func (s Set) Names() []string {
+	names := make([]string, len(s))
+	for i, r := range s {
+		names[i] = r.Name
+	}
+	return names
+}
+
+// Problem is something missing, and what to do about it.
+type Problem struct {
+	Runner  string // a runner's or an environment's name
+	Problem string
+	Fix     string // a command, or one sentence
+}
+
+func (p Problem) String() string {
+	s := p.Runner + ": " + p.Problem
+	if p.Fix != "" {
+		s += " (fix: " + p.Fix + ")"
+	}
+	return s
+}
+
+// fixInstall is the command that prepares the environments.
+const fixInstall = "mcp-code-sandbox runners install"
+
+// inside is where the environments are mounted.
+const inside = "/opt/runners/"
+
+// definitions reads the runner.json of each name.
+func definitions(files fs.FS, names []string) ([]Definition, error) {
+	var defs []Definition
+	for _, name := range names {
+		b, err := fs.ReadFile(files, name+"/runner.json")
+		if err != nil {
+			return nil, err
+		}
+		var d Definition
+		if err := json.Unmarshal(b, &d); err != nil {
+			return nil, fmt.Errorf("%s/runner.json: %w", name, err)
+		}
+		defs = append(defs, d)
+	}
+	return defs, nil
+}
