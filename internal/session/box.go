@@ -1,0 +1,306 @@
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+const (
+	startTimeout = 30 * time.Second
+	closeTimeout = 10 * time.Second
+)
+
+// boxKey is what cannot change on a started sandbox.
+type boxKey struct {
+	environment string
+	network     bool
+}
+
+// box is one sandbox of a session, from the moment its start is asked for until nothing is left of it.
+type box struct {
+	s       *Session
+	key     boxKey
+	created time.Time
+
+	ready chan struct{} // closed when the start has succeeded or failed
+	err   error         // why it failed; valid after ready
+	sb    sandbox.Sandbox
+	conn  *wire.Conn
+
+	closeOnce sync.Once
+	closing   chan struct{} // closed to end it
+	gone      chan struct{} // closed when nothing is left of it
+	exit      sandbox.Exit  // valid after gone
+
+	// Guarded by m.mu.
+	runs    int
+	retired bool // out of its session's boxes: no new run gets it, and it ends with its last one
+}
+
+// close ends the sandbox and whatever runs in it. It does not wait.
+func (b *box) close() { b.closeOnce.Do(func() { close(b.closing) }) }
+
+func (b *box) expired(now time.Time, lifetime time.Duration) bool {
+	return lifetime > 0 && now.Sub(b.created) >= lifetime
+}
+
+// dead reports whether it is known that no run can be started on the sandbox.
+func (b *box) dead() bool {
+	select {
+	case <-b.closing:
+		return true
+	default:
+	}
+	select {
+	case <-b.ready:
+		return b.err != nil || b.conn.Err() != nil
+	default:
+		return false
+	}
+}
+
+// acquire returns a started sandbox of the session and counts one run on it, until release. Runs that need
+// the same sandbox wait for one start, which goes on whether or not the one who asked for it is still there.
+func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, network bool) (*box, error) {
+	m.mu.Lock()
+	b, forgotten, err := m.takeLocked(s, r, network)
+	m.mu.Unlock()
+	m.forget(forgotten)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-b.ready:
+		err = b.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		m.release(b)
+		return nil, err
+	}
+	return b, nil
+}
+
+func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, []*Session, error) {
+	if m.closed {
+		return nil, nil, ErrClosed
+	}
+	if limit := m.cfg.MaxRunsPerSession; limit > 0 && s.runs >= limit {
+		return nil, nil, ErrBusy
+	}
+	now := time.Now()
+	var forgotten []*Session
+	key := boxKey{environment: environment(r), network: network}
+	b := s.boxes[key]
+	if b != nil && (b.dead() || b.expired(now, m.cfg.MaxLifetime)) {
+		forgotten = m.retireLocked(b) // never s itself: its holder has a reference
+		b = nil
+	}
+	if b == nil {
+		var makeWay []*box
+		if limit := m.cfg.MaxSessions; limit > 0 && len(s.boxes) == 0 && m.live >= limit {
+			e := m.idle.Front()
+			if e == nil {
+				return nil, forgotten, ErrMaxSessions
+			}
+			victim := e.Value.(*Session)
+			m.log.Debug("ending an idle session's sandboxes to make room", "session_id", victim.id)
+			var gone []*Session
+			makeWay, gone = m.evictLocked(victim)
+			forgotten = append(forgotten, gone...)
+		}
+		b = &box{s: s, key: key, created: now,
+			ready: make(chan struct{}), closing: make(chan struct{}), gone: make(chan struct{})}
+		if len(s.boxes) == 0 {
+			m.live++
+		}
+		s.boxes[key] = b
+		m.boxes[b] = struct{}{}
+		spec := m.spec(s, r, network)
+		m.wg.Go(func() { m.serve(b, spec, makeWay) })
+	}
+	b.runs++
+	s.runs++
+	s.refs++
+	m.runs++
+	if s.idle != nil {
+		m.idle.Remove(s.idle)
+		s.idle = nil
+	}
+	return b, forgotten, nil
+}
+
+// release ends what acquire began.
+func (m *Manager) release(b *box) {
+	s := b.s
+	m.mu.Lock()
+	b.runs--
+	s.runs--
+	m.runs--
+	s.lastUsed = time.Now()
+	if b.retired && b.runs == 0 {
+		b.close()
+	}
+	if s.runs == 0 && len(s.boxes) > 0 {
+		s.idle = m.idle.PushBack(s)
+	}
+	m.mu.Unlock()
+	s.Release()
+}
+
+// evictLocked retires every sandbox of a session that has no runs.
+func (m *Manager) evictLocked(s *Session) (boxes []*box, forgotten []*Session) {
+	for _, b := range s.boxes {
+		boxes = append(boxes, b)
+		forgotten = append(forgotten, m.retireLocked(b)...)
+	}
+	return boxes, forgotten
+}
+
+// retireLocked takes the sandbox from its session, so that no further run gets it, and ends it when its
+// last run has ended.
+func (m *Manager) retireLocked(b *box) []*Session {
+	if b.retired {
+		return nil
+	}
+	b.retired = true
+	if b.runs == 0 {
+		b.close()
+	}
+	s := b.s
+	delete(s.boxes, b.key)
+	if len(s.boxes) > 0 {
+		return nil
+	}
+	m.live--
+	if s.idle != nil {
+		m.idle.Remove(s.idle)
+		s.idle = nil
+	}
+	return m.forgetLocked(s)
+}
+
+func (m *Manager) retire(b *box) {
+	m.mu.Lock()
+	forgotten := m.retireLocked(b)
+	m.mu.Unlock()
+	m.forget(forgotten)
+}
+
+func (m *Manager) spec(s *Session, r runner.Runner, network bool) sandbox.Spec {
+	var b [8]byte
+	rand.Read(b[:]) // never fails
+	return sandbox.Spec{
+		ID:        s.key[:12] + "-" + hex.EncodeToString(b[:]),
+		Session:   s.key,
+		SessionID: s.id,
+		Runner:    r.Name,
+		Image:     r.Image,
+		Workspace: filepath.Join(s.dir, filesDir),
+		Mounts:    r.Mounts,
+		Network:   network,
+		Forward:   m.cfg.Dial != nil,
+		Limits:    m.cfg.Limits,
+	}
+}
+
+// serve is the life of one sandbox: it makes room, starts, lasts until it dies or is told to end, and goes.
+func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
+	defer func() {
+		m.mu.Lock()
+		delete(m.boxes, b)
+		m.mu.Unlock()
+		close(b.gone)
+	}()
+	if b.err = m.start(b, spec, makeWay); b.err != nil {
+		m.retire(b)
+		close(b.ready)
+		return
+	}
+	close(b.ready)
+	select {
+	case <-b.conn.Done(): // also when the sandbox has died
+	case <-b.closing:
+	}
+	m.retire(b)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	lost := b.conn.Err()
+	if err := b.sb.Close(ctx); err != nil {
+		m.log.Error("cannot end a sandbox", "session_id", b.s.id, "sandbox", spec.ID, "err", err)
+	}
+	b.exit, _ = b.sb.Wait(ctx)
+	_ = b.conn.Close()
+	if lost != nil && !errors.Is(lost, wire.ErrClosed) {
+		m.log.Warn("sandbox lost", "session_id", b.s.id, "sandbox", spec.ID,
+			"err", lost, "cause", string(b.exit.Cause), "detail", b.exit.Detail)
+	}
+}
+
+func (m *Manager) start(b *box, spec sandbox.Spec, makeWay []*box) error {
+	for _, old := range makeWay {
+		select {
+		case <-old.gone:
+		case <-m.ctx.Done():
+			return ErrClosed
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(m.ctx, startTimeout,
+		fmt.Errorf("the sandbox was not ready within %v", startTimeout))
+	defer cancel()
+	began := time.Now()
+	sb, err := m.cfg.Backend.Start(ctx, spec)
+	if err != nil {
+		if m.ctx.Err() != nil {
+			return ErrClosed
+		}
+		m.log.Error("cannot start a sandbox", "session_id", b.s.id, "runner", spec.Runner, "err", err)
+		if ctx.Err() != nil {
+			return &sandbox.Error{Op: "start a sandbox", Err: context.Cause(ctx)}
+		}
+		return err
+	}
+	b.sb = sb
+	b.conn = wire.NewConn(sb.Conn(), wire.ServerSide, m.dialer(spec.ID))
+	m.log.Debug("sandbox started", "session_id", b.s.id, "sandbox", spec.ID, "runner", spec.Runner,
+		"network", spec.Network, "duration_ms", time.Since(began).Milliseconds())
+	return nil
+}
+
+func (m *Manager) dialer(sandboxID string) func(*wire.Stream, wire.Frame) {
+	if m.cfg.Dial == nil {
+		return nil
+	}
+	return func(s *wire.Stream, _ wire.Frame) {
+		defer s.Close()
+		m.cfg.Dial(m.ctx, sandboxID, s)
+	}
+}
+
+// environment names what a sandbox is started with for a runner. Runners that share it, as TypeScript and
+// JavaScript do, share sandboxes; a runner that was installed anew gets new ones.
+func environment(r runner.Runner) string {
+	if len(r.Mounts) == 0 {
+		return r.Image
+	}
+	var b strings.Builder
+	for _, m := range r.Mounts {
+		b.WriteString(m.Source)
+		b.WriteByte(0)
+		b.WriteString(m.Target)
+		b.WriteByte(0)
+	}
+	return b.String()
+}

@@ -1,0 +1,111 @@
+package session
+
+import (
+	"context"
+	"time"
+
+	"mcp-code-sandbox/internal/workspace"
+)
+
+const (
+	firstWalk = 100 * time.Millisecond // after the run began
+	minWalk   = 250 * time.Millisecond // between two walks
+	walkShare = 10                     // a walk may take a tenth of the time
+	lastWalk  = 10 * time.Second       // bounds the walk after a run
+)
+
+// measureOnce walks the workspace if nobody has, so that diskLimit knows what was there before.
+func (s *Session) measureOnce(ctx context.Context) {
+	if s.m.cfg.Quota == (workspace.Usage{}) {
+		return
+	}
+	s.usageMu.Lock()
+	known := s.usage != nil
+	s.usageMu.Unlock()
+	if known {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lastWalk)
+	defer cancel()
+	if u, err := s.ws.Usage(ctx, workspace.Usage{}); err == nil {
+		s.setUsage(u)
+	}
+}
+
+func (s *Session) setUsage(u workspace.Usage) {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	s.usage = &u
+}
+
+// diskLimit is what the workspace may hold during a run, and whether it holds too much already. Such a
+// workspace may not grow, but code that deletes files must be able to run in it. The limit never rises above
+// twice the quota, however large the last run managed to make the workspace before it was stopped.
+func (s *Session) diskLimit() (limit workspace.Usage, full bool) {
+	q := s.m.cfg.Quota
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	if s.usage == nil || !exceeds(*s.usage, q) {
+		return q, false
+	}
+	return workspace.Usage{
+		Bytes: min(max(q.Bytes, s.usage.Bytes), 2*q.Bytes),
+		Files: min(max(q.Files, s.usage.Files), 2*q.Files),
+	}, true
+}
+
+func exceeds(u, limit workspace.Usage) bool {
+	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
+}
+
+// watchDisk calls over once if the workspace outgrows the limit. After stop has returned it does nothing
+// any more. A run that is over before the first walk costs a timer.
+func (s *Session) watchDisk(limit workspace.Usage, over func()) (stop func()) {
+	if limit == (workspace.Usage{}) {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	t := time.AfterFunc(firstWalk, func() {
+		defer close(done)
+		for {
+			began := time.Now()
+			if u, err := s.ws.Usage(ctx, limit); err == nil && exceeds(u, limit) {
+				over()
+				return
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(max(minWalk, walkShare*time.Since(began))):
+			}
+		}
+	})
+	return func() {
+		cancel()
+		if !t.Stop() {
+			<-done
+		}
+	}
+}
+
+// overDisk is the check after a run. It remembers what the workspace holds for the next one.
+func (s *Session) overDisk(limit workspace.Usage) bool {
+	if limit == (workspace.Usage{}) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lastWalk)
+	defer cancel()
+	u, err := s.ws.Usage(ctx, limit)
+	if err != nil {
+		return false
+	}
+	over := exceeds(u, limit)
+	if over { // the walk stopped there
+		if u, err = s.ws.Usage(ctx, workspace.Usage{}); err != nil {
+			return true
+		}
+	}
+	s.setUsage(u)
+	return over
+}

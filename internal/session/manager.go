@@ -1,0 +1,239 @@
+package session
+
+import (
+	"container/list"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// Config is what a Manager needs. Zero durations, counts and limits mean: none.
+type Config struct {
+	Root            string // holds one directory per session
+	InstallationKey []byte // turns (caller, id) into a directory name
+	Backend         sandbox.Backend
+	Owner           workspace.Owner // of workspace files; {-1, -1}: the server's own user
+	Limits          sandbox.Limits
+	Quota           workspace.Usage // of one workspace
+
+	MaxSessions       int // sessions that have a live sandbox at one time
+	MaxRunsPerSession int // overlapping runs of one session
+	IdleTTL           time.Duration
+	MaxLifetime       time.Duration // of a sandbox; then it gets no new run and ends with its last one
+	CleanupInterval   time.Duration
+	OutputLimit       int64 // bytes a run may print before it is ended
+
+	// Dial serves a stream that a sandbox opened to the server and returns when it is done with it.
+	// It is nil where there is nothing to reach: every such stream is then closed at once.
+	Dial func(ctx context.Context, sandboxID string, s *wire.Stream)
+
+	Logger *slog.Logger // nil: silent
+}
+
+// Manager holds the sessions of one server. Its methods are safe for concurrent use.
+type Manager struct {
+	cfg Config
+	log *slog.Logger
+
+	ctx    context.Context // ends with the manager; sandboxes are started under it, never under a caller's
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // the clean-up loop and one goroutine per sandbox
+
+	mu       sync.Mutex
+	closed   bool
+	sessions map[string]*Session // by key; only those in use or with a sandbox
+	boxes    map[*box]struct{}   // every sandbox that is starting, live or ending
+	live     int                 // sessions with at least one sandbox
+	runs     int
+	idle     list.List // of *Session with a sandbox and without runs, least recently used first
+}
+
+// New returns a Manager. Close ends it.
+func New(cfg Config) *Manager {
+	m := &Manager{cfg: cfg, log: cfg.Logger, sessions: map[string]*Session{}, boxes: map[*box]struct{}{}}
+	if m.log == nil {
+		m.log = slog.New(slog.DiscardHandler)
+	}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.wg.Go(m.cleanupLoop)
+	return m
+}
+
+// Close ends every sandbox, and with it every run, and returns when nothing is left of them or ctx is done.
+func (m *Manager) Close(ctx context.Context) error {
+	m.mu.Lock()
+	m.closed = true
+	m.cancel() // before the sandboxes end, so that their runs know why
+	var forgotten []*Session
+	for b := range m.boxes {
+		forgotten = append(forgotten, m.retireLocked(b)...)
+		b.close()
+	}
+	m.mu.Unlock()
+	m.forget(forgotten)
+	done := make(chan struct{})
+	go func() {
+		m.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Stats returns numbers for metrics.
+func (m *Manager) Stats() Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return Stats{Sessions: len(m.sessions), LiveSandboxes: len(m.boxes), ActiveRuns: m.runs}
+}
+
+// Limits are those of every sandbox.
+func (m *Manager) Limits() sandbox.Limits { return m.cfg.Limits }
+
+// MaxSessions is how many sessions may have a live sandbox at one time.
+func (m *Manager) MaxSessions() int { return m.cfg.MaxSessions }
+
+// Open returns the caller's session of that id and makes it, with its directory and meta.json, on first use.
+// The session must be released. Errors are *IDError, ErrClosed, or the file system's.
+func (m *Manager) Open(caller Caller, id string) (*Session, error) {
+	return m.get(caller, id, true)
+}
+
+// Lookup is Open for a session that must exist: it returns ErrNotFound otherwise, and never makes anything.
+func (m *Manager) Lookup(caller Caller, id string) (*Session, error) {
+	return m.get(caller, id, false)
+}
+
+func (m *Manager) get(caller Caller, id string, create bool) (*Session, error) {
+	if err := CheckID(id); err != nil {
+		return nil, err
+	}
+	key := m.key(caller, id)
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil, ErrClosed
+	}
+	s := m.sessions[key]
+	if s == nil {
+		s = &Session{m: m, caller: caller, id: id, key: key, dir: filepath.Join(m.cfg.Root, key),
+			boxes: map[boxKey]*box{}}
+		m.sessions[key] = s
+	}
+	s.refs++
+	if create {
+		s.lastUsed = time.Now()
+		if s.idle != nil {
+			m.idle.MoveToBack(s.idle)
+		}
+	}
+	m.mu.Unlock()
+
+	if err := s.load(create); err != nil {
+		s.Release()
+		return nil, err
+	}
+	return s, nil
+}
+
+// key is the session's directory name. The lengths keep ("ab", "c") and ("a", "bc") apart.
+func (m *Manager) key(caller Caller, id string) string {
+	mac := hmac.New(sha256.New, m.cfg.InstallationKey)
+	for _, s := range []string{"session", caller.ID, id} {
+		var n [8]byte
+		binary.BigEndian.PutUint64(n[:], uint64(len(s)))
+		mac.Write(n[:])
+		_, _ = io.WriteString(mac, s)
+	}
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// cleanupLoop ends what has been idle, or has lived, for too long.
+func (m *Manager) cleanupLoop() {
+	timer := time.NewTimer(m.nextCleanup(time.Now()))
+	defer timer.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-timer.C:
+		}
+		now := time.Now()
+		m.cleanup(now)
+		timer.Reset(m.nextCleanup(now))
+	}
+}
+
+func (m *Manager) cleanup(now time.Time) {
+	var forgotten, stale []*Session
+	m.mu.Lock()
+	if ttl := m.cfg.IdleTTL; ttl > 0 {
+		for e := m.idle.Front(); e != nil; e = m.idle.Front() {
+			s := e.Value.(*Session)
+			if now.Sub(s.lastUsed) < ttl {
+				break // the others have been used later
+			}
+			m.log.Debug("session idle, ending its sandboxes", "session_id", s.id)
+			_, gone := m.evictLocked(s)
+			forgotten = append(forgotten, gone...)
+		}
+	}
+	for b := range m.boxes {
+		if !b.retired && b.expired(now, m.cfg.MaxLifetime) {
+			forgotten = append(forgotten, m.retireLocked(b)...)
+		}
+	}
+	for _, s := range m.sessions {
+		if s.lastUsed.Sub(s.saved) >= saveInterval {
+			s.refs++ // it must not be forgotten while its meta.json is written
+			stale = append(stale, s)
+		}
+	}
+	m.mu.Unlock()
+	m.forget(forgotten)
+	for _, s := range stale {
+		s.save()
+		s.Release()
+	}
+}
+
+// minCleanup keeps the loop from spinning under tiny settings.
+const minCleanup = 100 * time.Millisecond
+
+// nextCleanup says how long the loop may sleep. Whatever becomes idle during the sleep expires after it.
+func (m *Manager) nextCleanup(now time.Time) time.Duration {
+	next := time.Hour
+	for _, d := range []time.Duration{m.cfg.CleanupInterval, m.cfg.IdleTTL, m.cfg.MaxLifetime} {
+		if d > 0 {
+			next = min(next, d)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.idle.Front(); e != nil && m.cfg.IdleTTL > 0 {
+		next = min(next, e.Value.(*Session).lastUsed.Add(m.cfg.IdleTTL).Sub(now))
+	}
+	if m.cfg.MaxLifetime > 0 {
+		for b := range m.boxes {
+			if !b.retired {
+				next = min(next, b.created.Add(m.cfg.MaxLifetime).Sub(now))
+			}
+		}
+	}
+	return max(next, minCleanup)
+}

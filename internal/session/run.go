@@ -1,0 +1,259 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+const (
+	// killGrace is how long the agent has to answer a kill before it loses its sandbox.
+	killGrace = 2 * time.Second
+	// cancelGrace is shorter: a cancelled run is dead within a second.
+	cancelGrace = 500 * time.Millisecond
+	// goneWait is how long the result of a run whose sandbox died waits for the reason.
+	goneWait = 3 * time.Second
+
+	sigkill = 9
+)
+
+// RunRequest is one execution of one piece of code.
+type RunRequest struct {
+	Code    string
+	Env     map[string]string // added to the runner's own, and wins over it
+	Network bool
+	Timeout time.Duration // zero: none
+	// Output gets the program's output as it is produced, in order, from one goroutine at a time.
+	// It must not block and must not keep p. It is not called after Run has returned. It may be nil.
+	Output func(stream wire.Type, p []byte)
+}
+
+// RunResult says how a run ended.
+type RunResult struct {
+	// ExitCode is the program's own, 128+Signal when a signal ended it, and -1 when the server ended it
+	// (timeout, cancelled, output_limit, disk_quota while it ran) or nobody knows (sandbox_lost).
+	ExitCode int
+	Signal   int // 0 when it exited by itself
+	Cause    sandbox.Cause
+	// Started is false when it is certain that no line of the code was executed.
+	Started     bool
+	UserTime    time.Duration
+	SysTime     time.Duration
+	MaxRSSBytes int64
+}
+
+// Run executes code in the session's sandbox for that runner and network, which is started if need be.
+// The program's failure, and that of the sandbox while the code ran, is a result; code is never executed
+// twice. A done ctx ends the run with the cause cancelled.
+// Errors are ErrBusy, ErrMaxSessions, ErrClosed, or the backend's when no sandbox could be started.
+func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
+	s.measureOnce(ctx)
+	for retried := false; ; retried = true {
+		b, err := s.m.acquire(ctx, s, r, req.Network)
+		if err != nil {
+			if ctx.Err() != nil {
+				return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
+			}
+			return RunResult{}, err
+		}
+		if !retried && b.conn.Err() != nil {
+			// It died while idle, before this run was sent: nothing has been executed.
+			s.m.retire(b)
+			s.m.release(b)
+			continue
+		}
+		defer s.m.release(b)
+		return s.supervise(ctx, b, r, req)
+	}
+}
+
+// supervised is a run that is going. The first reason to stop it is the one that the result tells.
+type supervised struct {
+	b *box
+
+	mu       sync.Mutex
+	stream   *wire.Stream
+	cause    sandbox.Cause
+	ended    bool
+	escalate *time.Timer
+}
+
+// stop ends the program for the given reason. It does not block. An agent that does not report the end in
+// time loses its sandbox.
+func (r *supervised) stop(cause sandbox.Cause) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended || r.cause != "" {
+		return
+	}
+	r.cause = cause
+	grace := killGrace
+	if cause == sandbox.CauseCancelled {
+		grace = cancelGrace
+	}
+	r.escalate = time.AfterFunc(grace, r.b.close)
+	r.killLocked()
+}
+
+func (r *supervised) killLocked() {
+	if r.stream != nil && r.cause != "" {
+		// The write may block on an agent that does not read; the escalation unblocks it.
+		go func(s *wire.Stream) { _ = s.Send(context.Background(), wire.Frame{Type: wire.TypeKill}) }(r.stream)
+	}
+}
+
+func (r *supervised) opened(s *wire.Stream) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stream = s
+	r.killLocked()
+}
+
+// end closes the books: no reason to stop counts from here on.
+func (r *supervised) end() sandbox.Cause {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	if r.escalate != nil {
+		r.escalate.Stop()
+	}
+	return r.cause
+}
+
+func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req RunRequest) (RunResult, error) {
+	run := &supervised{b: b}
+	before := usageOf(b.sb)
+	defer context.AfterFunc(ctx, func() { run.stop(sandbox.CauseCancelled) })()
+	if req.Timeout > 0 {
+		defer time.AfterFunc(req.Timeout, func() { run.stop(sandbox.CauseTimeout) }).Stop()
+	}
+	limit, full := s.diskLimit()
+	stopWatching := s.watchDisk(limit, func() { run.stop(sandbox.CauseDiskQuota) })
+
+	limits := wire.RunLimits{TmpBytes: s.m.cfg.Limits.TmpBytes, FileBytes: s.m.cfg.Limits.FileBytes}
+	if full {
+		limits.FileBytes = 1 // it may delete, not write
+	}
+	exit, started, err := s.execute(b, run, r, req, limits)
+	stopWatching()
+	cause := run.end()
+	if err != nil {
+		return RunResult{}, err
+	}
+	if exit == nil {
+		return RunResult{ExitCode: -1, Cause: s.lossCause(b, cause), Started: started}, nil
+	}
+	res := RunResult{
+		ExitCode:    exit.Code,
+		Signal:      exit.Signal,
+		Cause:       cause,
+		Started:     exit.Error == "",
+		UserTime:    time.Duration(exit.UserUS) * time.Microsecond,
+		SysTime:     time.Duration(exit.SysUS) * time.Microsecond,
+		MaxRSSBytes: exit.MaxRSSB,
+	}
+	if cause != "" {
+		res.ExitCode = -1
+	} else {
+		res.Cause = causeOf(exit, before, usageOf(b.sb))
+	}
+	if s.overDisk(limit) && res.Cause == "" {
+		res.Cause = sandbox.CauseDiskQuota
+	}
+	return res, nil
+}
+
+// execute sends the run and passes its output on until its exit, which is nil when the sandbox was lost.
+func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunRequest, limits wire.RunLimits) (exit *wire.Exit, started bool, err error) {
+	env := make(map[string]string, len(r.Env)+len(req.Env))
+	maps.Copy(env, r.Env)
+	maps.Copy(env, req.Env)
+	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{
+		Argv: r.Argv, File: r.File, Code: []byte(req.Code), Env: env, Limits: limits,
+	}})
+	if err != nil {
+		if b.conn.Err() == nil {
+			return nil, false, fmt.Errorf("send the run to its sandbox: %w", err)
+		}
+		return nil, false, nil // the frame did not go out whole, and a part of one is not executed
+	}
+	run.opened(stream)
+	output := req.Output
+	if output == nil {
+		output = func(wire.Type, []byte) {}
+	}
+	var total int64
+	for {
+		f, err := stream.Recv(context.Background()) // ends with the sandbox at the latest
+		if err != nil {
+			return nil, true, nil
+		}
+		switch f.Type {
+		case wire.TypeStdout, wire.TypeStderr:
+			p := f.Data
+			if limit := s.m.cfg.OutputLimit; limit > 0 {
+				if total+int64(len(p)) > limit {
+					p = p[:max(limit-total, 0)]
+					run.stop(sandbox.CauseOutputLimit)
+				}
+			}
+			total += int64(len(f.Data))
+			if len(p) > 0 {
+				output(f.Type, p)
+			}
+		case wire.TypeExit:
+			if msg := f.Exit.Error; msg != "" {
+				output(wire.TypeStderr, []byte(msg+"\n"))
+			}
+			return f.Exit, true, nil
+		}
+	}
+}
+
+// lossCause is why a run ended whose sandbox is gone.
+func (s *Session) lossCause(b *box, cause sandbox.Cause) sandbox.Cause {
+	if cause != "" {
+		return cause
+	}
+	if s.m.ctx.Err() != nil {
+		return sandbox.CauseCancelled
+	}
+	select {
+	case <-b.gone:
+		if b.exit.Cause == sandbox.CauseOutOfMemory {
+			return b.exit.Cause
+		}
+	case <-time.After(goneWait):
+	}
+	return sandbox.CauseLost
+}
+
+// causeOf tells a program that ran into a limit of its sandbox from one that failed by itself.
+// Overlapping runs share the sandbox's counters, so the counters alone prove nothing.
+func causeOf(exit *wire.Exit, before, after sandbox.Usage) sandbox.Cause {
+	killed := exit.Signal == sigkill
+	switch {
+	case after.OOMKills > before.OOMKills && (killed || exit.Code == 128+sigkill): // a shell passes 137 on
+		return sandbox.CauseOutOfMemory
+	case after.PIDsRefused > before.PIDsRefused && exit.Code != 0:
+		return sandbox.CausePIDsLimit
+	case killed:
+		return sandbox.CauseKilled
+	}
+	return ""
+}
+
+func usageOf(sb sandbox.Sandbox) sandbox.Usage {
+	if m, ok := sb.(sandbox.Meter); ok {
+		if u, err := m.Usage(); err == nil {
+			return u
+		}
+	}
+	return sandbox.Usage{}
+}

@@ -1,0 +1,205 @@
+package session
+
+import (
+	"container/list"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// Session is a caller's long-lived place to work. Its methods are safe for concurrent use.
+type Session struct {
+	m      *Manager
+	caller Caller
+	id     string
+	key    string
+	dir    string // <root>/<key>
+
+	loadMu sync.Mutex
+	ws     *workspace.Workspace // set once, under loadMu
+
+	saveMu sync.Mutex // one writer of meta.json
+
+	usageMu sync.Mutex
+	usage   *workspace.Usage // as of the last complete walk; nil before the first
+
+	// The rest is guarded by m.mu.
+	refs     int // of Open, Lookup and runs
+	runs     int
+	boxes    map[boxKey]*box
+	idle     *list.Element // in m.idle
+	lastUsed time.Time
+	saved    time.Time // the last_used that meta.json holds
+}
+
+// ID is the id the caller chose.
+func (s *Session) ID() string { return s.id }
+
+// Key is the session's name on disk. It tells nothing about caller or id.
+func (s *Session) Key() string { return s.key }
+
+// Workspace is the session's files. It is valid until Release.
+func (s *Session) Workspace() *workspace.Workspace { return s.ws }
+
+// Release says that the holder of the session, who got it from Open or Lookup, is done with it.
+// A session that nobody holds and that has no sandbox costs nothing.
+func (s *Session) Release() {
+	s.m.mu.Lock()
+	s.refs--
+	gone := s.m.forgetLocked(s)
+	s.m.mu.Unlock()
+	s.m.forget(gone)
+}
+
+// forgetLocked takes s out of the books if nothing needs it, and returns it for forget to finish.
+func (m *Manager) forgetLocked(s *Session) []*Session {
+	if s.refs > 0 || len(s.boxes) > 0 || m.sessions[s.key] != s {
+		return nil
+	}
+	delete(m.sessions, s.key)
+	return []*Session{s}
+}
+
+// forget closes what forgetLocked took out. It must be called without m.mu.
+func (m *Manager) forget(sessions []*Session) {
+	for _, s := range sessions {
+		if s.ws == nil {
+			continue // never loaded
+		}
+		s.save()
+		_ = s.ws.Close()
+	}
+}
+
+const (
+	filesDir     = "files"
+	metaFile     = "meta.json"
+	saveInterval = time.Minute // how far meta.json's last_used may lag behind a session's use
+)
+
+// meta is the content of meta.json. It is for people and for later servers; nothing is authorised by it.
+type meta struct {
+	Caller   string     `json:"caller"`
+	ID       string     `json:"id"`
+	Created  time.Time  `json:"created"`
+	LastUsed time.Time  `json:"last_used"`
+	ClosedAt *time.Time `json:"closed_at"` // null while the session is open
+}
+
+// load opens the workspace, once. Without create a session that is not on disk is ErrNotFound.
+func (s *Session) load(create bool) error {
+	s.loadMu.Lock()
+	defer s.loadMu.Unlock()
+	if s.ws != nil {
+		return nil
+	}
+	files := filepath.Join(s.dir, filesDir)
+	if create {
+		if err := s.makeDirs(files); err != nil {
+			return fmt.Errorf("make the session's directory: %w", err)
+		}
+	} else if _, err := os.Lstat(files); errors.Is(err, fs.ErrNotExist) {
+		return ErrNotFound
+	}
+	ws, err := workspace.Open(files, s.m.cfg.Owner)
+	if err != nil {
+		return fmt.Errorf("open the session's workspace: %w", err)
+	}
+	s.ws = ws
+	md, err := s.readMeta()
+	s.m.mu.Lock()
+	s.saved = md.LastUsed
+	s.m.mu.Unlock()
+	if create && err != nil {
+		s.save()
+	}
+	return nil
+}
+
+// makeDirs makes <root>/<key>, which is the server's alone, and in it the directory that the sandbox sees.
+// Nothing but the server can write to <key>, so its entries may be handled by path.
+func (s *Session) makeDirs(files string) error {
+	err := os.Mkdir(files, 0o700)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(s.dir, 0o700); err != nil {
+			return err
+		}
+		err = os.Mkdir(files, 0o700)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	// Also when it was there: a server that died between the two calls left it with the wrong owner.
+	if o := s.m.cfg.Owner; o.UID >= 0 || o.GID >= 0 {
+		return os.Lchown(files, o.UID, o.GID)
+	}
+	return nil
+}
+
+func (s *Session) readMeta() (meta, error) {
+	var md meta
+	b, err := os.ReadFile(filepath.Join(s.dir, metaFile))
+	if err == nil {
+		err = json.Unmarshal(b, &md)
+	}
+	return md, err
+}
+
+// save writes meta.json. A failure costs the record of the last use and nothing else, so it is only logged.
+func (s *Session) save() {
+	s.saveMu.Lock()
+	defer s.saveMu.Unlock()
+	s.m.mu.Lock()
+	used, saved := s.lastUsed, s.saved
+	s.m.mu.Unlock()
+	if used.Sub(saved) < saveInterval {
+		return
+	}
+	md, err := s.readMeta()
+	if err != nil { // none yet, or damaged
+		md = meta{Caller: s.caller.ID, ID: s.id, Created: used}
+	}
+	if md.LastUsed.Before(used) {
+		md.LastUsed = used
+	}
+	if err := s.writeMeta(md); err != nil {
+		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
+		return
+	}
+	s.m.mu.Lock()
+	s.saved = used
+	s.m.mu.Unlock()
+}
+
+// writeMeta replaces meta.json in one step: other servers may read it at any time.
+func (s *Session) writeMeta(md meta) (err error) {
+	md.Created, md.LastUsed = md.Created.UTC(), md.LastUsed.UTC()
+	b, err := json.MarshalIndent(md, "", "  ")
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(s.dir, ".meta-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if _, err = f.Write(append(b, '\n')); err != nil {
+		_ = f.Close()
+		return err
+	}
+	if err = f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), filepath.Join(s.dir, metaFile))
+}

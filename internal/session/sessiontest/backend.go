@@ -1,0 +1,212 @@
+// Package sessiontest has a backend for tests: its sandboxes isolate nothing, but a scripted agent in the
+// same process speaks the real wire protocol for them.
+package sessiontest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// SIGKILL is what a program that was killed reports.
+var SIGKILL = wire.Exit{Code: 137, Signal: 9}
+
+// Process is a run as the scripted program sees it.
+type Process struct {
+	context.Context // done when the run is killed or its sandbox ends
+
+	*wire.Run
+	Spec    sandbox.Spec
+	Sandbox *Sandbox
+
+	stream *wire.Stream
+}
+
+// Stdout prints. It reports whether it could.
+func (p *Process) Stdout(data []byte) bool { return p.print(wire.TypeStdout, data) }
+
+// Stderr prints. It reports whether it could.
+func (p *Process) Stderr(data []byte) bool { return p.print(wire.TypeStderr, data) }
+
+func (p *Process) print(t wire.Type, data []byte) bool {
+	return p.stream.Send(p, wire.Frame{Type: t, Data: data}) == nil
+}
+
+// Backend starts sandboxes in which every run calls Program.
+type Backend struct {
+	// Program is the program of every run. nil: it prints the code and exits with 0.
+	Program func(*Process) wire.Exit
+	// OnStart, if set, is called by Start first; an error of it is Start's.
+	OnStart func(ctx context.Context, spec sandbox.Spec) error
+	// IgnoreKill makes the agent deaf: kill frames have no effect.
+	IgnoreKill bool
+	// Exit is what Wait tells.
+	Exit sandbox.Exit
+
+	started atomic.Int64
+	mu      sync.Mutex
+	live    map[*Sandbox]struct{}
+}
+
+var (
+	_ sandbox.Backend = (*Backend)(nil)
+	_ sandbox.Meter   = (*Sandbox)(nil)
+)
+
+// Started is how many sandboxes have been started.
+func (b *Backend) Started() int { return int(b.started.Load()) }
+
+// Live returns the sandboxes that have not been closed.
+func (b *Backend) Live() []*Sandbox {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var live []*Sandbox
+	for sb := range b.live {
+		live = append(live, sb)
+	}
+	return live
+}
+
+// Start implements sandbox.Backend.
+func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if b.OnStart != nil {
+		if err := b.OnStart(ctx, spec); err != nil {
+			return nil, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	server, agent := net.Pipe()
+	sb := &Sandbox{backend: b, spec: spec, server: server, agent: agent, gone: make(chan struct{})}
+	sb.ctx, sb.cancel = context.WithCancel(context.Background())
+	hello := make(chan error, 1)
+	go func() { hello <- wire.WriteHello(agent, "sessiontest") }()
+	_, err := wire.ReadHello(server)
+	if err = errors.Join(err, <-hello); err != nil {
+		return nil, err
+	}
+	sb.conn = wire.NewConn(agent, wire.AgentSide, sb.run)
+	b.started.Add(1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.live == nil {
+		b.live = map[*Sandbox]struct{}{}
+	}
+	b.live[sb] = struct{}{}
+	return sb, nil
+}
+
+// Sandbox is one of the Backend's. Its fields may be changed while runs go.
+type Sandbox struct {
+	OOMKills, PIDsRefused atomic.Uint64
+
+	backend       *Backend
+	spec          sandbox.Spec
+	server, agent net.Conn
+	conn          *wire.Conn
+	ctx           context.Context
+	cancel        context.CancelFunc
+	once          sync.Once
+	gone          chan struct{}
+
+	mu     sync.Mutex
+	closed bool
+	runs   sync.WaitGroup
+}
+
+// Spec is what the sandbox was started with.
+func (s *Sandbox) Spec() sandbox.Spec { return s.spec }
+
+// Die ends the sandbox from inside, as a crash of the agent would.
+func (s *Sandbox) Die() {
+	s.cancel()
+	_ = s.agent.Close()
+}
+
+// Dial opens a stream to the server, as the agent does for a process inside.
+func (s *Sandbox) Dial() (*wire.Stream, error) {
+	return s.conn.Open(wire.Frame{Type: wire.TypeDial})
+}
+
+// ID implements sandbox.Sandbox.
+func (s *Sandbox) ID() string { return s.spec.ID }
+
+// Conn implements sandbox.Sandbox.
+func (s *Sandbox) Conn() io.ReadWriteCloser { return s.server }
+
+// Usage implements sandbox.Meter.
+func (s *Sandbox) Usage() (sandbox.Usage, error) {
+	return sandbox.Usage{OOMKills: s.OOMKills.Load(), PIDsRefused: s.PIDsRefused.Load()}, nil
+}
+
+// Wait implements sandbox.Sandbox.
+func (s *Sandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
+	select {
+	case <-s.gone:
+		return s.backend.Exit, nil
+	case <-ctx.Done():
+		return sandbox.Exit{}, ctx.Err()
+	}
+}
+
+// Close implements sandbox.Sandbox.
+func (s *Sandbox) Close(context.Context) error {
+	s.once.Do(func() {
+		s.cancel()
+		_ = s.server.Close()
+		_ = s.conn.Close()
+		s.mu.Lock()
+		s.closed = true
+		s.mu.Unlock()
+		s.runs.Wait()
+		s.backend.mu.Lock()
+		delete(s.backend.live, s)
+		s.backend.mu.Unlock()
+		close(s.gone)
+	})
+	<-s.gone
+	return nil
+}
+
+func (s *Sandbox) run(stream *wire.Stream, f wire.Frame) {
+	defer stream.Close()
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.runs.Add(1)
+	s.mu.Unlock()
+	defer s.runs.Done()
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	go func() { // ends with the stream
+		for {
+			f, err := stream.Recv(ctx)
+			if err != nil {
+				return
+			}
+			if f.Type == wire.TypeKill && !s.backend.IgnoreKill {
+				cancel()
+			}
+		}
+	}()
+	p := &Process{Context: ctx, Run: f.Run, Spec: s.spec, Sandbox: s, stream: stream}
+	exit := s.backend.program(p)
+	_ = stream.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
+}
+
+func (b *Backend) program(p *Process) wire.Exit {
+	if b.Program != nil {
+		return b.Program(p)
+	}
+	p.Stdout(p.Code)
+	return wire.Exit{}
+}
