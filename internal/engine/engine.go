@@ -1,0 +1,197 @@
+// Package engine is the use case of the program: run a piece of code in a caller's session and hand back
+// its output and files; put files into a session and get them out.
+//
+// It checks requests, finds the runner, has the session run the code, lists and signs the files, and
+// records and counts what happened. It knows no MCP and no HTTP.
+package engine
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/signedurl"
+	"mcp-code-sandbox/internal/store"
+	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+const (
+	maxListed = 200 // files in a result
+	maxLogged = 20  // of them, in the log
+)
+
+// Config is what an Engine needs.
+type Config struct {
+	Sessions *session.Manager
+	Runners  func() runner.Set // what can be used now
+	Signer   *signedurl.Signer
+	Store    *store.Store // nil: runs are not recorded and there are no upload links
+	Logger   *slog.Logger // nil: silent
+	Metrics  *Metrics     // nil: nothing is counted
+
+	ExecTimeout    time.Duration // of a run
+	MaxCodeBytes   int
+	MaxOutputBytes int // kept of each stream
+	MaxUploadBytes int
+	Quota          workspace.Usage // of one workspace
+	NetworkAllowed bool
+	UploadTTL      time.Duration // how long an upload link works; zero: an hour
+}
+
+// Engine runs code and moves files. Its methods are safe for concurrent use.
+type Engine struct {
+	cfg    Config
+	log    *slog.Logger
+	ids    runIDs
+	record *recorder
+}
+
+// New returns an Engine. Close ends it; the session manager and the store it was given outlive it.
+func New(cfg Config) *Engine {
+	e := &Engine{cfg: cfg, log: cfg.Logger}
+	if e.log == nil {
+		e.log = slog.New(slog.DiscardHandler)
+	}
+	if e.cfg.UploadTTL <= 0 {
+		e.cfg.UploadTTL = time.Hour
+	}
+	if e.cfg.MaxOutputBytes <= 0 {
+		e.cfg.MaxOutputBytes = 100 << 10
+	}
+	if cfg.Store != nil {
+		e.record = newRecorder(cfg.Store, e.log)
+	}
+	cfg.Metrics.observe(cfg.Sessions.Stats)
+	return e
+}
+
+// Close returns when the records of finished runs are written, or ctx is done. Runs must have ended.
+func (e *Engine) Close(ctx context.Context) error {
+	if e.record == nil {
+		return nil
+	}
+	return e.record.close(ctx)
+}
+
+// Runners returns the language environments that can be used now.
+func (e *Engine) Runners() runner.Set { return e.cfg.Runners() }
+
+// Run executes code and returns when nothing of it is left running. The failure of the program, and of the
+// sandbox under it, is a Result; a refusal or a sandbox that cannot be started is an *Error.
+// A done ctx ends the run, which gives a Result with the cause cancelled.
+func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (Result, error) {
+	r, err := e.check(req)
+	if err != nil {
+		return Result{}, err
+	}
+	now := time.Now()
+	res := Result{RunID: e.ids.next(now), Session: req.Session, Runner: r.Name, Started: now}
+	log := e.log.With("session_id", req.Session, "run_id", res.RunID)
+	log.InfoContext(ctx, "[MCP] Using runner: "+r.Image)
+
+	s, err := e.cfg.Sessions.Open(caller, req.Session)
+	if err != nil {
+		return Result{}, e.failed(ctx, log, r, res, err)
+	}
+	defer s.Release()
+	log.DebugContext(ctx, "[MCP] Sandbox directory: "+s.Key())
+	log.InfoContext(ctx, fmt.Sprintf("[MCP] Executing %s code for conversation %s (network: %t, env vars: %d)",
+		r.Name, req.Session, req.Network, len(req.Env)))
+
+	stdout, stderr := newCollector(e.cfg.MaxOutputBytes), newCollector(e.cfg.MaxOutputBytes)
+	sres, err := s.Run(ctx, r, session.RunRequest{
+		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: e.cfg.ExecTimeout,
+		Output: func(t wire.Type, p []byte) {
+			stream, c := Stdout, stdout
+			if t == wire.TypeStderr {
+				stream, c = Stderr, stderr
+			}
+			c.write(p)
+			if req.Output != nil {
+				req.Output(stream, p)
+			}
+		},
+	})
+	if err != nil {
+		return Result{}, e.failed(ctx, log, r, res, err)
+	}
+	res.Duration = time.Since(now)
+	res.ExitCode, res.Signal, res.Cause = sres.ExitCode, sres.Signal, sres.Cause
+	res.NotStarted, res.MaxRSSBytes = !sres.Started, sres.MaxRSSBytes
+	res.Stdout, res.StdoutTruncated = stdout.bytes()
+	res.Stderr, res.StderrTruncated = stderr.bytes()
+	res.Hint = e.hint(res, r, req.Network)
+	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
+		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
+	e.cfg.Metrics.ran(r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
+	e.recordRun(caller, res)
+
+	if err := e.list(ctx, log, caller, s, &res); err != nil {
+		// The run has happened: its output must not be lost with the list.
+		log.ErrorContext(ctx, "[MCP] Cannot list the files of the sandbox", "err", err)
+		res.FilesTruncated = true
+	}
+	return res, nil
+}
+
+// failed accounts for a run that could not be tried.
+func (e *Engine) failed(ctx context.Context, log *slog.Logger, r runner.Runner, res Result, err error) error {
+	e.cfg.Metrics.ran(r.Name, "error", time.Since(res.Started), 0)
+	log.WarnContext(ctx, "[MCP] Execution failed", "err", err)
+	return e.wrap(err)
+}
+
+func outcome(res Result) string {
+	switch {
+	case res.Success():
+		return "success"
+	case res.Cause != "":
+		return string(res.Cause)
+	}
+	return "failure"
+}
+
+// list fills in the result's files, with links.
+func (e *Engine) list(ctx context.Context, log *slog.Logger, caller session.Caller, s *session.Session, res *Result) error {
+	log.DebugContext(ctx, "[MCP] Listing files in sandbox")
+	files, truncated, err := s.Workspace().List(maxListed)
+	if err != nil {
+		return err
+	}
+	res.FilesTruncated = truncated
+	res.Files = make([]FileLink, 0, len(files))
+	for i, f := range files {
+		link := FileLink{File: f, URL: e.url(caller, s.ID(), f.Name)}
+		res.Files = append(res.Files, link)
+		if i < maxLogged && !f.ModTime.Before(res.Started) {
+			address, _, _ := strings.Cut(link.URL, "?") // the signature is a secret
+			log.InfoContext(ctx, fmt.Sprintf("[MCP] File available: %s -> %s", f.Name, address))
+		}
+	}
+	log.InfoContext(ctx, fmt.Sprintf("[MCP] Found %d files", len(files)))
+	return nil
+}
+
+// url is where a file can be downloaded. Links name the session by its id, which is the local caller's;
+// for any other caller they would name somebody else's session, so there are none.
+func (e *Engine) url(caller session.Caller, id, name string) string {
+	if caller != session.Local {
+		return ""
+	}
+	return e.cfg.Signer.FileURL(id, name)
+}
+
+func (e *Engine) recordRun(caller session.Caller, res Result) {
+	if e.record == nil {
+		return
+	}
+	e.record.add(store.Run{
+		ID: res.RunID, Caller: caller.ID, Session: res.Session, Runner: res.Runner,
+		Started: res.Started, Duration: res.Duration, ExitCode: res.ExitCode, Cause: string(res.Cause),
+	})
+}

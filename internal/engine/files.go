@@ -1,0 +1,107 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/store"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// Upload puts a file into the caller's session, which is made if need be. Errors that the caller can do
+// something about are of type *Error: invalid_id, invalid_path, file_exists, file_too_large, quota_exceeded.
+func (e *Engine) Upload(ctx context.Context, caller session.Caller, req UploadRequest) (FileLink, error) {
+	name, err := workspace.CleanName(req.Name)
+	if err != nil {
+		return FileLink{}, e.wrap(err)
+	}
+	s, err := e.cfg.Sessions.Open(caller, req.Session)
+	if err != nil {
+		return FileLink{}, e.wrap(err)
+	}
+	defer s.Release()
+	f, err := s.Workspace().Write(name, &contextReader{ctx, req.Content}, workspace.WriteOptions{
+		Overwrite: req.Overwrite, MaxBytes: int64(e.cfg.MaxUploadBytes), Quota: e.cfg.Quota,
+	})
+	if err != nil {
+		return FileLink{}, e.wrap(err)
+	}
+	e.cfg.Metrics.uploaded(f.Size)
+	e.log.InfoContext(ctx, "[MCP] File uploaded: "+f.Name, "session_id", req.Session, "bytes", f.Size)
+	return FileLink{File: f, URL: e.url(caller, s.ID(), f.Name)}, nil
+}
+
+// UploadURL returns a link to which one file can be PUT, once.
+func (e *Engine) UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (url string, expires time.Time, err error) {
+	if err := session.CheckID(sessionID); err != nil {
+		return "", time.Time{}, e.wrap(err)
+	}
+	if name, err = workspace.CleanName(name); err != nil {
+		return "", time.Time{}, e.wrap(err)
+	}
+	if e.cfg.Store == nil {
+		return "", time.Time{}, errors.New("upload links need a store")
+	}
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	t := store.Ticket{
+		ID: hex.EncodeToString(b[:]), Caller: caller.ID, Session: sessionID, Name: name,
+		Overwrite: overwrite, Expires: time.Now().Add(e.cfg.UploadTTL).Truncate(time.Second),
+	}
+	if err := e.cfg.Store.AddTicket(ctx, t); err != nil {
+		return "", time.Time{}, err
+	}
+	return e.cfg.Signer.UploadURL(sessionID, name, t.ID, t.Expires), t.Expires, nil
+}
+
+// ReceiveUpload takes the file that was sent to a link of UploadURL. The link's signature must have been
+// checked. A link works once, whether or not its upload succeeds; then the error is link_expired.
+func (e *Engine) ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (FileLink, error) {
+	expired := &Error{Code: CodeLinkExpired, Message: "This upload link has been used or has expired. Ask for a new one."}
+	if e.cfg.Store == nil {
+		return FileLink{}, expired
+	}
+	t, err := e.cfg.Store.TakeTicket(ctx, ticketID, time.Now())
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return FileLink{}, expired
+	case err != nil:
+		return FileLink{}, err
+	case t.Session != id || t.Name != name:
+		return FileLink{}, expired
+	}
+	return e.Upload(ctx, session.Caller{ID: t.Caller},
+		UploadRequest{Session: t.Session, Name: t.Name, Content: body, Overwrite: t.Overwrite})
+}
+
+// OpenFile opens a regular file of a caller's session for download. It never makes a session. The error is
+// an *Error (invalid_id, invalid_path, session_not_found), or matches fs.ErrNotExist.
+func (e *Engine) OpenFile(_ context.Context, caller session.Caller, sessionID, name string) (*os.File, fs.FileInfo, error) {
+	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
+	if err != nil {
+		return nil, nil, e.wrap(err)
+	}
+	defer s.Release()
+	f, fi, err := s.Workspace().Open(name)
+	return f, fi, e.wrap(err)
+}
+
+// contextReader ends an upload whose client is gone.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r *contextReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}

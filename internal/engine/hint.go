@@ -1,0 +1,139 @@
+package engine
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strings"
+	"time"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// hintWindow is how much of the end of stderr is searched for known failures.
+const hintWindow = 8 << 10
+
+// A failure that is known by what the program printed about it.
+var (
+	noModule   = regexp.MustCompile(`(?:No module named|Cannot find module|Cannot find package|Could not resolve) ["']([A-Za-z0-9_@][A-Za-z0-9_.@/-]{0,63})["']`)
+	noNetwork  = regexp.MustCompile(`Temporary failure in name resolution|Name or service not known|Network is unreachable|Could not resolve host|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
+	readOnly   = regexp.MustCompile(`Read-only file system|EROFS`)
+	noMemory   = regexp.MustCompile(`(?m)^MemoryError|Cannot allocate memory|ENOMEM|heap out of memory|Unable to allocate`)
+	noSpace    = regexp.MustCompile(`No space left on device|ENOSPC`)
+	noProcess  = regexp.MustCompile(`can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|spawn \S+ EAGAIN`)
+	fileTooBig = regexp.MustCompile(`File too large|EFBIG`)
+)
+
+// hint says in a sentence or two what to do about a failure that is not obvious from the output.
+func (e *Engine) hint(res Result, r runner.Runner, network bool) string {
+	limits := e.cfg.Sessions.Limits()
+	switch res.Cause {
+	case sandbox.CauseTimeout:
+		return fmt.Sprintf("Execution timed out after %s. Do less in one run, or save intermediate results to /data and go on in the next run.",
+			seconds(e.cfg.ExecTimeout))
+	case sandbox.CauseCancelled:
+		return "The run was cancelled."
+	case sandbox.CauseOutOfMemory:
+		return outOfMemory(limits)
+	case sandbox.CauseOutputLimit:
+		return "The program was stopped because it printed too much. Write large output to a file in /data instead."
+	case sandbox.CauseDiskQuota:
+		return e.quotaHint()
+	case sandbox.CausePIDsLimit:
+		return tooManyProcesses(limits)
+	case sandbox.CauseKilled:
+		return "The program was ended by SIGKILL. If it did not do that itself, it probably ran out of memory: process the data in smaller pieces."
+	case sandbox.CauseLost:
+		if res.NotStarted {
+			return "The sandbox ended before the code was started. Nothing has been executed: run it again."
+		}
+		return "The sandbox ended while the code was running. Some of it may have been executed: check the files before you run it again."
+	}
+	if res.Success() {
+		return ""
+	}
+	return e.stderrHint(res.Stderr, r, network, limits)
+}
+
+func (e *Engine) stderrHint(stderr []byte, r runner.Runner, network bool, limits sandbox.Limits) string {
+	p := stderr[max(0, len(stderr)-hintWindow):]
+	// The last error is the one that ended the program.
+	if m := noModule.FindAllSubmatch(p, -1); m != nil {
+		have := "Only the standard library is there."
+		if len(r.Libraries) > 0 {
+			have = "Besides the standard library there are: " + strings.Join(r.Libraries, ", ") + "."
+		}
+		return fmt.Sprintf("%s is not installed, and nothing can be installed. %s", m[len(m)-1][1], have)
+	}
+	switch {
+	case !network && noNetwork.Match(p):
+		if e.cfg.NetworkAllowed {
+			return "This run had no network. Set network to true to have it."
+		}
+		return "This server gives no network to code. Upload the data as a file instead."
+	case readOnly.Match(p):
+		return "Only /data (also reachable as /mnt/data and /workspace) and /tmp can be written to. Files in /data are kept; /tmp ends with the run."
+	case noMemory.Match(p):
+		return outOfMemory(limits)
+	case noSpace.Match(p):
+		return fmt.Sprintf("The run's private /tmp holds at most %s. Write larger files to /data.", size(limits.TmpBytes))
+	case noProcess.Match(p):
+		return tooManyProcesses(limits)
+	case fileTooBig.Match(p):
+		return "A file grew beyond what one file may hold, or the workspace is full. Delete files in /data that are no longer needed, or write less."
+	}
+	return ""
+}
+
+func (e *Engine) quotaHint() string {
+	var most []string
+	if n := e.cfg.Quota.Bytes; n > 0 {
+		most = append(most, size(n))
+	}
+	if n := e.cfg.Quota.Files; n > 0 {
+		most = append(most, fmt.Sprintf("%d files", n))
+	}
+	return fmt.Sprintf("The files in /data exceed the quota (%s). Delete some first: until then code can delete but not write.",
+		strings.Join(most, " in "))
+}
+
+func outOfMemory(l sandbox.Limits) string {
+	limit := ""
+	if l.MemoryBytes > 0 {
+		limit = " of " + size(l.MemoryBytes)
+	}
+	return fmt.Sprintf("The program needed more than its memory limit%s. Process the data in smaller pieces.", limit)
+}
+
+func tooManyProcesses(l sandbox.Limits) string {
+	limit := ""
+	if l.PIDs > 0 {
+		limit = fmt.Sprintf(" of %d", l.PIDs)
+	}
+	return fmt.Sprintf("The program reached its limit%s on processes and threads. Use fewer workers.", limit)
+}
+
+// seconds writes a duration as contract 4 does: "60 seconds".
+func seconds(d time.Duration) string {
+	n := math.Round(d.Seconds()*10) / 10
+	if n == 1 {
+		return "1 second"
+	}
+	return fmt.Sprintf("%g seconds", n)
+}
+
+func size(n int64) string {
+	const kb, mb, gb = 1 << 10, 1 << 20, 1 << 30
+	switch {
+	case n <= 0:
+		return "a limited amount"
+	case n >= gb && n%gb == 0:
+		return fmt.Sprintf("%d GB", n/gb)
+	case n >= mb:
+		return fmt.Sprintf("%d MB", n/mb)
+	case n >= kb:
+		return fmt.Sprintf("%d KB", n/kb)
+	}
+	return fmt.Sprintf("%d bytes", n)
+}

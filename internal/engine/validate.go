@@ -1,0 +1,131 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// maxEnvBytes bounds a run's environment. It is also the most that the kernel takes in one variable.
+const maxEnvBytes = 128 << 10
+
+func refuse(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// check refuses what cannot be run, before anything is made for it.
+func (e *Engine) check(req Request) (runner.Runner, error) {
+	if err := session.CheckID(req.Session); err != nil {
+		return runner.Runner{}, e.wrap(err)
+	}
+	runners := e.cfg.Runners()
+	r, ok := runners.Lookup(req.Runner)
+	if !ok {
+		return runner.Runner{}, unknownRunner(req.Runner, runners)
+	}
+	if limit := e.cfg.MaxCodeBytes; limit > 0 && len(req.Code) > limit {
+		return runner.Runner{}, refuse(CodeCodeTooLarge,
+			"The code has %d bytes, the limit is %d. Upload data as a file with upload_file and read it from /data.", len(req.Code), limit)
+	}
+	if err := checkEnv(req.Env); err != nil {
+		return runner.Runner{}, err
+	}
+	if req.Network && !e.cfg.NetworkAllowed {
+		return runner.Runner{}, refuse(CodeNetworkDenied,
+			"This server gives no network to code (SANDBOX_NETWORK=off). Run it without network.")
+	}
+	return r, nil
+}
+
+func unknownRunner(name string, runners runner.Set) error {
+	if len(name) > 64 {
+		name = strings.ToValidUTF8(name[:64], "") + "…"
+	}
+	if len(runners) == 0 {
+		return refuse(CodeUnknownRunner, "No language is available on this server. The operator can prepare them with: mcp-code-sandbox runners install.")
+	}
+	return refuse(CodeUnknownRunner, "Unknown language %q. Available: %s.", name, strings.Join(runners.Names(), ", "))
+}
+
+// checkEnv never puts a value into its message: values may be secrets.
+func checkEnv(env map[string]string) error {
+	total := 0
+	for name, value := range env {
+		switch {
+		case !envName(name):
+			if len(name) > 64 {
+				name = strings.ToValidUTF8(name[:64], "") + "…"
+			}
+			return refuse(CodeInvalidEnvironment,
+				"The environment variable name %q is not valid. Use letters, digits and underscores, and do not start with a digit.", name)
+		case strings.ContainsRune(value, 0):
+			return refuse(CodeInvalidEnvironment, "The value of the environment variable %s contains a NUL byte. Remove it.", name)
+		case !utf8.ValidString(value):
+			return refuse(CodeInvalidEnvironment, "The value of the environment variable %s is not valid UTF-8. Encode it, for example as base64.", name)
+		}
+		total += len(name) + len(value) + 2 // "=" and NUL
+	}
+	if total > maxEnvBytes {
+		return refuse(CodeInvalidEnvironment,
+			"The environment has %d bytes, the limit is %d. Upload large values as a file.", total, maxEnvBytes)
+	}
+	return nil
+}
+
+func envName(s string) bool {
+	for i, c := range []byte(s) {
+		letter := c == '_' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+		if !letter && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 1024
+}
+
+// wrap turns the errors of the layers below into an *Error where the caller or the operator can do something.
+// It is the one place that does.
+func (e *Engine) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	var (
+		id   *session.IDError
+		name *workspace.NameError
+		iso  *sandbox.Error
+		code Code
+	)
+	message := err.Error()
+	switch {
+	case errors.As(err, &id):
+		code = CodeInvalidID
+	case errors.As(err, &name):
+		code = CodeInvalidPath
+	case errors.Is(err, workspace.ErrExists):
+		code = CodeFileExists
+	case errors.Is(err, workspace.ErrTooLarge):
+		code = CodeFileTooLarge
+	case errors.Is(err, workspace.ErrQuota):
+		code = CodeQuotaExceeded
+	case errors.Is(err, session.ErrNotFound):
+		code, message = CodeSessionNotFound, "There is no such session. Run code or upload a file in it first."
+	case errors.Is(err, session.ErrBusy):
+		code, message = CodeSessionBusy, "A run is already in progress for this session. Wait for it to complete."
+	case errors.Is(err, session.ErrMaxSessions):
+		code, message = CodeMaxSessions, fmt.Sprintf(
+			"Maximum %d concurrent sessions reached. Close an existing session first, or try again when a run has finished.",
+			e.cfg.Sessions.MaxSessions())
+	case errors.Is(err, session.ErrClosed):
+		code, message = CodeBackendUnavailable, "The server is shutting down. Try again in a moment."
+	case errors.As(err, &iso):
+		code, message = CodeBackendUnavailable, "No sandbox can be started: "+iso.Error()
+	default:
+		return err
+	}
+	return &Error{Code: code, Message: message, Err: err}
+}
