@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,6 +47,7 @@ type app struct {
 	problems []runner.Problem
 	metrics  http.Handler
 
+	tasks    *tasks
 	instance *instance.Instance
 	store    *store.Store
 	closers  []func(context.Context) error // last first
@@ -122,7 +122,9 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 	a.onClose(a.engine.Close)
 	a.onClose(a.sessions.Close)
 
-	a.startCleaning()
+	a.tasks = newTasks()
+	a.onClose(a.tasks.close)
+	a.tasks.start(a.keepClean)
 	return a, nil
 }
 
@@ -141,27 +143,18 @@ func (a *app) Close() error {
 	return errors.Join(errs...)
 }
 
-// startCleaning cleans up after dead instances and forgets old records, now and then at every interval.
-func (a *app) startCleaning() {
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		tick := time.NewTicker(time.Duration(a.settings.CleanupInterval))
-		defer tick.Stop()
-		for {
-			a.clean(ctx)
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
+// keepClean cleans up after dead instances and forgets old records, now and then at every interval.
+func (a *app) keepClean(ctx context.Context) {
+	tick := time.NewTicker(time.Duration(a.settings.CleanupInterval))
+	defer tick.Stop()
+	for {
+		a.clean(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
 		}
-	})
-	a.onClose(func(context.Context) error {
-		cancel()
-		wg.Wait()
-		return nil
-	})
+	}
 }
 
 func (a *app) clean(ctx context.Context) {
@@ -189,7 +182,9 @@ func (a *app) clean(ctx context.Context) {
 }
 
 // ready starts a sandbox, and says why if that cannot be done.
-func (a *app) ready(ctx context.Context) error {
+func (a *app) ready(ctx context.Context) error { return a.tasks.do(ctx, a.probe) }
+
+func (a *app) probe(ctx context.Context) error {
 	prober, ok := a.backend.(sandbox.Prober)
 	if !ok {
 		return nil

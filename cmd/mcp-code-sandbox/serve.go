@@ -41,7 +41,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 		a.log.Warn("[HTTP] " + note)
 	}
 	banner(inv.stderr, a, base)
-	go a.reportReadiness(ctx)
+	a.tasks.start(a.reportReadiness)
 
 	server := httpapi.NewServer(newHandler(a, base, m.Handler()), a.log)
 	served := make(chan error, 1)
@@ -95,7 +95,7 @@ func shutdown(server *http.Server, m *mcpserver.Server) error {
 
 // reportReadiness tries a sandbox once, so that the log says at the start what would otherwise be learnt at the first run.
 func (a *app) reportReadiness(ctx context.Context) {
-	if err := a.ready(ctx); err != nil && ctx.Err() == nil {
+	if err := a.probe(ctx); err != nil && ctx.Err() == nil {
 		a.log.Error("no code can be run here; mcp-code-sandbox doctor says more", "error", err)
 	}
 	for _, p := range a.problems {

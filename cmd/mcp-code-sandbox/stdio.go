@@ -31,7 +31,7 @@ func (*stdioCmd) Run(ctx context.Context, inv *invocation) error {
 	if note != "" {
 		a.log.Info("[HTTP] " + note)
 	}
-	go a.reportReadiness(ctx)
+	a.tasks.start(a.reportReadiness)
 
 	server := httpapi.NewServer(newHandler(a, base, nil), a.log)
 	go server.Serve(l)
