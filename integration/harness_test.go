@@ -1,0 +1,285 @@
+// Package integration tells end-to-end stories against the built binary: real clients, real sandboxes,
+// real signals.
+package integration
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var (
+	binary  string // the built server
+	runners string // prepared language environments
+)
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+// testMain builds the server, with the agent in it, the way `make build` does.
+func testMain(m *testing.M) int {
+	if runtime.GOOS != "linux" {
+		fmt.Println("SKIP: the jail needs Linux")
+		return 0
+	}
+	dir, err := os.MkdirTemp("", "integration-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	top, err := filepath.Abs("..")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	build := exec.Command("make", "-s", "build", "BIN="+dir)
+	build.Dir = top
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "make build: %v\n%s", err, out)
+		return 1
+	}
+	binary = filepath.Join(dir, "mcp-code-sandbox")
+	if runners = os.Getenv("SANDBOX_TEST_RUNNERS"); runners == "" {
+		runners = filepath.Join(top, ".cache", "runners")
+	}
+	return m.Run()
+}
+
+// skip reports a part that cannot run here. With REQUIRE_ALL=1 that is a failure.
+func skip(t *testing.T, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("REQUIRE_ALL") == "1" {
+		t.Fatalf("REQUIRE_ALL=1: "+format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// newRoot makes a data directory that has the prepared language environments.
+func newRoot(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	if _, err := os.Stat(filepath.Join(runners, "python")); err != nil {
+		skip(t, "no language environments at %s: run make test", runners)
+	}
+	if err := os.Symlink(runners, filepath.Join(root, "runners")); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// server is a started `mcp-code-sandbox serve`.
+type server struct {
+	URL, Token, Root string
+
+	cmd  *exec.Cmd
+	log  *lockedBuffer
+	done chan error
+}
+
+const testToken = "integration-test-token"
+
+// serve starts the server on a free port, waits until it is ready, and stops it with the test. Settings are
+// environment variables, KEY=value; SANDBOX_ROOT among them chooses the data directory.
+func serve(t *testing.T, settings ...string) *server {
+	t.Helper()
+	s := &server{Token: testToken, log: &lockedBuffer{}, done: make(chan error, 1)}
+	for _, kv := range settings {
+		if root, ok := strings.CutPrefix(kv, "SANDBOX_ROOT="); ok {
+			s.Root = root
+		}
+	}
+	if s.Root == "" {
+		s.Root = newRoot(t)
+	}
+	s.cmd = exec.Command(binary, "serve")
+	s.cmd.Env = append(baseEnv(), append([]string{"SANDBOX_ROOT=" + s.Root, "MCP_HTTP_ADDR=127.0.0.1:0", "MCP_API_TOKEN=" + s.Token}, settings...)...)
+	s.cmd.Stderr = s.log
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { s.done <- s.cmd.Wait() }()
+	t.Cleanup(func() {
+		s.stop(t)
+		if t.Failed() {
+			t.Logf("server's log:\n%s", s.log)
+		}
+	})
+	s.URL = s.waitForURL(t)
+	return s
+}
+
+// baseEnv is this machine's, less what could reach into the server's settings.
+func baseEnv() []string {
+	return []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "LANG=C.UTF-8"}
+}
+
+var endpoint = regexp.MustCompile(`MCP endpoint\s+(http://\S+)/mcp`)
+
+func (s *server) waitForURL(t *testing.T) string {
+	t.Helper()
+	var url string
+	eventually(t, 20*time.Second, "the server to listen", func() bool {
+		if m := endpoint.FindStringSubmatch(s.log.String()); m != nil {
+			url = m[1]
+			return true
+		}
+		return false
+	})
+	return url
+}
+
+// stop ends the server as a person would, once.
+func (s *server) stop(t *testing.T) {
+	t.Helper()
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case err := <-s.done:
+		s.done <- err
+	case <-time.After(20 * time.Second):
+		_ = s.cmd.Process.Kill()
+		t.Errorf("the server did not end within 20 s of SIGTERM")
+	}
+}
+
+// post sends a JSON-RPC message as curl would and returns status and body.
+func (s *server) post(t *testing.T, body string) (int, []byte) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/mcp", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+s.Token)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, answer
+}
+
+// toolResult is the result of tools/call, and its error if there was one.
+type toolResult struct {
+	Content []struct{ Type, Text string } `json:"content"`
+	IsError bool                          `json:"isError"`
+	Error   *struct {
+		Code    int    `json:"code"`
+		Message string `json:"message"`
+	} `json:"-"`
+}
+
+// call calls a tool as a plain caller.
+func (s *server) call(t *testing.T, tool string, args map[string]any) toolResult {
+	t.Helper()
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 7, "method": "tools/call",
+		"params": map[string]any{"name": tool, "arguments": args}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, answer := s.post(t, string(body))
+	var reply struct {
+		ID     int        `json:"id"`
+		Result toolResult `json:"result"`
+		Error  *struct {
+			Code    int    `json:"code"`
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(answer, &reply); err != nil {
+		t.Fatalf("%s: %v in %s", tool, err, answer)
+	}
+	if reply.ID != 7 {
+		t.Fatalf("%s: answer to another request: %s", tool, answer)
+	}
+	reply.Result.Error = reply.Error
+	return reply.Result
+}
+
+// runResult is contract 1's result with what was added to it.
+type runResult struct {
+	Success bool   `json:"success"`
+	Output  string `json:"output"`
+	Files   []struct {
+		Name, URL string
+	} `json:"files"`
+	FilesTruncated bool   `json:"files_truncated"`
+	ExitCode       int    `json:"exit_code"`
+	Cause          string `json:"cause"`
+	Hint           string `json:"hint"`
+	RunID          string `json:"run_id"`
+}
+
+// run runs code and wants a run's result, of success or failure.
+func (s *server) run(t *testing.T, session, language, code string, more ...func(map[string]any)) runResult {
+	t.Helper()
+	args := map[string]any{"conversationId": session, "language": language, "code": code}
+	for _, m := range more {
+		m(args)
+	}
+	res := s.call(t, "run_code", args)
+	if res.Error != nil {
+		t.Fatalf("run_code: %+v", *res.Error)
+	}
+	if len(res.Content) != 1 || res.Content[0].Type != "text" {
+		t.Fatalf("run_code: a plain caller gets exactly one text item, not %+v", res.Content)
+	}
+	var r runResult
+	if err := json.Unmarshal([]byte(res.Content[0].Text), &r); err != nil {
+		t.Fatalf("run_code: %v in %s", err, res.Content[0].Text)
+	}
+	return r
+}
+
+// eventually waits for a condition that another process brings about.
+func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited %v for %s", limit, what)
+		case <-tick.C:
+		}
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
