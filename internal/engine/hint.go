@@ -53,7 +53,35 @@ func (e *Engine) hint(res Result, r runner.Runner, network bool) string {
 	if res.Success() {
 		return ""
 	}
-	return e.stderrHint(res.Stderr, r, network, limits)
+	if hint := e.stderrHint(res.Stderr, r, network, limits); hint != "" {
+		return hint
+	}
+	if res.Signal != 0 {
+		return "The program was ended by " + signalName(res.Signal) + "."
+	}
+	return ""
+}
+
+// signalName names a signal of Linux, which is what sandboxes run, whatever the server runs on. A program that dies
+// of one often prints nothing, so its result would not say why.
+func signalName(n int) string {
+	switch n {
+	case 4:
+		return "SIGILL (an illegal instruction)"
+	case 6:
+		return "SIGABRT (it gave up by itself)"
+	case 7:
+		return "SIGBUS (a bad memory access)"
+	case 8:
+		return "SIGFPE (an arithmetic error)"
+	case 11:
+		return "SIGSEGV (a bad memory access, or recursion that is too deep)"
+	case 13:
+		return "SIGPIPE (it wrote to a pipe that nobody reads)"
+	case 15:
+		return "SIGTERM"
+	}
+	return fmt.Sprintf("signal %d", n)
 }
 
 func (e *Engine) stderrHint(stderr []byte, r runner.Runner, network bool, limits sandbox.Limits) string {

@@ -119,6 +119,8 @@ func TestHint(t *testing.T) {
 		{"pids", Result{ExitCode: 1, Cause: sandbox.CausePIDsLimit}, python, false, "64"},
 		{"output", Result{ExitCode: -1, Cause: sandbox.CauseOutputLimit}, python, false, "printed too much"},
 		{"killed", Result{ExitCode: 137, Cause: sandbox.CauseKilled}, python, false, "SIGKILL"},
+		{"died silently", Result{ExitCode: 139, Signal: 11}, python, false, "SIGSEGV"},
+		{"died of a rare signal", Result{ExitCode: 128 + 31, Signal: 31}, python, false, "signal 31"},
 		{"lost", Result{ExitCode: -1, Cause: sandbox.CauseLost}, python, false, "may have been executed"},
 		{"lost before", Result{ExitCode: -1, Cause: sandbox.CauseLost, NotStarted: true}, python, false, "Nothing has been executed"},
 	}
