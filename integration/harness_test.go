@@ -91,6 +91,7 @@ type server struct {
 	cmd  *exec.Cmd
 	log  *lockedBuffer
 	done chan error
+	ids  []string // of its instances; see residue_test.go
 }
 
 const testToken = "integration-test-token"

@@ -1,0 +1,165 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// serveAndSweep is serve for a server that will be attacked: at the end of the test it must still answer, have shrunk to
+// what it was, and leave nothing behind when it stops.
+func serveAndSweep(t *testing.T, settings ...string) *server {
+	t.Helper()
+	var s *server
+	t.Cleanup(func() { s.wantNoResidue(t) }) // after the server has been stopped
+	s = serve(t, append([]string{"SESSION_IDLE_TIMEOUT=1"}, settings...)...)
+	s.instances(t)
+	if r := s.run(t, "first", "shell", "echo up"); r.Output != "up\n" {
+		t.Fatalf("the first run gives %+v", r)
+	}
+	s.settle(t)
+	before := s.metric(t, "go_goroutines")
+	t.Cleanup(func() { // before the server is stopped
+		if r := s.run(t, "last", "shell", "echo still here"); r.Output != "still here\n" {
+			t.Errorf("the server no longer works: %+v", r)
+		}
+		s.settle(t)
+		eventually(t, 10*time.Second, fmt.Sprintf("the goroutines to be about %v again", before), func() bool {
+			http.DefaultClient.CloseIdleConnections()
+			return s.metric(t, "go_goroutines") <= before+5
+		})
+		if strings.Contains(s.log.String(), "panic") {
+			t.Error("the server's log tells of a panic")
+		}
+	})
+	return s
+}
+
+// settle waits until the idle sandboxes are gone.
+func (s *server) settle(t *testing.T) {
+	t.Helper()
+	eventually(t, 20*time.Second, "idle sandboxes to end", func() bool {
+		return s.metric(t, "sandbox_live_sandboxes") == 0 && s.metric(t, "sandbox_active_runs") == 0
+	})
+}
+
+// metric reads a number from /metrics.
+func (s *server) metric(t *testing.T, name string) float64 {
+	t.Helper()
+	status, body := s.fetch(t, http.MethodGet, s.URL+"/metrics", nil, "Authorization: Bearer "+s.Token)
+	if status != http.StatusOK {
+		t.Fatalf("/metrics: %d", status)
+	}
+	for sc := bufio.NewScanner(bytes.NewReader(body)); sc.Scan(); {
+		if v, ok := strings.CutPrefix(sc.Text(), name+" "); ok {
+			n, err := strconv.ParseFloat(v, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("there is no metric %s", name)
+	return 0
+}
+
+// memory is the most that the server's own process has ever had in memory, in bytes.
+func (s *server) memory(t *testing.T) int64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(v), "kB")), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n << 10
+		}
+	}
+	t.Fatal("no VmHWM")
+	return 0
+}
+
+// instances remembers the ids under which the server makes its cgroups.
+func (s *server) instances(t *testing.T) {
+	t.Helper()
+	dirs, err := os.ReadDir(filepath.Join(s.Root, "instances"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range dirs {
+		if d.IsDir() {
+			s.ids = append(s.ids, d.Name())
+		}
+	}
+	if len(s.ids) == 0 {
+		t.Fatal("the server has no instance directory")
+	}
+}
+
+// wantNoResidue checks what is left of a stopped server: its sessions' files, its keys, its log, and nothing else.
+func (s *server) wantNoResidue(t *testing.T) {
+	t.Helper()
+	// Mounts and processes are found by the data directory, which is a new one for each test.
+	mark := filepath.Join(filepath.Base(filepath.Dir(s.Root)), filepath.Base(s.Root))
+	if left := processes(func(dir string) bool {
+		mounts, _ := os.ReadFile(dir + "/mountinfo")
+		return bytes.Contains(mounts, []byte(mark))
+	}); len(left) > 0 {
+		t.Errorf("processes or mounts of the stopped server are left: %v", left)
+	}
+	for _, id := range s.ids {
+		_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() && strings.Contains(d.Name(), id) {
+				t.Errorf("a cgroup is left: %s", path)
+			}
+			return nil
+		})
+	}
+	err := filepath.WalkDir(s.Root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, _ := filepath.Rel(s.Root, path)
+		switch parts := strings.Split(name, string(filepath.Separator)); {
+		case name == ".", name == "runners":
+		case name == "keys", name == "logs", name == "instances", name == "instances/.gate", strings.HasPrefix(name, "keys/"), strings.HasPrefix(name, "logs/"),
+			strings.HasPrefix(name, "state.db"):
+		case len(parts[0]) == 64 && len(parts) == 1, len(parts) == 2 && parts[1] == "meta.json":
+		case len(parts) >= 2 && parts[1] == "files":
+			if strings.Contains(d.Name(), ".upload-") {
+				t.Errorf("an unfinished upload is left: %s", name)
+			}
+		default:
+			t.Errorf("left in the data directory: %s", name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// processes describes the host's processes for whose /proc directory ok holds.
+func processes(ok func(dir string) bool) []string {
+	var found []string
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		if ok(dir) {
+			cmd, _ := os.ReadFile(dir + "/cmdline")
+			found = append(found, fmt.Sprintf("%s %.200q", filepath.Base(dir), bytes.ReplaceAll(cmd, []byte{0}, []byte{' '})))
+		}
+	}
+	return found
+}
