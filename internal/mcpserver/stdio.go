@@ -89,21 +89,25 @@ func (c *stdioConn) readLines() {
 	}
 }
 
-// readLine returns the next line. One over the limit is skipped and answered.
+// readLine returns the next line. One over the limit is skipped, and answered when its end has come: the client may not read
+// before it has written.
 func (c *stdioConn) readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for tooLong := false; ; {
 		part, err := r.ReadSlice('\n')
-		if !tooLong && int64(len(line)+len(part)) > c.server.cfg.MaxBodyBytes {
+		if int64(len(line)+len(part)) > c.server.cfg.MaxBodyBytes {
 			tooLong, line = true, nil
-			c.reply(nil, rpcErrorf(jsonrpc.CodeInvalidRequest, "the message is larger than %d bytes", c.server.cfg.MaxBodyBytes))
 		}
 		if !tooLong {
 			line = append(line, part...)
 		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return line, err
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
 		}
+		if tooLong {
+			c.reply(nil, rpcErrorf(jsonrpc.CodeInvalidRequest, "the message is larger than %d bytes", c.server.cfg.MaxBodyBytes))
+		}
+		return line, err
 	}
 }
 

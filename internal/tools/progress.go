@@ -1,0 +1,152 @@
+package tools
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/engine"
+)
+
+const (
+	progressInterval = 75 * time.Millisecond // between two notifications
+	progressChunk    = 8 << 10               // bytes that are sent without waiting for the interval
+	progressBacklog  = 256 << 10             // bytes kept for a client that reads slowly; more are skipped
+)
+
+// progress streams a run's output as progress notifications. The run never waits for the client: output is taken into a
+// bounded buffer and sent by a goroutine. A nil *progress does nothing.
+type progress struct {
+	send func(message string, total int64) error
+
+	mu      sync.Mutex
+	pending strings.Builder
+	total   int64                    // bytes of output that have been pending or skipped; grows with every notification
+	skipped bool                     // since the last notification
+	partial map[engine.Stream][]byte // the start of a character whose end has not come yet
+
+	wake chan struct{} // there is a chunk to send
+	quit chan struct{}
+	done chan struct{}
+}
+
+// startProgress returns nil when the client gave no usable token.
+func startProgress(ctx context.Context, req *mcp.CallToolRequest) *progress {
+	token := req.Params.GetProgressToken()
+	switch token.(type) {
+	case string, float64, int64, int:
+	default:
+		return nil
+	}
+	return newProgress(func(message string, total int64) error {
+		return req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{
+			ProgressToken: token, Message: message, Progress: float64(total),
+		})
+	})
+}
+
+func newProgress(send func(message string, total int64) error) *progress {
+	p := &progress{
+		send:    send,
+		partial: make(map[engine.Stream][]byte),
+		wake:    make(chan struct{}, 1),
+		quit:    make(chan struct{}),
+		done:    make(chan struct{}),
+	}
+	go p.loop()
+	return p
+}
+
+// output is for engine.Request.Output.
+func (p *progress) output() func(engine.Stream, []byte) {
+	if p == nil {
+		return nil
+	}
+	return p.add
+}
+
+func (p *progress) add(stream engine.Stream, b []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pending.Len() > progressBacklog {
+		p.skipped = true
+		p.total += int64(len(p.partial[stream]) + len(b))
+		delete(p.partial, stream)
+		return
+	}
+	text := append(p.partial[stream], b...)
+	whole := len(text) - incompleteTail(text)
+	p.partial[stream] = append([]byte(nil), text[whole:]...)
+	p.pending.WriteString(validUTF8(text[:whole]))
+	p.total += int64(whole)
+	if p.pending.Len() >= progressChunk {
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// incompleteTail is the number of bytes at the end of b that may become a character when more come.
+func incompleteTail(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if c := b[len(b)-n]; utf8.RuneStart(c) {
+			if !utf8.FullRune(b[len(b)-n:]) {
+				return n
+			}
+			return 0
+		}
+	}
+	return 0
+}
+
+func (p *progress) loop() {
+	defer close(p.done)
+	ticker := time.NewTicker(progressInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-p.quit:
+			p.flush(true)
+			return
+		case <-p.wake:
+		case <-ticker.C:
+		}
+		if !p.flush(false) {
+			<-p.quit // nobody listens any more
+			return
+		}
+	}
+}
+
+// flush sends what there is and reports whether the client could be reached.
+func (p *progress) flush(last bool) bool {
+	p.mu.Lock()
+	if last {
+		for _, stream := range []engine.Stream{engine.Stdout, engine.Stderr} {
+			p.pending.WriteString(validUTF8(p.partial[stream]))
+			p.total += int64(len(p.partial[stream]))
+		}
+	}
+	message, total := p.pending.String(), p.total
+	p.pending.Reset()
+	if p.skipped {
+		message += "\n[output skipped: the client reads too slowly; the result has it]\n"
+		p.skipped = false
+	}
+	p.mu.Unlock()
+	return message == "" || p.send(message, total) == nil
+}
+
+// stop sends the rest and returns when nothing more will be sent.
+func (p *progress) stop() {
+	if p == nil {
+		return
+	}
+	close(p.quit)
+	<-p.done
+}

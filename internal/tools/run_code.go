@@ -1,0 +1,153 @@
+package tools
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/session"
+)
+
+// maxLoggedFiles bounds the lines about files that one run writes to the log.
+const maxLoggedFiles = 20
+
+func runCodeTool(runners runner.Set) *mcp.Tool {
+	available := bracketed(runners.Names())
+	var d strings.Builder
+	fmt.Fprintf(&d, "Execute code in an isolated sandbox. Supports: %s. The working directory is /data; files created there are kept for the conversation and accessible via download URLs. Each call is a fresh process: only files are kept between calls.", available)
+	heading := "\n\nAvailable libraries:"
+	var enum []any
+	for _, r := range runners {
+		enum = append(enum, r.Name)
+		if len(r.Libraries) > 0 {
+			fmt.Fprintf(&d, "%s\n- %s: %s", heading, r.Name, bracketed(r.Libraries))
+			heading = ""
+		}
+	}
+	return &mcp.Tool{
+		Name:        "run_code",
+		Title:       "Run code",
+		Description: d.String(),
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(true)},
+		InputSchema: &jsonschema.Schema{
+			Type: "object",
+			Properties: map[string]*jsonschema.Schema{
+				"conversationId": {Type: "string", Description: "Unique identifier for the conversation/session to isolate sandbox environments"},
+				"language":       {Type: "string", Description: "Programming language to execute. Available: " + available, Enum: enum},
+				"code":           {Type: "string", Description: "The code to execute. Any files written to /data will be persisted and returned as downloadable URLs."},
+				"network":        {Type: "boolean", Description: "Enable network access for the code (default: false for security)"},
+				"environment": {
+					Type:                 "object",
+					Description:          "Environment variables to pass to the code (e.g., API keys, configuration)",
+					AdditionalProperties: &jsonschema.Schema{Type: "string"},
+				},
+			},
+			PropertyOrder: []string{"conversationId", "language", "code", "network", "environment"},
+			Required:      []string{"conversationId", "language", "code"},
+		},
+	}
+}
+
+func bracketed(names []string) string { return "[" + strings.Join(names, ", ") + "]" }
+
+func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, error) {
+	req := engine.Request{
+		Session: c.args.required("conversationId"),
+		Runner:  c.args.required("language"),
+		Code:    c.args.required("code"),
+		Network: c.args.flag("network"),
+		Env:     c.args.stringMap("environment"),
+	}
+	if c.args.err != nil {
+		return nil, c.args.err
+	}
+	runners := t.engine.Runners()
+	r, ok := runners.Lookup(req.Runner)
+	log := t.log.With("session_id", logSession(req.Session))
+	log.Info(fmt.Sprintf("[MCP] run_code: conversationId=%s, language=%s, codeLen=%d, network=%t, envVars=%d",
+		logSession(req.Session), logLanguage(r, ok), len(req.Code), req.Network, len(req.Env)))
+	if !ok {
+		return unknownLanguage(runners), nil
+	}
+	req.Runner = r.Name
+	log.Info("[MCP] Using runner: " + r.Image)
+	log.Info(fmt.Sprintf("[MCP] Executing %s code for conversation %s (network: %t, env vars: %d)",
+		r.Name, logSession(req.Session), req.Network, len(req.Env)))
+
+	progress := startProgress(ctx, c.req)
+	req.Output = progress.output()
+	res, err := t.engine.Run(ctx, c.caller, req)
+	progress.stop()
+	var refusal *engine.Error
+	if errors.As(err, &refusal) && refusal.Code == engine.CodeUnknownRunner {
+		return unknownLanguage(t.engine.Runners()), nil // it went away in between
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	log = log.With("run_id", res.RunID)
+	log.Info(fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
+		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
+	log.Info(fmt.Sprintf("[MCP] Found %d files", len(res.Files)))
+	for _, f := range res.Files[:min(len(res.Files), maxLoggedFiles)] {
+		address, _, _ := strings.Cut(f.URL, "?") // without the signature
+		log.Info(fmt.Sprintf("[MCP] File available: %q -> %s", f.Name, address))
+	}
+
+	out := textResult(runCodeResult(res))
+	if c.client.atLeast(version20250618) {
+		out.Content = append(out.Content, links(res.Files)...)
+	}
+	log.Info("[MCP] run_code completed successfully")
+	return out, nil
+}
+
+func runCodeResult(res engine.Result) runCodeJSON {
+	files := make([]fileJSON, len(res.Files))
+	for i, f := range res.Files {
+		files[i] = fileJSON{Name: f.Name, URL: f.URL}
+	}
+	ms := res.Duration.Milliseconds()
+	return runCodeJSON{
+		Success:        res.Success(),
+		Output:         combine(res.Stdout, res.Stderr),
+		Files:          files,
+		FilesTruncated: res.FilesTruncated,
+		ExitCode:       &res.ExitCode,
+		Cause:          string(res.Cause),
+		Hint:           res.Hint,
+		RunID:          res.RunID,
+		DurationMS:     &ms,
+	}
+}
+
+// unknownLanguage is a result, not an error: the model reads it and chooses again.
+func unknownLanguage(runners runner.Set) *mcp.CallToolResult {
+	output := "Unknown language. Available: " + bracketed(runners.Names())
+	if len(runners) == 0 {
+		output = "No language is available: no runner is installed on the server."
+	}
+	return textResult(runCodeJSON{Output: output, Files: []fileJSON{}})
+}
+
+// logSession and logLanguage keep what a client made up out of the log.
+func logSession(id string) string {
+	if session.CheckID(id) != nil {
+		return "(invalid)"
+	}
+	return id
+}
+
+func logLanguage(r runner.Runner, ok bool) string {
+	if !ok {
+		return "(unknown)"
+	}
+	return r.Name
+}

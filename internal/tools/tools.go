@@ -1,0 +1,162 @@
+// Package tools is the MCP tools: what they are called, what they take, what they answer. It checks arguments, calls the
+// engine and shapes the contracts' results. It knows no transport and no sandbox.
+package tools
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/session"
+)
+
+// Engine is what the tools need of *engine.Engine.
+type Engine interface {
+	// Run executes code. A failing program is a Result; a refusal is an *engine.Error.
+	Run(ctx context.Context, caller session.Caller, req engine.Request) (engine.Result, error)
+	// Upload puts a file into the session's workspace.
+	Upload(ctx context.Context, caller session.Caller, req engine.UploadRequest) (engine.FileLink, error)
+	// UploadURL makes an address to which the file can be PUT once, until expires.
+	UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (url string, expires time.Time, err error)
+	// Runners are the language environments there are now, always in the same order.
+	Runners() runner.Set
+}
+
+var _ Engine = (*engine.Engine)(nil)
+
+// Options may be zero.
+type Options struct {
+	// Logger gets contract 2's lines, without code, contents, environment values or signatures. Nil is silent.
+	Logger *slog.Logger
+}
+
+// namePrefix may stand in front of a tool's name in a call (contract 1). Such names are not listed.
+const namePrefix = "sandbox."
+
+// Register adds the tools to srv.
+func Register(srv *mcp.Server, e Engine, opt Options) {
+	if opt.Logger == nil {
+		opt.Logger = slog.New(slog.DiscardHandler)
+	}
+	t := &toolset{engine: e, log: opt.Logger}
+	srv.AddTool(runCodeTool(e.Runners()), t.handler("run_code", t.runCode))
+	srv.AddTool(uploadFileTool(), t.handler("upload_file", t.uploadFile))
+	srv.AddTool(listRunnersTool(), t.handler("list_runners", t.listRunners))
+	srv.AddReceivingMiddleware(t.middleware)
+}
+
+type toolset struct {
+	engine Engine
+	log    *slog.Logger
+}
+
+// call is one call of one tool.
+type call struct {
+	req    *mcp.CallToolRequest
+	client client
+	caller session.Caller
+	args   *arguments
+}
+
+// handler makes an SDK handler of fn, and its errors what the protocol wants them to be: a refusal of the arguments, a
+// refusal of the engine, or a failure of ours.
+func (t *toolset) handler(name string, fn func(context.Context, call) (*mcp.CallToolResult, error)) mcp.ToolHandler {
+	return func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		caller, err := callerOf(req.Extra)
+		if err != nil {
+			return nil, err
+		}
+		c := call{req: req, client: clientOf(req), caller: caller}
+		t.log.Info("[MCP] Parsing " + name + " arguments")
+		c.args, err = parseArguments(req.Params.Arguments)
+		var res *mcp.CallToolResult
+		if err == nil {
+			res, err = fn(ctx, c)
+		}
+		var argErr argumentError
+		var refusal *engine.Error
+		switch {
+		case err == nil:
+			return res, nil
+		case errors.As(err, &argErr):
+			t.log.Info(fmt.Sprintf("[MCP] %s refused: %s", name, argErr))
+			return c.client.argumentError(argErr)
+		case errors.As(err, &refusal):
+			t.log.Info(fmt.Sprintf("[MCP] %s refused: %s", name, refusal.Code), "error", refusal.Err)
+			return errorResult(name, refusal), nil
+		case ctx.Err() != nil:
+			t.log.Info("[MCP] " + name + " cancelled")
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "the request was cancelled"}
+		}
+		return nil, fmt.Errorf("%s: %w", name, err) // the server logs it and hides it
+	}
+}
+
+// callerOf says who is calling. A message that came over HTTP without an identity is nobody's.
+func callerOf(extra *mcp.RequestExtra) (session.Caller, error) {
+	switch {
+	case extra == nil || extra.Header == nil:
+		return session.Local, nil // stdio
+	case extra.TokenInfo == nil || extra.TokenInfo.UserID == "":
+		return session.Caller{}, errors.New("an HTTP request reached the tools without a caller")
+	}
+	return session.Caller{ID: extra.TokenInfo.UserID}, nil
+}
+
+// middleware accepts prefixed names, and lists the tools as they are now and as far as the client can understand them.
+func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+		switch req := req.(type) {
+		case *mcp.CallToolRequest:
+			t.log.Info("[MCP] Tool call: " + logName(req.Params.Name))
+			if name, ok := strings.CutPrefix(req.Params.Name, namePrefix); ok && slices.Contains(names(), name) {
+				req.Params.Name = name
+			}
+		case *mcp.ListToolsRequest:
+			t.log.Info("[MCP] Building tools list")
+			res, err := next(ctx, method, req)
+			if list, ok := res.(*mcp.ListToolsResult); ok && err == nil {
+				t.refresh(list, clientOf(req))
+			}
+			return res, err
+		}
+		return next(ctx, method, req)
+	}
+}
+
+func names() []string { return []string{"list_runners", "run_code", "upload_file"} }
+
+// logName keeps what a client made up out of the log.
+func logName(name string) string {
+	if slices.Contains(names(), strings.TrimPrefix(name, namePrefix)) {
+		return name
+	}
+	return "(unknown)"
+}
+
+// refresh puts the runners of this moment into the list, and takes out what is newer than the client.
+func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
+	runners := t.engine.Runners()
+	t.log.Info(fmt.Sprintf("[MCP] Found %d runners", len(runners)))
+	for i, tool := range list.Tools {
+		if tool.Name == "run_code" {
+			tool = runCodeTool(runners)
+		}
+		if !c.atLeast(version20250618) {
+			old := *tool
+			old.Title, old.Annotations, old.OutputSchema = "", nil, nil
+			tool = &old
+		}
+		list.Tools[i] = tool
+	}
+	t.log.Info(fmt.Sprintf("[MCP] Returning %d tools", len(list.Tools)))
+}
