@@ -1,0 +1,67 @@
+# make help lists the targets.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run build test lint fuzz bench web images clean test-environments
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+GO      ?= go
+AGENTS  := internal/agentbin/bin/sandbox-agent-linux-amd64 internal/agentbin/bin/sandbox-agent-linux-arm64
+SERVER  := bin/mcp-code-sandbox
+SOURCES := go.mod go.sum $(shell find cmd internal runners -type f ! -name '*_test.go' ! -name '.*' ! -path 'internal/agentbin/bin/*')
+
+# What the tests use; see scripts/test-environments.
+CACHE := $(CURDIR)/.cache
+export SANDBOX_TEST_RUNNERS ?= $(CACHE)/runners
+export SANDBOX_TEST_PYTHON  ?= $(CACHE)/clients/bin/python
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## Set everything up (Debian packages, build, language environments), then serve
+	@scripts/setup run
+	@$(MAKE) --no-print-directory build
+	@$(SERVER) runners install || echo 'make run: going on without language environments'
+	@exec $(SERVER) serve
+
+build: $(SERVER) ## Build bin/mcp-code-sandbox, with the agent inside
+
+$(AGENTS): internal/agentbin/bin/sandbox-agent-linux-%: $(SOURCES)
+	@echo 'building the agent for linux/$*'
+	@CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sandbox-agent
+	@touch $@
+
+$(SERVER): $(SOURCES) $(AGENTS)
+	@echo 'building $@ $(VERSION)'
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/mcp-code-sandbox
+	@touch $@
+
+test: ## Install what the tests need, then run every test and each fuzz target briefly
+	@scripts/setup test
+	@$(MAKE) --no-print-directory build test-environments
+	$(GO) vet ./...
+	$(GO) test -race -count=1 -timeout 15m ./...
+	@scripts/fuzz 5s
+
+test-environments: $(SERVER)
+	@scripts/test-environments
+
+lint: ## gofmt, vet for every platform, staticcheck, shellcheck, govulncheck
+	@scripts/setup lint
+	@scripts/lint
+
+bench: ## Measure runs beside plain processes
+	@scripts/setup run
+	@$(MAKE) --no-print-directory build
+	@mkdir -p $(CACHE)/bench
+	@SANDBOX_ROOT=$(CACHE) $(SERVER) runners install
+	@ln -sfn ../runners $(CACHE)/bench/runners
+	@$(GO) run ./bench -server $(SERVER) -root $(CACHE)/bench
+
+web: ## Build the page
+	@echo 'web: nothing to build yet: the page at / is static'
+
+images: ## Build the Docker images
+	@echo 'images: nothing to build yet: the only backend is the jail'
+
+clean: ## Remove what was built, and the environments of the tests
+	rm -rf bin .cache integration/clients/node_modules $(AGENTS)
