@@ -28,7 +28,7 @@ func forever(p *sessiontest.Process) wire.Exit {
 }
 
 func TestCause(t *testing.T) {
-	const outputLimit = 1 << 20
+	const outputLimit = 300_000
 	flood := func(p *sessiontest.Process) wire.Exit {
 		for p.Stdout(bytes.Repeat([]byte("x"), 100_000)) {
 		}
@@ -141,6 +141,20 @@ func TestRunEndsInTime(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestFirstCauseWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newManager(t, &sessiontest.Backend{Program: forever, IgnoreKill: true}, nil)
+		s := open(t, m, session.Local, "x")
+		defer s.Release()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute+time.Millisecond)
+		defer cancel()
+		res, err := s.Run(ctx, python, session.RunRequest{Timeout: time.Minute})
+		if err != nil || res.Cause != sandbox.CauseTimeout {
+			t.Errorf("%+v, %v, want a timeout", res, err)
+		}
+	})
 }
 
 // mute is a backend whose agent says hello and then neither reads nor writes.
@@ -347,24 +361,34 @@ func TestDiskQuota(t *testing.T) {
 	}
 }
 
-// A session that is far over its quota, run after run, does not get more room each time.
-func TestDiskQuotaIsNoRatchet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := 0
-		b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
-			n++
-			name := filepath.Join(p.Spec.Workspace, strings.Repeat("f", n))
-			if err := os.WriteFile(name, make([]byte, 3<<20), 0o600); err != nil {
-				t.Error(err)
-			}
-			return forever(p)
-		}}
-		m := newManager(t, b, func(c *session.Config) { c.Quota = workspace.Usage{Bytes: 1 << 20} })
-		for range 3 {
-			began := time.Now()
-			if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota || time.Since(began) > time.Second {
-				t.Errorf("%+v after %v", res, time.Since(began))
-			}
+// A workspace that cannot be measured counts as over its quota, and gives the next run no room.
+func TestDiskQuotaHidden(t *testing.T) {
+	for _, quota := range []workspace.Usage{{Bytes: 2 << 20}, {Files: 1000}} {
+		synctest.Test(t, func(t *testing.T) { testDiskQuotaHidden(t, quota) })
+	}
+}
+
+func testDiskQuotaHidden(t *testing.T, quota workspace.Usage) {
+	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+		// Deeper than anybody can walk.
+		if err := os.MkdirAll(filepath.Join(p.Spec.Workspace, strings.Repeat("d/", 300)), 0o700); err != nil {
+			t.Error(err)
 		}
-	})
+		return wire.Exit{}
+	}}
+	m := newManager(t, b, func(c *session.Config) { c.Quota = quota })
+	if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota {
+		t.Errorf("hiding: %+v", res)
+	}
+	b.Program = func(p *sessiontest.Process) wire.Exit {
+		select {
+		case <-time.After(time.Second):
+			t.Error("the next run goes on")
+		case <-p.Done():
+		}
+		return sessiontest.SIGKILL
+	}
+	if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota {
+		t.Errorf("the next run: %+v", res)
+	}
 }

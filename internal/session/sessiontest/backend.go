@@ -126,8 +126,8 @@ func (s *Sandbox) Spec() sandbox.Spec { return s.spec }
 
 // Die ends the sandbox from inside, as a crash of the agent would.
 func (s *Sandbox) Die() {
+	_ = s.agent.Close() // first: nothing more comes from it
 	s.cancel()
-	_ = s.agent.Close()
 }
 
 // Dial opens a stream to the server, as the agent does for a process inside.
@@ -159,8 +159,8 @@ func (s *Sandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 // Close implements sandbox.Sandbox.
 func (s *Sandbox) Close(context.Context) error {
 	s.once.Do(func() {
+		_ = s.server.Close() // first: nothing more comes from it
 		s.cancel()
-		_ = s.server.Close()
 		_ = s.conn.Close()
 		s.mu.Lock()
 		s.closed = true
