@@ -185,7 +185,14 @@ func (s *Server) bind(next mcp.MethodHandler) mcp.MethodHandler {
 			}
 		}
 		if method != "initialize" {
-			return next(ctx, method, req)
+			res, err := next(ctx, method, req)
+			if discovered, ok := res.(*mcp.DiscoverResult); ok && err == nil {
+				// The SDK answers for prompts and resources, with empty lists; this version wants that declared. "initialize"
+				// declares what contract 2 shows.
+				discovered.Capabilities.Prompts = new(mcp.PromptCapabilities)
+				discovered.Capabilities.Resources = new(mcp.ResourceCapabilities)
+			}
+			return res, err
 		}
 		s.log.Info("[MCP] Processing initialize request")
 		res, err := next(ctx, method, req)
