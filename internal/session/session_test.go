@@ -199,7 +199,6 @@ func TestDirectory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer s.Release()
 		f, _, err := s.Workspace().Open("a.txt")
 		if err != nil {
 			t.Fatal(err)
@@ -208,7 +207,6 @@ func TestDirectory(t *testing.T) {
 		now := time.Now()
 		open(t, m, session.Local, "x").Release()
 		s.Release()
-		s = open(t, m, session.Local, "x")
 		checkMeta(t, dir, now, now)
 	})
 }
