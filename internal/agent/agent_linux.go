@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -57,7 +58,9 @@ func Main(configJSON, version string) error {
 	if err := addUnreachableRoutes(cfg.Unreachable); err != nil {
 		return err
 	}
-	unix.CloseOnExec(ConnFD)
+	if err := keepDescriptors(); err != nil {
+		return err
+	}
 	if err := unix.SetNonblock(ConnFD, true); err != nil {
 		return fmt.Errorf("connection: %w", err)
 	}
@@ -94,6 +97,21 @@ type agent struct {
 func forbidUserNamespaces() error {
 	if err := os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0); err != nil {
 		return fmt.Errorf("forbid user namespaces: %w", err)
+	}
+	return nil
+}
+
+// keepDescriptors keeps from runs what the server had inherited itself, from an editor or a shell that left
+// descriptors open, beside the agent's own connection.
+func keepDescriptors() error {
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("list descriptors: %w", err)
+	}
+	for _, e := range open {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd >= ConnFD {
+			unix.CloseOnExec(fd)
+		}
 	}
 	return nil
 }

@@ -198,7 +198,7 @@ func findProgram(name string, env []string) (string, error) {
 // hiddenProc are the entries of /proc that tell about the host or act on it. Those that a kernel does not
 // have are passed over.
 var hiddenProc = []string{
-	"acpi", "asound", "bus", "config.gz", "cpuinfo_cur_freq", "dma", "driver", "fs", "interrupts", "iomem", "ioports",
+	"acpi", "asound", "bus", "cmdline", "config.gz", "cpuinfo_cur_freq", "diskstats", "dma", "driver", "fs", "interrupts", "iomem", "ioports",
 	"irq", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats",
 	"modules", "mtrr", "partitions", "pressure", "sched_debug", "scsi", "slabinfo", "softirqs", "swaps",
 	"sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo", "zoneinfo",

@@ -20,7 +20,7 @@ var deniedSyscalls = append([]uint32{
 	unix.SYS_INIT_MODULE, unix.SYS_KCMP, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_KEXEC_LOAD, unix.SYS_KEYCTL,
 	unix.SYS_LISTMOUNT, unix.SYS_LOOKUP_DCOOKIE, unix.SYS_MBIND, unix.SYS_MIGRATE_PAGES, unix.SYS_MOUNT,
 	unix.SYS_MOUNT_SETATTR, unix.SYS_MOVE_MOUNT, unix.SYS_MOVE_PAGES, unix.SYS_NAME_TO_HANDLE_AT,
-	unix.SYS_NFSSERVCTL, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_OPEN_TREE, unix.SYS_PERF_EVENT_OPEN,
+	unix.SYS_NFSSERVCTL, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_OPEN_TREE, unix.SYS_OPEN_TREE_ATTR, unix.SYS_PERF_EVENT_OPEN,
 	unix.SYS_PIDFD_GETFD, unix.SYS_PIVOT_ROOT, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_VM_READV,
 	unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PTRACE, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_REBOOT,
 	unix.SYS_REQUEST_KEY, unix.SYS_SETDOMAINNAME, unix.SYS_SETHOSTNAME, unix.SYS_SETNS, unix.SYS_SETTIMEOFDAY,
@@ -29,9 +29,10 @@ var deniedSyscalls = append([]uint32{
 }, deniedOnArch...)
 
 // missingSyscalls fail with ENOSYS, on which libraries fall back to an older way. clone3 is among them
-// because its flags lie in memory, where a filter cannot see them.
+// because its flags lie in memory, where a filter cannot see them; io_setup because all of the host shares
+// its limit.
 var missingSyscalls = []uint32{
-	unix.SYS_CLONE3, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
+	unix.SYS_CLONE3, unix.SYS_IO_SETUP, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
 }
 
 const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
@@ -110,6 +111,11 @@ func runFilter() filter {
 		b.skipUnless(unix.AF_NETLINK, 2)
 		b.load(arg(2))
 		b.skipIf(unix.NETLINK_ROUTE, 1)
+		b.ret(errno(unix.EAFNOSUPPORT))
+	})
+	f.when(unix.SYS_SOCKETPAIR, func(b *filter) { // of every other family it would only load the module
+		b.load(arg(0))
+		b.skipIf(unix.AF_UNIX, 1)
 		b.ret(errno(unix.EAFNOSUPPORT))
 	})
 	f.when(unix.SYS_SETSOCKOPT, func(b *filter) { // binding to a device goes past unreachable routes
