@@ -146,8 +146,12 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info
 		s.cmd.Dir = "/"
 		s.cmd.Env = []string{}
 		s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
-		s.cmd.ExtraFiles = []*os.File{theirs, infoW} // 3: agent.ConnFD, 4: --info-fd
-		s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential(), Pdeathsig: syscall.SIGKILL}
+		// 3: agent.ConnFD, 4: --info-fd, 5: its other end. A server that dies now must not take bubblewrap along
+		// before its child has been let go, or that child waits for ever: so no death signal from here, only
+		// bubblewrap's own, and an info-fd that can be written to though nobody reads.
+		s.cmd.ExtraFiles = []*os.File{theirs, infoW, info}
+		s.cmd.WaitDelay = killDelay
+		s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential()}
 		return s.group.start(s.cmd.SysProcAttr, s.cmd.Start)
 	})
 	if err != nil {
@@ -255,8 +259,10 @@ func (s *jailed) kill() {
 	s.asked = true
 	first := s.first
 	s.mu.Unlock()
-	if first == nil { // bubblewrap is still setting up: its child dies with it
-		_ = s.cmd.Process.Kill()
+	if first == nil {
+		// Bubblewrap's child would outlive it now, waiting for a word from it. ready kills the child as soon as
+		// its number is known.
+		time.AfterFunc(killDelay, func() { _ = s.cmd.Process.Kill() })
 		return
 	}
 	s.signalFirst()
@@ -317,6 +323,10 @@ func (t *tail) String() string {
 	defer t.mu.Unlock()
 	return t.buf.String()
 }
+
+// killDelay bounds the wait for a bubblewrap that is slow to say what to kill, and for an output that
+// somebody holds open after its end.
+const killDelay = 2 * time.Second
 
 // startTimeout bounds the parts of a start that the kernel or a helper could hold up.
 const startTimeout = 10 * time.Second
