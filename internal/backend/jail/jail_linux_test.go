@@ -1,0 +1,193 @@
+package jail_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"mcp-code-sandbox/internal/backend/jail"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+)
+
+func TestConformance(t *testing.T) {
+	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
+}
+
+// The environment of a test binary that was started by another: by what name it acts, and the agent it uses.
+const (
+	envRole  = "JAILTEST_ROLE"
+	envAgent = "JAILTEST_AGENT"
+)
+
+// ordinaryUser is a uid without an account.
+const ordinaryUser = 12345
+
+// agentFile is the agent, built once for this test binary and those it starts.
+var agentFile string
+
+func TestMain(m *testing.M) {
+	role, ok := roles[os.Getenv(envRole)]
+	if !ok {
+		fmt.Fprintf(os.Stderr, "unknown role %s\n", os.Getenv(envRole))
+		os.Exit(2)
+	}
+	if role != nil {
+		role()
+		os.Exit(0)
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	agentFile = os.Getenv(envAgent)
+	if agentFile == "" {
+		dir, err := os.MkdirTemp("", "jailtest-")
+		if err == nil {
+			defer os.RemoveAll(dir)
+			agentFile, err = buildAgent(dir)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func buildAgent(dir string) (string, error) {
+	path := filepath.Join(dir, "sandbox-agent")
+	cmd := exec.Command("go", "build", "-o", path, "mcp-code-sandbox/cmd/sandbox-agent")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the agent: %w\n%s", err, out)
+	}
+	return path, nil
+}
+
+// open makes a backend under root, which other instances may share.
+func open(t *testing.T, root, instance string, allow ...netip.Prefix) *jail.Backend {
+	t.Helper()
+	b, err := openBackend(root, instance, allow...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, error) {
+	agent, err := os.ReadFile(agentFile)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(root, instance)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow})
+}
+
+func harness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
+	uid, _ := jail.Owner()
+	return sandboxtest.Harness{Backend: b, Owner: uid, Metered: limited(t, b)}
+}
+
+// limited says whether there are cgroups for the backend to use. Root must have them.
+func limited(t *testing.T, b *jail.Backend) bool {
+	t.Helper()
+	for _, c := range b.Probe(t.Context()) {
+		if c.Name != "cgroups" {
+			continue
+		}
+		t.Log("cgroups:", c.Detail)
+		if c.Status != 0 && os.Geteuid() == 0 {
+			sandboxtest.Skip(t, "no cgroups: "+c.Detail)
+		}
+		return c.Status == 0
+	}
+	t.Fatal("the probe says nothing of cgroups")
+	return false
+}
+
+// needRoot skips what an ordinary user cannot do. A test binary that root started as an ordinary user leaves
+// such tests to root.
+func needRoot(t *testing.T, why string) {
+	t.Helper()
+	switch {
+	case os.Geteuid() == 0:
+	case os.Getenv(envAgent) != "":
+		t.Skip("tested as root")
+	default:
+		sandboxtest.Skip(t, "needs root: "+why)
+	}
+}
+
+// TestAsOrdinaryUser runs every other test again, not as root.
+func TestAsOrdinaryUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("all of it is run as an ordinary user")
+	}
+	dir, err := os.MkdirTemp("", "jailtest-user-") // not below a directory of root's
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for _, p := range []struct {
+		path string
+		mode os.FileMode
+	}{{dir, 0o755}, {filepath.Join(dir, "tmp"), 0o700}} {
+		if err := os.MkdirAll(p.path, p.mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(p.path, p.mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(filepath.Join(dir, "tmp"), ordinaryUser, ordinaryUser); err != nil {
+		t.Fatal(err)
+	}
+	for name, source := range map[string]string{"test": "/proc/self/exe", "agent": agentFile} {
+		b, err := os.ReadFile(source)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), b, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"-test.v", "-test.timeout=3m"}
+	if testing.Short() {
+		args = append(args, "-test.short")
+	}
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), args...)
+	cmd.Dir = filepath.Join(dir, "tmp")
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + cmd.Dir, "HOME=" + cmd.Dir, envAgent + "=" + filepath.Join(dir, "agent"),
+		sandboxtest.RequireAll + "=" + os.Getenv(sandboxtest.RequireAll),
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: ordinaryUser, Gid: ordinaryUser}, Pdeathsig: syscall.SIGKILL,
+	}
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestConformance") {
+		t.Errorf("as uid %d: %v", ordinaryUser, err)
+	}
+}
+
+// roles are what a test binary does when another has started it, instead of testing.
+var roles = map[string]func(){
+	"": nil,
+}

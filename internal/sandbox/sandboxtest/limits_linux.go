@@ -1,0 +1,199 @@
+package sandboxtest
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// testLimits: a run that takes all it can get is stopped; the sandbox and a run beside it live on.
+func (s *suite) testLimits(t *testing.T) {
+	const MB = 1 << 20
+	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: 256 * MB, PIDs: 64, CPUs: 1}})
+	neighbour := b.Begin(t, Shell("echo here; exec sleep 1000"))
+	neighbour.Until(t, "here\n")
+	usage := func() sandbox.Usage {
+		t.Helper()
+		if !s.Metered {
+			return sandbox.Usage{}
+		}
+		u, err := s.needMeter(t, b).Usage()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+
+	t.Run("memory", func(t *testing.T) {
+		before := usage()
+		res := b.Run(t, Python(`
+held = []
+for _ in range(100 << 10): held.append(bytearray(os.urandom(1024) * 1024))  # 100 GB
+`))
+		if res.Exit.Code == 0 {
+			t.Errorf("100 GB fit into 256 MB: %+v", res.Exit)
+		}
+		if s.Metered && (usage().OOMKills == before.OOMKills || res.Exit.Signal != 9) {
+			t.Errorf("the memory limit's doing does not show: %+v, %+v", res.Exit, usage())
+		}
+		b.Alive(t)
+	})
+	t.Run("memory of many", func(t *testing.T) {
+		if !s.Metered {
+			t.Log("memory is limited process by process here")
+			return
+		}
+		// Each process is smaller than the agent may be, and calls itself as worthy as it.
+		res := b.Run(t, Python(`
+kids = []
+for _ in range(40):
+    pid = os.fork()
+    if pid == 0:
+        try: write("/proc/self/oom_score_adj", b"0")
+        except OSError: pass
+        x = bytearray(os.urandom(1024) * 10240)
+        signal.pause()
+    kids.append(pid)
+for k in kids: os.waitpid(k, 0)
+`))
+		t.Logf("ended with %+v", res.Exit)
+		b.Alive(t)
+	})
+	t.Run("shared memory", func(t *testing.T) {
+		if !s.Metered {
+			t.Log("memory is limited process by process here")
+			return
+		}
+		res := b.Run(t, Python(`
+fd = os.memfd_create("x")
+for _ in range(100 << 10): os.write(fd, bytes(1 << 20))
+`))
+		if res.Exit.Code == 0 {
+			t.Errorf("100 GB of shared memory fit into 256 MB: %+v", res.Exit)
+		}
+		b.Alive(t)
+	})
+	t.Run("fork bomb", func(t *testing.T) {
+		before := usage()
+		bomb := b.Begin(t, Python(`
+print("start", flush=True)
+refused = 0
+for _ in range(100000):
+    try:
+        if os.fork() == 0: signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    except OSError:
+        refused += 1
+        if refused == 3: os.write(1, b"refused\n")
+        time.sleep(0.01)
+`))
+		bomb.Until(t, "refused\n")
+		if s.Metered && usage().PIDsRefused == before.PIDsRefused {
+			t.Errorf("the process limit's doing does not show: %+v", usage())
+		}
+		bomb.Send(t, wire.TypeKill)
+		if res := bomb.Wait(t); res.Exit.Signal != 9 {
+			t.Errorf("%+v", res.Exit)
+		}
+		b.Alive(t)
+	})
+	t.Run("bomb in a new sandbox", func(t *testing.T) {
+		// The agent has not yet made the threads it may come to need; the limit must not keep it from living.
+		b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 40}})
+		bomb := b.Begin(t, Python(`
+refused = 0
+while True:
+    try:
+        if os.fork() == 0: signal.pause()
+    except OSError:
+        refused += 1
+        if refused == 3: os.write(1, b"refused\n")
+        time.sleep(0.001)
+`))
+		bomb.Until(t, "refused\n")
+		var beside [12]*Running
+		for i := range beside {
+			beside[i] = b.Begin(t, Shell("echo"))
+		}
+		for _, r := range beside {
+			if res := r.Wait(t); res.Exit.Code == 0 && string(res.Stdout) != "\n" {
+				t.Errorf("a run that did not run reports success: %+v", res.Exit)
+			}
+		}
+		bomb.Send(t, wire.TypeKill)
+		if res := bomb.Wait(t); res.Exit.Signal != 9 {
+			t.Errorf("%+v", res.Exit)
+		}
+		b.Alive(t)
+	})
+	t.Run("thread bomb", func(t *testing.T) {
+		res := b.Run(t, Python(`
+import threading
+try:
+    for _ in range(10000): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+except RuntimeError:
+    os.write(1, b"refused\n")
+    os._exit(8)
+`))
+		if string(res.Stdout) != "refused\n" || res.Exit.Code != 8 {
+			t.Errorf("%q %s %+v", res.Stdout, res.Stderr, res.Exit)
+		}
+		b.Alive(t)
+	})
+	t.Run("shell fork bomb", func(t *testing.T) {
+		bomb := b.Begin(t, wire.Run{Argv: []string{"/bin/bash", "-c", `echo start; f() { f | f & }; f; sleep 1000`}})
+		bomb.Until(t, "start\n")
+		for range 3 { // while it goes on, the sandbox answers; a run may find no process left for it
+			b.Run(t, Shell("true"))
+		}
+		bomb.Send(t, wire.TypeKill)
+		bomb.Wait(t)
+		b.Alive(t)
+	})
+	t.Run("file size", func(t *testing.T) {
+		r := Python(`
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+f = open("/data/big", "wb", buffering=0)
+try:
+    for _ in range(100): f.write(bytes(1 << 20))
+    breach("writes 100 MB")
+except OSError as e:
+    if e.errno != errno.EFBIG: breach(e)
+fails("truncates to 1 TB", os.truncate, "/data/big", 1 << 40)
+finish()
+`)
+		r.Limits.FileBytes = 10 * MB
+		b.ProbeRun(t, r)
+		if fi, err := os.Stat(filepath.Join(b.Workspace, "big")); err != nil || fi.Size() != 10*MB {
+			t.Errorf("the file has %v bytes, %v", fi.Size(), err)
+		}
+	})
+	t.Run("private files", func(t *testing.T) {
+		r := Python(`
+for d in ("/tmp", "/dev/shm"):
+    n = 0
+    try:
+        with open(d + "/big", "wb", buffering=0) as f:
+            for _ in range(100): n += f.write(bytes(1 << 20))
+        breach("writes 100 MB to", d)
+    except OSError as e:
+        if e.errno != errno.ENOSPC: breach(d, e)
+    if n > 17 << 20: breach(d, "holds", n)
+    os.unlink(d + "/big")
+    try:
+        for i in range(100000): os.close(os.open(f"{d}/{i}", os.O_CREAT))
+        breach(d, "holds any number of files")
+    except OSError: pass
+finish()
+`)
+		r.Limits.TmpBytes = 16 * MB
+		b.ProbeRun(t, r)
+	})
+
+	neighbour.Send(t, wire.TypeKill)
+	if res := neighbour.Wait(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
+		t.Errorf("the run beside them suffered: %+v", res.Exit)
+	}
+}

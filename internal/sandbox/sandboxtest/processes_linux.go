@@ -1,0 +1,124 @@
+package sandboxtest
+
+import (
+	"strings"
+	"testing"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// testProcesses: a run sees itself and its init; it cannot reach the agent, another run or the host, and its
+// init tells the truth or dies with the run.
+func (s *suite) testProcesses(t *testing.T) {
+	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 200}})
+	other := b.Begin(t, wire.Run{Argv: []string{"/bin/sh", "-c", "echo $MARK; exec sleep 1000"}, Env: map[string]string{"MARK": "other-run"}})
+	other.Until(t, "other-run\n")
+
+	for _, test := range []struct{ name, code string }{
+		{"sees", `
+pids = sorted(int(p) for p in os.listdir("/proc") if p.isdigit())
+if set(pids) - {1, os.getpid()}: breach("sees processes", [(p, open(f"/proc/{p}/cmdline").read()) for p in pids])
+for p in range(1, 2000):
+    if p in (1, os.getpid()): continue
+    try: os.kill(p, 0)
+    except ProcessLookupError: continue
+    if status(p)["Tgid"].strip() != "1": breach("signals process", p)  # the others are threads of init
+if os.getppid() != 1: breach("parent", os.getppid())
+if os.getsid(0) != os.getpid(): breach("not a session of its own")
+`},
+		{"init", `
+for f in ("environ", "maps", "mem", "auxv", "stack", "syscall", "io", "pagemap", "mountstats", "root", "cwd", "exe", "fd", "fd/0", "fd/3", "fd/4", "fdinfo", "map_files", "task/1/fd", "task/1/mem", "ns/mnt", "ns/pid", "ns/user"):
+    path = "/proc/1/" + f
+    try:
+        if stat.S_ISLNK(os.lstat(path).st_mode): breach("follows", path, os.readlink(path))
+        elif os.path.isdir(path): breach("lists", path, os.listdir(path))
+        else:
+            text = open(path, "rb").read(1)
+            if text: breach("reads", path, text)
+    except OSError: pass
+for f in ("mem", "oom_score_adj", "clear_refs", "fd/1", "fd/3", "fd/4", "uid_map", "attr/current", "timerslack_ns", "comm", "task/1/comm"):
+    try: write("/proc/1/" + f, b"0"); breach("writes", f)
+    except OSError: pass
+refused("process_vm_readv", 1, 0, 0, 0, 0, 0); refused("ptrace", 16, 1, 0, 0)
+refused("prlimit64", 1, resource.RLIMIT_NOFILE, struct.pack("QQ", 1 << 40, 1 << 40), 0)
+`},
+		{"descriptors", `
+have = set()
+for fd in os.listdir("/proc/self/fd"):
+    try: have.add((int(fd), os.readlink("/proc/self/fd/" + fd)))
+    except OSError: pass  # of the listing itself
+for fd, what in have:
+    if fd > 2: breach("inherits", fd, what)
+if dict(have)[0] != "/dev/null": breach("stdin", dict(have)[0])
+if os.path.ismount("/proc/self/fd"): breach("fd is a mount")
+`},
+	} {
+		t.Run(test.name, func(t *testing.T) { b.Probe(t, test.code) })
+	}
+
+	t.Run("signals to init", func(t *testing.T) {
+		// Each run sends one signal in every way there is, then ends with 7. Its init answers so, or died alone.
+		for _, signals := range []string{"[s for s in range(1, 65) if s not in (9, 2)]", "[2]", "[9]"} {
+			res := b.Run(t, Python(`
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+for sig in `+signals+`:
+    for way in (lambda: os.kill(1, sig), lambda: libc.tgkill(1, 1, sig), lambda: os.kill(-1, sig) if sig in (18, 23, 28) else 0):
+        try: way()
+        except OSError: pass
+sys.exit(7)
+`))
+			if res.Exit.Code != 7 || res.Exit.Signal != 0 {
+				t.Errorf("signals %s: the run reports %+v, want its own exit 7\n%s", signals, res.Exit, res.Stderr)
+			}
+		}
+		// A queued signal can pretend to be a fault of init's own.
+		for _, sig := range []string{"4", "7", "8", "11", "5"} {
+			res := b.Run(t, Python(`
+info = struct.pack("=iii", `+sig+`, 0, -1) + bytes(116)
+libc.syscall(129 if os.uname().machine == "x86_64" else 138, 1, `+sig+`, info)
+sys.exit(7)
+`))
+			if res.Exit.Code == 0 {
+				t.Errorf("queued signal %s: the run reports success: %+v", sig, res.Exit)
+			}
+		}
+		res := b.Run(t, Python(`
+for _ in range(3):
+    if os.fork() == 0: signal.pause()
+os.kill(-1, 9)
+sys.exit(7)
+`))
+		if res.Exit.Code != 7 {
+			t.Errorf("kill(-1, 9): %+v, want exit 7", res.Exit)
+		}
+	})
+
+	t.Run("forged frames", func(t *testing.T) {
+		frame := `{"type":"exit","id":2,"exit":{"code":0,"user_us":0,"sys_us":0,"max_rss_bytes":0}}`
+		res := b.Run(t, Python(`
+frame = b'`+frame+`'
+frame = struct.pack(">I", len(frame)) + frame
+for fd in range(3, 4096):
+    try: os.write(fd, frame); breach("writes to descriptor", fd)
+    except OSError: pass
+for path in glob.glob("/proc/[0-9]*/fd/*") + glob.glob("/proc/[0-9]*/task/*/fd/*"):
+    if path.startswith(f"/proc/{os.getpid()}/"): continue
+    try: os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), frame); breach("writes to", path)
+    except OSError: pass
+os.write(1, frame * 2)
+os.write(2, frame)
+sys.exit(9)
+`))
+		want := "\x00\x00\x00" + string(rune(len(frame))) + frame
+		if string(res.Stdout) != strings.Repeat(want, 2) || string(res.Stderr) != want || res.Exit.Code != 9 {
+			t.Errorf("forged frames: %+v %q %q", res.Exit, res.Stdout, res.Stderr)
+		}
+	})
+
+	other.Send(t, wire.TypeKill)
+	if res := other.Wait(t); res.Exit.Signal != 9 {
+		t.Errorf("the other run was not left alone: %+v", res.Exit)
+	}
+	b.Alive(t)
+}

@@ -1,0 +1,284 @@
+package sandboxtest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// Harness is a backend under test.
+type Harness struct {
+	Backend sandbox.Backend
+	// Owner is the host uid and gid of what a sandbox writes; it must not be 0.
+	Owner int
+	// Image is the image to start, for backends that have images.
+	Image string
+	// Metered says that memory and processes are limited for the sandbox as a whole and that its Meter
+	// tells when the limits were reached. Without it they are limited process by process.
+	Metered bool
+}
+
+// Run tests a backend. open is called once; what it opens it closes by t.Cleanup.
+func Run(t *testing.T, open func(t *testing.T) Harness) {
+	s := &suite{Harness: open(t)}
+	if s.Owner == 0 {
+		t.Fatal("sandboxes would run as host uid 0")
+	}
+	t.Run("Files", s.testFiles)
+	t.Run("Privileges", s.testPrivileges)
+	t.Run("SystemCalls", s.testSystemCalls)
+	t.Run("Processes", s.testProcesses)
+	t.Run("NoNetwork", s.testNoNetwork)
+	t.Run("Forward", s.testForward)
+	t.Run("Output", s.testOutput)
+	t.Run("Exit", s.testExit)
+	t.Run("NothingSurvives", s.testNothingSurvives)
+	t.Run("Limits", s.testLimits)
+	t.Run("Lifecycle", s.testLifecycle)
+}
+
+// RequireAll is set in the environment where a test that cannot run is a failure.
+const RequireAll = "REQUIRE_ALL"
+
+// Skip ends a test that this machine cannot run, visibly, or fails it where everything must run.
+func Skip(t *testing.T, reason string) {
+	t.Helper()
+	if os.Getenv(RequireAll) == "1" {
+		t.Fatalf("cannot run here, and %s=1: %s", RequireAll, reason)
+	}
+	t.Skip("SKIPPED: " + reason)
+}
+
+// patience is how long a test waits for what must happen.
+const patience = 30 * time.Second
+
+type suite struct{ Harness }
+
+// Box is a started sandbox and the server's end of its connection.
+type Box struct {
+	sandbox.Sandbox
+	Conn      *wire.Conn
+	Workspace string
+}
+
+// ID returns a new id for a sandbox.
+func ID() string {
+	var b [6]byte
+	_, _ = rand.Read(b[:])
+	return "t-" + hex.EncodeToString(b[:])
+}
+
+// Workspace makes an empty directory that only owner may use.
+func Workspace(t *testing.T, owner int) string {
+	t.Helper()
+	dir := t.TempDir()
+	if os.Geteuid() == 0 {
+		if err := os.Lchown(dir, owner, owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Start starts a sandbox that ends with the test. Missing parts of spec are filled in.
+func Start(t *testing.T, h Harness, spec sandbox.Spec) *Box {
+	t.Helper()
+	return StartWith(t, h, spec, nil)
+}
+
+// StartWith is Start with a function that is given the streams that the agent opens.
+func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Stream, wire.Frame)) *Box {
+	t.Helper()
+	if spec.ID == "" {
+		spec.ID = ID()
+	}
+	if spec.Workspace == "" {
+		spec.Workspace = Workspace(t, h.Owner)
+	}
+	spec.Image = h.Image
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	sb, err := h.Backend.Start(ctx, spec)
+	if err != nil {
+		t.Fatalf("start a sandbox: %v", err)
+	}
+	b := &Box{Sandbox: sb, Conn: wire.NewConn(sb.Conn(), wire.ServerSide, accept), Workspace: spec.Workspace}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := sb.Close(ctx); err != nil {
+			t.Errorf("close the sandbox: %v", err)
+		}
+		_ = b.Conn.Close()
+	})
+	return b
+}
+
+func (s *suite) start(t *testing.T, spec sandbox.Spec) *Box {
+	t.Helper()
+	return Start(t, s.Harness, spec)
+}
+
+// Result is what a run gave.
+type Result struct {
+	Stdout, Stderr []byte
+	Exit           wire.Exit
+}
+
+// Begin starts a run.
+func (b *Box) Begin(t *testing.T, r wire.Run) *Running {
+	t.Helper()
+	stream, err := b.Conn.Open(wire.Frame{Type: wire.TypeRun, Run: &r})
+	if err != nil {
+		t.Fatalf("open a run: %v", err)
+	}
+	return &Running{stream: stream}
+}
+
+// Running is a run under way. One goroutine may use it.
+type Running struct {
+	stream *wire.Stream
+	result Result
+}
+
+// next takes one frame and says whether it was the last.
+func (r *Running) next(t *testing.T, ctx context.Context) bool {
+	t.Helper()
+	f, err := r.stream.Recv(ctx)
+	if err != nil {
+		t.Fatalf("the run's stream: %v\nstdout: %.2000s\nstderr: %.2000s", err, r.result.Stdout, r.result.Stderr)
+	}
+	switch f.Type {
+	case wire.TypeStdout:
+		r.result.Stdout = append(r.result.Stdout, f.Data...)
+	case wire.TypeStderr:
+		r.result.Stderr = append(r.result.Stderr, f.Data...)
+	case wire.TypeExit:
+		r.result.Exit = *f.Exit
+		return true
+	}
+	return false
+}
+
+// Until reads until the program has printed text.
+func (r *Running) Until(t *testing.T, text string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for !bytes.Contains(r.result.Stdout, []byte(text)) {
+		if r.next(t, ctx) {
+			t.Fatalf("ended with %+v before %q\nstdout: %.2000s\nstderr: %.2000s", r.result.Exit, text, r.result.Stdout, r.result.Stderr)
+		}
+	}
+}
+
+// Wait reads until the run's end.
+func (r *Running) Wait(t *testing.T) Result {
+	t.Helper()
+	return r.WaitFor(t, patience)
+}
+
+// WaitFor is Wait for something that must not take longer than d.
+func (r *Running) WaitFor(t *testing.T, d time.Duration) Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	for !r.next(t, ctx) {
+	}
+	return r.result
+}
+
+// Send sends the run a kill or an interrupt.
+func (r *Running) Send(t *testing.T, typ wire.Type) {
+	t.Helper()
+	if err := r.stream.Send(t.Context(), wire.Frame{Type: typ}); err != nil {
+		t.Fatalf("send %s: %v", typ, err)
+	}
+}
+
+// Run runs a program to its end.
+func (b *Box) Run(t *testing.T, r wire.Run) Result {
+	t.Helper()
+	return b.Begin(t, r).Wait(t)
+}
+
+// Shell is a run of a shell script.
+func Shell(script string) wire.Run { return wire.Run{Argv: []string{"/bin/sh", "-c", script}} }
+
+// Python is a run of a Python program, after the prelude.
+func Python(code string) wire.Run {
+	return wire.Run{Argv: []string{"/usr/bin/python3", "-I", "{file}"}, File: "probe.py", Code: []byte(prelude() + code)}
+}
+
+// Probe runs an attack. It prints a line for each thing that it got away with; the prelude's last words prove
+// that it came to its end.
+func (b *Box) Probe(t *testing.T, code string) {
+	t.Helper()
+	b.ProbeRun(t, Python(code+"\nfinish()\n"))
+}
+
+// ProbeRun is Probe with more said about the run.
+func (b *Box) ProbeRun(t *testing.T, r wire.Run) {
+	t.Helper()
+	res := b.Run(t, r)
+	if got := string(res.Stdout); got != "finished\n" || res.Exit.Code != 0 || res.Exit.Error != "" {
+		t.Errorf("exit %d signal %d %s\n%s%s", res.Exit.Code, res.Exit.Signal, res.Exit.Error, got, res.Stderr)
+	}
+}
+
+// Alive fails the test unless the sandbox still runs programs.
+func (b *Box) Alive(t *testing.T) {
+	t.Helper()
+	if res := b.Run(t, Shell("echo alive")); string(res.Stdout) != "alive\n" || res.Exit.Code != 0 {
+		t.Fatalf("the sandbox no longer works: %+v %s%s", res.Exit, res.Stdout, res.Stderr)
+	}
+}
+
+// Serve accepts connections on a listener until the test ends and sends each a line. It counts them.
+func serve(t *testing.T, l io.Closer, accept func() (io.WriteCloser, error)) (count func() int) {
+	t.Helper()
+	conns := make(chan struct{}, 1024)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := accept()
+			if err != nil {
+				return
+			}
+			conns <- struct{}{}
+			_, _ = io.WriteString(c, "host\n")
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return func() int { return len(conns) }
+}
+
+func (s *suite) needMeter(t *testing.T, b *Box) sandbox.Meter {
+	t.Helper()
+	m, ok := b.Sandbox.(sandbox.Meter)
+	if !ok {
+		t.Fatal("the sandbox has no Meter")
+	}
+	return m
+}
+
+func lines(b []byte) []string { return strings.Fields(strings.ReplaceAll(string(b), " ", "_")) }
+
+func contextEnded(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}

@@ -1,0 +1,113 @@
+package sandboxtest
+
+import (
+	"runtime"
+	"testing"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// testSystemCalls: the calls that would widen the sandbox, or whose kernel code is a way out, are refused.
+func (s *suite) testSystemCalls(t *testing.T) {
+	b := s.start(t, sandbox.Spec{})
+	for _, test := range []struct{ name, code string }{
+		{"denied", `
+buf = ctypes.create_string_buffer(4096)
+none, here = b"none", b"/data"
+for args in [("mount", b"none", b"/data", b"tmpfs", 0, 0), ("mount", b"/usr", b"/data", 0, 4096, 0), ("mount", 0, b"/usr", 0, 32 | 4096, 0),
+             ("umount2", b"/proc", 2), ("umount2", b"/proc/sys", 0), ("umount2", b"/tmp", 2), ("umount2", b"/", 2), ("pivot_root", b"/data", b"/data"), ("chroot", b"/data"),
+             ("open_tree", -100, b"/", 1), ("open_tree_attr", -100, b"/", 1, 0, 0), ("fsopen", b"tmpfs", 0), ("fspick", -100, b"/", 0), ("fsmount", 0, 0, 0), ("fsconfig", 0, 6, 0, 0, 0),
+             ("move_mount", -100, b"/usr", -100, b"/data", 0), ("mount_setattr", -100, b"/", 0, buf, 32), ("listmount", buf, buf, 1, 0), ("statmount", buf, buf, 100, 0),
+             ("setns", 0, 0), ("ptrace", 16, 1, 0, 0), ("ptrace", 0, 0, 0, 0), ("process_vm_readv", 1, buf, 1, buf, 1, 0), ("process_vm_writev", 1, buf, 1, buf, 1, 0),
+             ("process_madvise", 0, buf, 1, 4, 0), ("pidfd_getfd", 0, 0, 0), ("kcmp", 1, os.getpid(), 0, 0, 0), ("move_pages", 0, 0, 0, 0, 0, 0), ("userfaultfd", 0), ("userfaultfd", 1),
+             ("io_uring_setup", 8, buf), ("io_uring_enter", 0, 0, 0, 0, 0, 0), ("io_uring_register", 0, 0, 0, 0), ("io_setup", 1, buf), ("bpf", 0, buf, 120), ("bpf", 5, buf, 120),
+             ("perf_event_open", buf, 0, -1, -1, 0), ("keyctl", 0, -3, 1), ("keyctl", 1, 0), ("add_key", b"user", b"x", b"y", 1, -3), ("request_key", b"user", b"x", 0, -3),
+             ("name_to_handle_at", -100, b"/", buf, buf, 0), ("open_by_handle_at", -100, buf, 0), ("fanotify_init", 0, 0), ("quotactl", 0, 0, 0, 0), ("acct", 0),
+             ("swapon", b"/data/x", 0), ("reboot", 0xfee1dead, 672274793, 0x89abcdef, 0), ("kexec_load", 0, 0, 0, 0), ("init_module", buf, 1, b""), ("finit_module", 0, b"", 0),
+             ("delete_module", b"x", 0), ("syslog", 3, buf, 100), ("sethostname", b"x", 1), ("settimeofday", buf, 0), ("clock_settime", 0, buf), ("vhangup",),
+             ("personality", 0x0040000), ("personality", 8)]:
+    refused(*args)
+`},
+		{"namespaces", `
+SIGCHLD = 17
+for name, flag in {"NEWNS": 0x20000, "NEWCGROUP": 0x2000000, "NEWUTS": 0x4000000, "NEWIPC": 0x8000000, "NEWUSER": 0x10000000, "NEWPID": 0x20000000, "NEWNET": 0x40000000, "NEWTIME": 0x80}.items():
+    refused("unshare", flag)
+    refused("unshare", flag | 0x10000000)
+    if name == "NEWTIME": continue  # part of the exit signal in clone
+    for flags in (flag | SIGCHLD, flag | 0x10000000 | SIGCHLD, flag | SIGCHLD | 1 << 32, flag | 0x4100):
+        r, e = call("clone", flags, 0, 0, 0, 0)
+        if r == 0: os._exit(0)
+        if r != -1 or e != "EPERM": breach("clone", name, r, e)
+for args in (struct.pack("8Q", 0x10000000, 0, 0, 0, SIGCHLD, 0, 0, 0), struct.pack("8Q", 0, 0, 0, 0, SIGCHLD, 0, 0, 0)):
+    r, e = call("clone3", args, 64)
+    if r == 0: os._exit(0)
+    if r != -1 or e != "ENOSYS": breach("clone3", r, e)
+for ns in os.listdir("/proc/self/ns"):
+    try: fd = os.open("/proc/self/ns/" + ns, os.O_RDONLY)
+    except OSError: continue
+    refused("setns", fd, 0)
+    import fcntl
+    try: breach("opens the parent of", ns, fcntl.ioctl(fd, 0xb702))  # NS_GET_PARENT: the way up
+    except OSError: pass
+if open("/proc/sys/user/max_user_namespaces").read().strip() != "0": breach("user namespaces may be made")
+subprocess.run(["true"], check=True)  # what programs need still works
+import threading
+threads = [threading.Thread(target=time.monotonic) for _ in range(4)]
+[x.start() for x in threads]; [x.join() for x in threads]
+`},
+		{"sockets", `
+UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
+for family in range(0, 50):
+    for kind in (1, 2, 3, 5, 10):
+        if family in (UNIX, INET, INET6) and kind in (1, 2, 5): continue
+        if family == NETLINK: continue
+        try: socket.socket(family, kind, 0).close(); 
+        except OSError: continue
+        if (family, kind) == (UNIX, 3): continue  # the kernel takes it for a datagram socket
+        breach("socket", family, kind)
+for family in (INET, INET6):
+    for proto in (1, 6, 17, 58, 255):
+        try: socket.socket(family, socket.SOCK_RAW, proto); breach("raw socket", family, proto)
+        except OSError: pass
+for proto in range(1, 23):
+    try: socket.socket(NETLINK, socket.SOCK_RAW, proto); breach("netlink", proto)
+    except OSError: pass
+fds = (ctypes.c_int * 2)()
+for family in range(0, 50):
+    if family == UNIX: continue
+    r, e = call("socketpair", family, 5, 0, fds)
+    if r != -1 or e != "EAFNOSUPPORT": breach("socketpair", family, r, e)
+a, b = socket.socketpair(); a.send(b"x")
+# The routes and links of the sandbox cannot be changed.
+for kind, body in ((24, struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 254, 4, 0, 1, 0)), (25, struct.pack("=BBBBBBBBI", 2, 8, 0, 0, 254, 4, 0, 7, 0)), (20, struct.pack("=BBBBI", 2, 8, 0, 0, 1) + struct.pack("=HHI", 8, 2, 0x0100000a)), (16, struct.pack("=BxHiII", 0, 0, 1, 0, 1))):
+    n = socket.socket(NETLINK, socket.SOCK_RAW, 0)
+    n.bind((0, 0))
+    n.send(struct.pack("=IHHII", 16 + len(body), kind, 5 | 0x400, 1, 0) + body)
+    r = n.recv(4096)
+    if struct.unpack_from("=Hxxxxxxxxxxi", r, 4)[1] != -errno.EPERM: breach("netlink message", kind, r)
+`},
+	} {
+		t.Run(test.name, func(t *testing.T) { b.Probe(t, test.code) })
+	}
+	if runtime.GOARCH == "amd64" {
+		t.Run("32 bits", func(t *testing.T) {
+			// getpid by int 0x80, which a filter that looked at the number alone would take for another call.
+			res := b.Run(t, Python(`
+import mmap
+m = mmap.mmap(-1, 4096, prot=7)
+m.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")
+print("before", flush=True)
+ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()
+print("after", flush=True)
+`))
+			if string(res.Stdout) != "before\n" || res.Exit.Signal == 0 {
+				t.Errorf("a 32-bit system call went through: %q, %+v", res.Stdout, res.Exit)
+			}
+			b.Probe(t, `
+for nr in (0x40000000 + 39, 0x40000000 + 520, 0x3fffffff, 470, 1000):
+    r, e = call(nr, 0, 0, 0)
+    if r != -1 or e != "ENOSYS": breach("number", nr, r, e)
+`)
+		})
+	}
+}
