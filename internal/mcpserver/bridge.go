@@ -166,11 +166,13 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	}
 
 	rep := newReply(w, accepts(r, "text/event-stream"))
+	stop := func() {}
 	if m.isCall() && m.method != "initialize" {
 		// Its answer may take long. That of initialize comes at once, with headers of its own.
-		defer rep.heartbeats(s.cfg.Heartbeat)()
+		stop = rep.heartbeats(s.cfg.Heartbeat)
 	}
 	handler.ServeHTTP(rep, inner)
+	stop()
 	rep.finish(m)
 }
 

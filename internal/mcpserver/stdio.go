@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"sync"
+	"syscall"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -34,8 +36,12 @@ func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteC
 		session.Close()
 		<-ended
 		if !errors.Is(context.Cause(ctx), errShutdown) {
-			err = ctx.Err()
+			return ctx.Err()
 		}
+		return nil
+	}
+	if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, os.ErrClosed) || errors.Is(err, syscall.EPIPE) {
+		return nil // the client left without waiting for the last answer
 	}
 	return err
 }
