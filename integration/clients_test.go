@@ -1,0 +1,551 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// clientConfig tells a client what to do. Each connects, lists the tools, runs a program that ends only after its first
+// output has been seen and a file has been uploaded, has a file made and downloads it, starts an endless run and cancels it
+// when told to, and runs another one.
+type clientConfig struct {
+	Command []string          `json:"command,omitempty"` // stdio, else HTTP
+	Env     map[string]string `json:"env,omitempty"`
+	URL     string            `json:"url,omitempty"`
+	Token   string            `json:"token,omitempty"`
+	Mode    string            `json:"mode"` // of the Python SDK: auto speaks the newest protocol, legacy begins with initialize
+
+	Stream   map[string]any `json:"stream"`
+	Upload   map[string]any `json:"upload"`
+	Greeting string         `json:"greeting"`
+	Make     map[string]any `json:"make"`
+	Endless  map[string]any `json:"endless"`
+	Again    map[string]any `json:"again"`
+}
+
+// clientEvent is what a client has to tell, as one line of JSON.
+type clientEvent struct {
+	Event   string   `json:"event"`
+	Version string   `json:"version"`
+	Names   []string `json:"names"`
+	Text    string   `json:"text"`
+	SHA256  string   `json:"sha256"`
+}
+
+const streamCode = `
+import os, time
+print("waiting", flush=True)
+while not os.path.exists("/data/greeting.txt"):
+    time.sleep(0.02)
+print(open("/data/greeting.txt").read())
+`
+
+const makeCode = `
+import { writeFileSync } from "node:fs";
+const bytes: Uint8Array = Uint8Array.from({ length: 70_000 }, (_, i: number) => i * 7);
+writeFileSync("/data/result.bin", bytes);
+console.log(bytes.length);
+`
+
+// madeBytes is what makeCode writes.
+func madeBytes() []byte {
+	b := make([]byte, 70_000)
+	for i := range b {
+		b[i] = byte(i * 7)
+	}
+	return b
+}
+
+func newClientConfig(marker string) clientConfig {
+	run := func(language, code string) map[string]any {
+		return map[string]any{"conversationId": "client", "language": language, "code": code}
+	}
+	return clientConfig{
+		Mode:     "legacy",
+		Stream:   run("python", streamCode),
+		Upload:   map[string]any{"conversationId": "client", "filename": "greeting.txt"},
+		Greeting: "grüß dich",
+		Make:     run("typescript", makeCode),
+		Endless:  run("shell", sleeper(marker)),
+		Again:    run("shell", "cat greeting.txt"),
+	}
+}
+
+// TestClients has real clients do what people do with them.
+func TestClients(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		stdio   bool
+		mode    string
+		version string
+		start   func(*testing.T, clientConfig) (<-chan clientEvent, func())
+	}{
+		{name: "go SDK over HTTP", version: "2026-07-28", start: startGoClient},
+		{name: "go SDK over stdio", stdio: true, start: startGoClient},
+		{name: "typescript SDK over HTTP", version: "2025-11-25", start: startNodeClient},
+		{name: "typescript SDK over stdio", stdio: true, start: startNodeClient},
+		{name: "python SDK over HTTP", version: "2025-11-25", start: startPythonClient},
+		{name: "python SDK over HTTP, newest protocol", mode: "auto", version: "2026-07-28", start: startPythonClient},
+		{name: "python SDK over stdio", stdio: true, mode: "auto", start: startPythonClient},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			marker := newMarker()
+			config := newClientConfig(marker)
+			if c.mode != "" {
+				config.Mode = c.mode
+			}
+			if c.stdio {
+				root := newRoot(t)
+				t.Cleanup(func() { (&server{Root: root}).wantNoResidue(t) })
+				config.Command = []string{binary, "stdio"}
+				config.Env = map[string]string{"SANDBOX_ROOT": root, "SANDBOX_HTTP_PORT": "0"}
+				for _, kv := range baseEnv() {
+					k, v, _ := strings.Cut(kv, "=")
+					config.Env[k] = v
+				}
+			} else {
+				s := serve(t)
+				config.URL, config.Token = s.URL+"/mcp", s.Token
+			}
+			events, proceed := c.start(t, config)
+			checkClient(t, marker, c.version, events, proceed)
+		})
+	}
+}
+
+// checkClient follows what a client tells: that it speaks the protocol version, if one is given, and so on. proceed has it
+// cancel the endless run.
+func checkClient(t *testing.T, marker, version string, events <-chan clientEvent, proceed func()) {
+	t.Helper()
+	expect := func(name string) clientEvent {
+		t.Helper()
+		select {
+		case e, ok := <-events:
+			if !ok {
+				t.Fatalf("the client ended before it told of %q", name)
+			}
+			if e.Event != name {
+				t.Fatalf("the client tells of %+v, want %q", e, name)
+			}
+			return e
+		case <-time.After(time.Minute):
+			t.Fatalf("waited a minute for the client to tell of %q", name)
+			return clientEvent{}
+		}
+	}
+	result := func(e clientEvent) runResult {
+		t.Helper()
+		var r runResult
+		if err := json.Unmarshal([]byte(e.Text), &r); err != nil {
+			t.Fatalf("%s: %v in %s", e.Event, err, e.Text)
+		}
+		return r
+	}
+	if e := expect("connected"); version != "" && e.Version != version {
+		t.Errorf("the client speaks version %s, want %s", e.Version, version)
+	}
+	names := expect("tools").Names
+	for _, want := range []string{"run_code", "upload_file", "list_runners"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("there is no tool %s among %v", want, names)
+		}
+	}
+	if e := expect("uploaded"); !strings.Contains(e.Text, "uploaded successfully (11 bytes)") {
+		t.Errorf("upload_file: %s", e.Text)
+	}
+	if r := result(expect("streamed")); r.Output != "waiting\ngrüß dich\n" || !r.Success {
+		t.Errorf("the streamed run: %+v", r)
+	}
+	if r := result(expect("made")); r.Output != "70000\n" || len(r.Files) != 2 || r.Files[0].Name != "result.bin" {
+		t.Errorf("the run that makes a file: %+v", r)
+	}
+	sum := sha256.Sum256(madeBytes())
+	if e := expect("downloaded"); e.SHA256 != hex.EncodeToString(sum[:]) {
+		t.Errorf("the download is not the file that was made")
+	}
+	expect("running")
+	if len(marked(marker)) != 1 {
+		t.Fatalf("the endless run has the processes %v, want one", marked(marker))
+	}
+	proceed()
+	expect("cancelled")
+	eventually(t, time.Second, "the cancelled run to die", func() bool { return len(marked(marker)) == 0 })
+	if r := result(expect("again")); r.Output != "grüß dich" {
+		t.Errorf("the run after the cancelled one: %+v", r)
+	}
+	select {
+	case e, ok := <-events:
+		if ok {
+			t.Errorf("the client tells more: %+v", e)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the client does not end")
+	}
+}
+
+// clientsDir is where `make test` puts the npm clients.
+func clientsDir(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("clients")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// node is a Node.js that is new enough for the npm clients, as installed with them.
+func node(t *testing.T) string {
+	t.Helper()
+	arch := map[string]string{"amd64": "x64"}[runtime.GOARCH]
+	if arch == "" {
+		arch = runtime.GOARCH
+	}
+	path := filepath.Join(clientsDir(t), "node_modules", "node-linux-"+arch, "bin", "node")
+	if _, err := os.Stat(path); err != nil {
+		skip(t, "no npm clients at %s: run make test", path)
+	}
+	return path
+}
+
+func startNodeClient(t *testing.T, config clientConfig) (<-chan clientEvent, func()) {
+	t.Helper()
+	return startScript(t, config, node(t), filepath.Join(clientsDir(t), "client.mjs"))
+}
+
+func startPythonClient(t *testing.T, config clientConfig) (<-chan clientEvent, func()) {
+	t.Helper()
+	python := os.Getenv("SANDBOX_TEST_PYTHON")
+	if python == "" {
+		python = filepath.Join(clientsDir(t), "..", "..", ".cache", "clients", "bin", "python")
+	}
+	if _, err := os.Stat(python); err != nil {
+		skip(t, "no Python client at %s: run make test", python)
+	}
+	return startScript(t, config, python, filepath.Join(clientsDir(t), "client.py"))
+}
+
+// startScript starts a client that is a program of its own.
+func startScript(t *testing.T, config clientConfig, command ...string) (<-chan clientEvent, func()) {
+	t.Helper()
+	arg, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), command[0], append(command[1:], string(arg))...)
+	cmd.WaitDelay = 5 * time.Second
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	log := &lockedBuffer{}
+	cmd.Stderr = log
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	events, ended := make(chan clientEvent, 16), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer close(events)
+		for sc := bufio.NewScanner(stdout); sc.Scan(); {
+			var e clientEvent
+			if err := json.Unmarshal(sc.Bytes(), &e); err != nil {
+				t.Errorf("the client prints %q", sc.Text())
+				continue
+			}
+			events <- e
+		}
+		if err := cmd.Wait(); err != nil && t.Context().Err() == nil {
+			t.Errorf("the client: %v", err)
+		}
+	}()
+	t.Cleanup(func() { // after the test's context has ended, and with it the client
+		stdin.Close()
+		<-ended
+		if t.Failed() {
+			t.Logf("the client's stderr:\n%s", log)
+		}
+	})
+	return events, func() { fmt.Fprintln(stdin) }
+}
+
+// startGoClient is a client by the Go SDK.
+func startGoClient(t *testing.T, config clientConfig) (<-chan clientEvent, func()) {
+	t.Helper()
+	events, proceed, ended := make(chan clientEvent, 16), make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer close(events)
+		if err := goClient(t.Context(), config, func(e clientEvent) { events <- e }, proceed); err != nil && t.Context().Err() == nil {
+			t.Errorf("the client: %v", err)
+		}
+	}()
+	t.Cleanup(func() { <-ended })
+	return events, func() { proceed <- struct{}{} }
+}
+
+func goClient(ctx context.Context, config clientConfig, tell func(clientEvent), proceed <-chan struct{}) error {
+	progress := make(chan string, 16)
+	client := mcp.NewClient(&mcp.Implementation{Name: "integration", Version: "1.0.0"}, &mcp.ClientOptions{
+		ProgressNotificationHandler: func(_ context.Context, req *mcp.ProgressNotificationClientRequest) { progress <- req.Params.Message },
+	})
+	var transport mcp.Transport
+	if len(config.Command) > 0 {
+		cmd := exec.Command(config.Command[0], config.Command[1:]...)
+		for k, v := range config.Env {
+			cmd.Env = append(cmd.Env, k+"="+v)
+		}
+		transport = &mcp.CommandTransport{Command: cmd, TerminateDuration: 20 * time.Second}
+	} else {
+		transport = &mcp.StreamableClientTransport{Endpoint: config.URL, HTTPClient: &http.Client{Transport: bearer(config.Token)}}
+	}
+	session, err := client.Connect(ctx, transport, nil)
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	tell(clientEvent{Event: "connected", Version: session.InitializeResult().ProtocolVersion})
+
+	tools, err := session.ListTools(ctx, nil)
+	if err != nil {
+		return err
+	}
+	listed := clientEvent{Event: "tools"}
+	for _, tool := range tools.Tools {
+		listed.Names = append(listed.Names, tool.Name)
+	}
+	tell(listed)
+
+	call := func(ctx context.Context, name string, args map[string]any, token any) (string, error) {
+		params := &mcp.CallToolParams{Name: name, Arguments: args}
+		if token != nil {
+			params.SetProgressToken(token)
+		}
+		res, err := session.CallTool(ctx, params)
+		if err != nil {
+			return "", err
+		}
+		for _, c := range res.Content {
+			if text, ok := c.(*mcp.TextContent); ok {
+				return text.Text, nil
+			}
+		}
+		return "", fmt.Errorf("%s: no text", name)
+	}
+	type outcome struct {
+		text string
+		err  error
+	}
+	begin := func(ctx context.Context, args map[string]any, token any) (<-chan outcome, error) {
+		done := make(chan outcome, 1)
+		go func() {
+			text, err := call(ctx, "run_code", args, token)
+			done <- outcome{text, err}
+		}()
+		select {
+		case <-progress:
+			return done, nil
+		case o := <-done:
+			return nil, fmt.Errorf("the run ended before its output came: %+v", o)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+
+	streaming, err := begin(ctx, config.Stream, "a token")
+	if err != nil {
+		return err
+	}
+	config.Upload["content"] = base64.StdEncoding.EncodeToString([]byte(config.Greeting))
+	uploaded, err := call(ctx, "upload_file", config.Upload, nil)
+	if err != nil {
+		return err
+	}
+	tell(clientEvent{Event: "uploaded", Text: uploaded})
+	o := <-streaming
+	if o.err != nil {
+		return o.err
+	}
+	tell(clientEvent{Event: "streamed", Text: o.text})
+
+	made, err := call(ctx, "run_code", config.Make, nil)
+	if err != nil {
+		return err
+	}
+	tell(clientEvent{Event: "made", Text: made})
+	sum, err := download(ctx, made)
+	if err != nil {
+		return err
+	}
+	tell(clientEvent{Event: "downloaded", SHA256: sum})
+
+	for len(progress) > 0 {
+		<-progress
+	}
+	endless, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done, err := begin(endless, config.Endless, 17)
+	if err != nil {
+		return err
+	}
+	tell(clientEvent{Event: "running"})
+	select {
+	case <-proceed:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	cancel()
+	tell(clientEvent{Event: "cancelled"})
+	<-done
+	again, err := call(ctx, "run_code", config.Again, nil)
+	if err != nil {
+		return err
+	}
+	tell(clientEvent{Event: "again", Text: again})
+	return nil
+}
+
+// download fetches the first file of a run's result.
+func download(ctx context.Context, result string) (sum string, err error) {
+	var r runResult
+	if err := json.Unmarshal([]byte(result), &r); err != nil {
+		return "", err
+	}
+	if len(r.Files) == 0 {
+		return "", fmt.Errorf("no files in %s", result)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.Files[0].URL, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	hash := sha256.New()
+	_, err = io.Copy(hash, resp.Body)
+	return hex.EncodeToString(hash.Sum(nil)), err
+}
+
+// bearer adds a token to every request.
+type bearer string
+
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+string(b))
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// TestInspector has the inspector's command line do the same, as far as it can: it shows no progress, and cancels by being
+// ended.
+func TestInspector(t *testing.T) {
+	interpreter := node(t)
+	cli := filepath.Join(clientsDir(t), "node_modules", "@modelcontextprotocol", "inspector", "clients", "launcher", "build", "index.js")
+	s := serve(t)
+	home := t.TempDir()
+	inspect := func(ctx context.Context, args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, interpreter, append([]string{cli, "--cli", s.URL + "/mcp", "--transport", "http",
+			"--header", "Authorization: Bearer " + s.Token}, args...)...)
+		cmd.Env = append(baseEnv(), "HOME="+home)
+		cmd.WaitDelay = 5 * time.Second
+		return cmd
+	}
+	output := func(result any, args ...string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var stderr bytes.Buffer
+		cmd := inspect(ctx, args...)
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err == nil {
+			err = json.Unmarshal(out, result)
+		}
+		if err != nil {
+			t.Fatalf("inspector %v: %v\n%s%s", args, err, out, stderr.String())
+		}
+	}
+	callArgs := func(tool string, args map[string]string) []string {
+		list := []string{"--method", "tools/call", "--tool-name", tool}
+		for k, v := range args {
+			list = append(list, "--tool-arg", k+"="+v)
+		}
+		return list
+	}
+	call := func(tool string, args map[string]string) (r runResult) {
+		t.Helper()
+		var res toolResult
+		output(&res, callArgs(tool, args)...)
+		if len(res.Content) == 0 || res.IsError || json.Unmarshal([]byte(res.Content[0].Text), &r) != nil {
+			t.Fatalf("inspector %s: %+v", tool, res)
+		}
+		return r
+	}
+
+	var listed struct{ Tools []struct{ Name string } }
+	output(&listed, "--method", "tools/list")
+	if len(listed.Tools) < 3 {
+		t.Errorf("tools/list: %+v", listed)
+	}
+	content := base64.StdEncoding.EncodeToString([]byte("from the inspector"))
+	if r := call("upload_file", map[string]string{"conversationId": "inspector", "filename": "in.txt", "content": content}); !r.Success {
+		t.Errorf("upload_file: %+v", r)
+	}
+	python := "print(open('/data/in.txt').read().upper())"
+	if r := call("run_code", map[string]string{"conversationId": "inspector", "language": "python", "code": python}); r.Output != "FROM THE INSPECTOR\n" {
+		t.Errorf("python: %+v", r)
+	}
+	r := call("run_code", map[string]string{"conversationId": "inspector", "language": "typescript", "code": makeCode})
+	if r.Output != "70000\n" || len(r.Files) != 2 {
+		t.Fatalf("typescript: %+v", r)
+	}
+	resp, err := http.Get(r.Files[0].URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); err != nil || !bytes.Equal(got, madeBytes()) {
+		t.Errorf("the download is not the file that was made: %v, %d bytes", err, len(got))
+	}
+
+	marker := newMarker()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cmd := inspect(ctx, callArgs("run_code", map[string]string{"conversationId": "inspector", "language": "shell", "code": sleeper(marker)})...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // it is killed
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	eventually(t, 30*time.Second, "the run to start", func() bool { return len(marked(marker)) == 1 })
+	cancel()
+	<-ended
+	eventually(t, time.Second, "the run to die with its client", func() bool { return len(marked(marker)) == 0 })
+}

@@ -1,0 +1,89 @@
+package integration
+
+import (
+	"bytes"
+	"crypto/rand"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// newMarker is a name that no other process has.
+func newMarker() string { return "marker-" + strings.ToLower(rand.Text()) }
+
+// sleeper is shell code that says so when it starts, then sleeps for ever under the marker's name.
+func sleeper(marker string) string { return "echo started; exec -a " + marker + " sleep infinity" }
+
+// marked lists the processes that call themselves by the marker.
+func marked(marker string) []string {
+	return processes(func(dir string) bool {
+		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		return bytes.HasPrefix(cmdline, []byte(marker+"\x00"))
+	})
+}
+
+// process is one process of the host, told from a later one with the same number by its start.
+type process struct {
+	pid, parent int
+	start       string
+	name        string
+	state       string
+}
+
+// readProcess reports false when there is no such process.
+func readProcess(pid int) (process, bool) {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return process{}, false
+	}
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')') // a name may have parentheses in it
+	if open < 0 || end < open {
+		return process{}, false
+	}
+	fields := strings.Fields(string(stat[end+1:]))
+	if len(fields) < 20 {
+		return process{}, false
+	}
+	parent, err := strconv.Atoi(fields[1])
+	return process{pid: pid, parent: parent, start: fields[19], name: string(stat[open+1 : end]), state: fields[0]}, err == nil
+}
+
+// gone reports whether the process has ended. Whether its new parent has noticed is not ours to say.
+func (p process) gone() bool {
+	now, ok := readProcess(p.pid)
+	return !ok || now.start != p.start || now.state == "Z" || now.state == "X"
+}
+
+// descendants lists the processes that pid has started, and those that they have.
+func descendants(t *testing.T, pid int) []process {
+	t.Helper()
+	dirs, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	children := map[int][]process{}
+	for _, d := range dirs {
+		if n, err := strconv.Atoi(d.Name()); err == nil {
+			if p, ok := readProcess(n); ok {
+				children[p.parent] = append(children[p.parent], p)
+			}
+		}
+	}
+	list := children[pid]
+	for i := 0; i < len(list); i++ {
+		list = append(list, children[list[i].pid]...)
+	}
+	return list
+}
+
+// alive lists those of the processes that have not ended.
+func alive(list []process) (left []process) {
+	for _, p := range list {
+		if !p.gone() {
+			left = append(left, p)
+		}
+	}
+	return left
+}
