@@ -423,11 +423,20 @@ func TestNothingSecretIsLogged(t *testing.T) {
 		"[MCP] run_code: conversationId=user-123, language=python, codeLen=4, network=false, envVars=1",
 		"[MCP] Using runner: jail:python", "[MCP] Executing python code for conversation user-123 (network: false, env vars: 1)",
 		"[MCP] Execution completed: success=true, exitCode=0", "[MCP] Found 1 files",
-		"https://example.com/files/abc123/plot.png", "[MCP] run_code completed successfully",
+		"[MCP] File available: plot.png -> https://example.com/files/abc123/plot.png", "[MCP] run_code completed successfully",
 		"[HTTP] Sending response for method=tools/call",
 	} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the log lacks %q", want)
 		}
+	}
+}
+
+// BenchmarkCall is what the MCP layer costs a run: everything but the engine, over a real connection.
+func BenchmarkCall(b *testing.B) {
+	p := newProduct(b)
+	p.engine.result = exampleResult()
+	for b.Loop() {
+		p.call(b, "run_code", `{"conversationId":"user-123","language":"python","code":"print(1)"}`)
 	}
 }

@@ -98,7 +98,7 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 	log.Info(fmt.Sprintf("[MCP] Found %d files", len(res.Files)))
 	for _, f := range res.Files[:min(len(res.Files), maxLoggedFiles)] {
 		address, _, _ := strings.Cut(f.URL, "?") // without the signature
-		log.Info(fmt.Sprintf("[MCP] File available: %q -> %s", f.Name, address))
+		log.Info(fmt.Sprintf("[MCP] File available: %s -> %s", logFile(f.Name), address))
 	}
 
 	out := textResult(runCodeResult(res))

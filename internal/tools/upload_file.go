@@ -114,7 +114,7 @@ func (t *toolset) uploadFile(ctx context.Context, c call) (*mcp.CallToolResult, 
 	if err != nil {
 		return nil, err
 	}
-	log.Info(fmt.Sprintf("[MCP] upload_file completed successfully: %q, %d bytes", file.Name, len(data)))
+	log.Info(fmt.Sprintf("[MCP] upload_file completed successfully: %s, %d bytes", logFile(file.Name), len(data)))
 	return structuredResult(c.client, uploadJSON{
 		Success:   true,
 		Message:   fmt.Sprintf("File '%s' uploaded successfully (%d bytes)", file.Name, len(data)),
