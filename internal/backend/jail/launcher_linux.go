@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,6 +24,7 @@ const stage = "/mnt"
 // those places to the stage. The mounts end with the thread, however the server ends.
 type launcher struct {
 	jobs chan func()
+	quit chan struct{}
 	done chan struct{}
 
 	// Of the thread alone:
@@ -31,7 +33,7 @@ type launcher struct {
 }
 
 func newLauncher(private bool) (*launcher, error) {
-	l := &launcher{jobs: make(chan func()), done: make(chan struct{}), staged: map[string]string{}}
+	l := &launcher{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{}), staged: map[string]string{}}
 	ready := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
@@ -44,8 +46,13 @@ func newLauncher(private bool) (*launcher, error) {
 		if err != nil {
 			return
 		}
-		for job := range l.jobs {
-			job()
+		for open := true; open; {
+			select {
+			case job := <-l.jobs:
+				job()
+			case <-l.quit:
+				open = false
+			}
 		}
 		if l.below != nil {
 			_ = l.below.Close()
@@ -57,15 +64,22 @@ func newLauncher(private bool) (*launcher, error) {
 	return l, nil
 }
 
+var errClosed = errors.New("the backend is closed")
+
 // do calls f on the launcher's thread and waits for it.
 func (l *launcher) do(f func() error) error {
 	errc := make(chan error, 1)
-	l.jobs <- func() { errc <- f() }
-	return <-errc
+	select {
+	case l.jobs <- func() { errc <- f() }:
+		return <-errc
+	case <-l.done:
+		return errClosed
+	}
 }
 
+// close ends the thread. It is called once.
 func (l *launcher) close() {
-	close(l.jobs)
+	close(l.quit)
 	<-l.done
 }
 
