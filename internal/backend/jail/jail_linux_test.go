@@ -189,5 +189,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 
 // roles are what a test binary does when another has started it, instead of testing.
 var roles = map[string]func(){
-	"": nil,
+	"":       nil,
+	"world":  roleWorld,
+	"server": roleServer,
 }

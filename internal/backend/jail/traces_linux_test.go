@@ -1,0 +1,321 @@
+package jail_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/backend/jail"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// processes finds the processes of sandboxes whose workspace lies under dir, by their command line or mounts.
+// An ordinary user cannot see an agent's mounts; for one, every process of ours that is named so counts.
+func processes(t *testing.T, dir string) []int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"bwrap", ".sandbox-agent", "run-init", "slirp4netns"}
+	var found []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		mounts, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "mountinfo"))
+		ours := strings.Contains(string(mounts), dir) || strings.Contains(string(cmdline), dir) && strings.Contains(string(cmdline), "--info-fd")
+		if fi, err := e.Info(); err == nil && os.Geteuid() != 0 && int(fi.Sys().(*syscall.Stat_t).Uid) == os.Geteuid() {
+			ours = ours || slices.Contains(names, filepath.Base(strings.Split(string(cmdline), "\x00")[0]))
+		}
+		if ours {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// groups finds the cgroups of an instance.
+func groups(t *testing.T, instance string) []string {
+	t.Helper()
+	var found []string
+	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil // a group that ended meanwhile
+		}
+		if d.IsDir() && strings.Contains(d.Name(), "mcp-code-sandbox-"+instance) {
+			found = append(found, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func mounts(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// TestCancelledStart: wherever a start is cut off, nothing of it is left when Start returns.
+func TestCancelledStart(t *testing.T) {
+	instance := sandboxtest.ID()
+	b := open(t, t.TempDir(), instance)
+	uid, _ := jail.Owner()
+	ws := sandboxtest.Workspace(t, uid)
+	before, groupsBefore := mounts(t), groups(t, instance)
+	var cancelled int
+	for i := range 40 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*500*time.Microsecond)
+		sb, err := b.Start(ctx, sandbox.Spec{ID: sandboxtest.ID(), Workspace: ws, Network: i%8 == 7 && os.Geteuid() == 0})
+		cancel()
+		if err == nil {
+			if err := sb.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		cancelled++
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("cancelled after %d × 0.5 ms: %v", i, err)
+		}
+		if left := processes(t, ws); len(left) > 0 {
+			t.Fatalf("cancelled after %d × 0.5 ms: processes %v are left", i, left)
+		}
+	}
+	if cancelled < 5 {
+		t.Errorf("only %d starts were cut off", cancelled)
+	}
+	if after := mounts(t); after != before {
+		t.Errorf("mounts of the host have changed:\n%s\n%s", before, after)
+	}
+	if after := groups(t, instance); !slices.Equal(after, groupsBefore) {
+		t.Errorf("cgroups are left: %v", after)
+	}
+}
+
+// TestHostView looks at a sandbox from outside: its processes are nobody's, and nothing of it shows.
+func TestHostView(t *testing.T) {
+	needRoot(t, "reads other users' /proc")
+	before := mounts(t)
+	instance := sandboxtest.ID()
+	h := harness(t, open(t, t.TempDir(), instance))
+	b := sandboxtest.Start(t, h, sandbox.Spec{Forward: true})
+	r := b.Begin(t, sandboxtest.Shell("echo up; sleep 1000"))
+	r.Until(t, "up\n")
+	pids := processes(t, b.Workspace)
+	if len(pids) < 3 { // agent, run-init, shell
+		t.Fatalf("found only the processes %v", pids)
+	}
+	for _, pid := range pids {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range strings.Split(string(status), "\n") {
+			name, value, _ := strings.Cut(line, ":\t")
+			if name != "Uid" && name != "Gid" {
+				continue
+			}
+			for _, id := range strings.Fields(value) {
+				if id != strconv.Itoa(jail.SandboxUID) {
+					t.Errorf("process %d has %s", pid, line)
+				}
+			}
+		}
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err == nil && strings.Contains(string(env), "GOCACHE") {
+			t.Errorf("process %d has the server's environment", pid)
+		}
+	}
+	if after := mounts(t); after != before {
+		t.Errorf("mounts of the host have changed")
+	}
+	if len(groups(t, instance)) == 0 {
+		t.Error("the sandbox is in no cgroup")
+	}
+	if err := b.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := processes(t, b.Workspace); len(left) > 0 {
+		t.Errorf("processes %v are left after Close", left)
+	}
+}
+
+const (
+	envRoot     = "JAILTEST_ROOT"
+	envInstance = "JAILTEST_INSTANCE"
+	envSpace    = "JAILTEST_WORKSPACE"
+)
+
+// roleServer starts a sandbox with a run in it, says so, and waits to be killed.
+func roleServer() {
+	err := func() error {
+		agentFile = os.Getenv(envAgent)
+		b, err := openBackend(os.Getenv(envRoot), os.Getenv(envInstance))
+		if err != nil {
+			return err
+		}
+		_, tun := os.Stat("/dev/net/tun")
+		sb, err := b.Start(context.Background(), sandbox.Spec{
+			ID: sandboxtest.ID(), Workspace: os.Getenv(envSpace), Network: os.Geteuid() == 0 && tun == nil,
+		})
+		if err != nil {
+			return err
+		}
+		conn := wire.NewConn(sb.Conn(), wire.ServerSide, nil)
+		run := sandboxtest.Shell("trap '' HUP INT TERM; (setsid sleep 1000 &) ; echo up; while :; do sleep 1000; done")
+		s, err := conn.Open(wire.Frame{Type: wire.TypeRun, Run: &run})
+		if err != nil {
+			return err
+		}
+		f, err := s.Recv(context.Background())
+		fmt.Printf("%s", f.Data)
+		if err == nil {
+			_, err = io.Copy(io.Discard, os.Stdin) // a test that died ends it
+		}
+		return err
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// TestKilledServer: a server that is killed leaves no process and no mount; another removes its cgroups, and
+// touches nothing of a third.
+func TestKilledServer(t *testing.T) {
+	root, dead := t.TempDir(), sandboxtest.ID()
+	living := sandboxtest.ID()
+	h := harness(t, open(t, root, living))
+	beside := sandboxtest.Start(t, h, sandbox.Spec{})
+	besideRun := beside.Begin(t, sandboxtest.Shell("echo up; sleep 1000"))
+	besideRun.Until(t, "up\n")
+	livingGroups := groups(t, living)
+
+	ws := sandboxtest.Workspace(t, h.Owner)
+	before, processesBefore := mounts(t), processes(t, ws)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), envRole+"=server", envAgent+"="+agentFile, envRoot+"="+root, envInstance+"="+dead, envSpace+"="+ws)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "up\n" {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		t.Fatalf("the server to be killed says %q, %v", line, err)
+	}
+	var ends []unix.PollFd
+	for _, pid := range processes(t, ws) {
+		if slices.Contains(processesBefore, pid) {
+			continue
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		ends = append(ends, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	if len(ends) < 2 {
+		t.Fatalf("found only %d processes of the sandbox", len(ends))
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	for i := range ends { // a pidfd is readable when the process has ended
+		if n, err := unix.Poll(ends[i:i+1], 5000); n != 1 {
+			t.Errorf("a process of the killed server's sandbox lives on: %v", err)
+		}
+	}
+	if left := processes(t, ws); len(left) > len(processesBefore) {
+		t.Errorf("processes %v are left", left)
+	}
+	if after := mounts(t); after != before {
+		t.Errorf("mounts of the host have changed")
+	}
+
+	if h.Metered && len(groups(t, dead)) == 0 {
+		t.Error("the killed server left no cgroup: the test shows nothing")
+	}
+	reaper := open(t, root, sandboxtest.ID())
+	for range 2 { // the second time there is nothing to do
+		if err := reaper.Reap(t.Context(), dead); err != nil {
+			t.Error(err)
+		}
+	}
+	if left := groups(t, dead); len(left) > 0 {
+		t.Errorf("not reaped: %v", left)
+	}
+	if after := groups(t, living); !slices.Equal(after, livingGroups) {
+		t.Errorf("another instance's cgroups: %v, were %v", after, livingGroups)
+	}
+	for _, name := range []string{"../" + living, "*", "t-*", "", ".", ".."} {
+		_ = reaper.Reap(t.Context(), name)
+	}
+	beside.Alive(t)
+	besideRun.Send(t, wire.TypeKill)
+	if res := besideRun.Wait(t); res.Exit.Signal != 9 {
+		t.Errorf("%+v", res.Exit)
+	}
+}
+
+// TestClose: a backend that is closed ends its sandboxes, not those of others, and starts no more.
+func TestClose(t *testing.T) {
+	root := t.TempDir()
+	a, err := openBackend(root, sandboxtest.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.Close)
+	b := open(t, root, sandboxtest.ID())
+	uid, _ := jail.Owner()
+	boxA := sandboxtest.Start(t, sandboxtest.Harness{Backend: a, Owner: uid}, sandbox.Spec{})
+	boxB := sandboxtest.Start(t, sandboxtest.Harness{Backend: b, Owner: uid}, sandbox.Spec{})
+	a.Close()
+	a.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if exit, err := boxA.Wait(ctx); err != nil || exit.Cause != sandbox.CauseLost {
+		t.Errorf("the closed backend's sandbox: %+v, %v", exit, err)
+	}
+	if _, err := a.Start(ctx, sandbox.Spec{ID: sandboxtest.ID(), Workspace: boxA.Workspace}); err == nil {
+		t.Error("a closed backend starts sandboxes")
+	}
+	boxB.Alive(t)
+}
