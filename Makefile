@@ -24,6 +24,7 @@ run: ## Set everything up (Debian packages, build, language environments), then 
 	@exec $(SERVER) serve
 
 build: $(SERVER) ## Build bin/mcp-code-sandbox, with the agent inside
+	@:
 
 $(AGENTS): internal/agentbin/bin/sandbox-agent-linux-%: $(SOURCES)
 	@echo 'building the agent for linux/$*'

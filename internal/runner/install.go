@@ -367,7 +367,8 @@ func (t *tail) summary() string {
 	}
 	for _, l := range t.last {
 		for _, mark := range []string{"ERROR: ", "npm error ", "npm ERR! "} {
-			if _, text, ok := strings.Cut(l, mark); ok && !strings.HasPrefix(text, "code ") {
+			_, text, ok := strings.Cut(l, mark)
+			if first, _, _ := strings.Cut(text, " "); ok && first != "code" && first != "errno" && first != "syscall" {
 				return text
 			}
 		}

@@ -348,7 +348,7 @@ func TestInstallFailure(t *testing.T) {
 	h := newHost(t)
 	h.python("bin/python3", "3.12.1", false)
 	h.node("bin/node", "20.20.2")
-	h.script("bin/npm", "echo 'npm error code E503' >&2; echo 'npm error 503 Service Unavailable' >&2; exit 1")
+	h.script("bin/npm", "echo 'npm error code E503' >&2; echo 'npm error syscall getaddrinfo' >&2; echo 'npm error 503 Service Unavailable' >&2; exit 1")
 	var steps []string
 	problems := Install(t.Context(), h.dir, func(f string, a ...any) { steps = append(steps, fmt.Sprintf(f, a...)) })
 	if len(problems) != 2 || !strings.Contains(problems[0].Fix, "python3-venv") || !strings.Contains(problems[1].Problem, "503 Service Unavailable") {
