@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -24,7 +25,8 @@ const (
 	// codeUnavailable asks the client to come back later.
 	codeUnavailable = -32000
 
-	smallBody = 1 << 20 // bodies up to this size are read without asking for room
+	smallBody   = 1 << 20         // bodies up to this size are read without asking for room
+	bodyTimeout = 5 * time.Minute // for a client to send its body
 )
 
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request) {
@@ -240,6 +242,9 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) (body []byte, 
 		return nil, nil, http.StatusRequestEntityTooLarge, tooLarge
 	}
 	reader := http.MaxBytesReader(w, r.Body, limit)
+	rc := http.NewResponseController(w) // not every ResponseWriter has deadlines
+	rc.SetReadDeadline(time.Now().Add(bodyTimeout))
+	defer rc.SetReadDeadline(time.Time{})
 	done = func() {}
 	size := r.ContentLength
 	var head []byte
@@ -256,6 +261,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) (body []byte, 
 		if err := s.large.Acquire(r.Context(), size); err != nil {
 			return nil, nil, http.StatusServiceUnavailable, rpcErrorf(codeUnavailable, "the client closed the connection")
 		}
+		rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // waiting for room does not count
 		done = func() { s.large.Release(size) }
 	}
 	buf := bytes.NewBuffer(head)

@@ -26,7 +26,7 @@ func FuzzBridge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body, version, accept, session string) {
 		// These two wait for the client to leave.
 		if strings.Contains(body, "subscriptions") || strings.Contains(body, "wait") {
-			t.Skip()
+			return
 		}
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp", strings.NewReader(body))
 		r.Header["Accept"] = []string{accept}
