@@ -107,7 +107,9 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: backend, Owner: owner,
 		Limits: sandbox.Limits{
 			MemoryBytes: int64(s.MemoryLimit), CPUs: s.CPULimit, PIDs: s.PIDsLimit,
-			TmpBytes: int64(s.TmpBytes), FileBytes: int64(s.WorkspaceBytes),
+			TmpBytes: int64(s.TmpBytes),
+			// A little more than the quota, so that a file that is stopped by its size has exceeded it.
+			FileBytes: int64(s.WorkspaceBytes) + 4096,
 		},
 		Quota: quota, MaxSessions: s.MaxSessions, MaxRunsPerSession: s.MaxRunsPerSession,
 		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),

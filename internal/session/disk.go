@@ -9,6 +9,7 @@ import (
 
 const (
 	firstWalk = 100 * time.Millisecond // after the run began
+	cleanTime = 5 * time.Second        // before the first walk when the workspace is full: time to delete what no walk gets through
 	minWalk   = 250 * time.Millisecond // between two walks
 	walkShare = 10                     // a walk may take a tenth of the time
 	lastWalk  = 10 * time.Second       // bounds the walk after a run
@@ -60,13 +61,17 @@ func exceeds(u, limit workspace.Usage) bool {
 
 // watchDisk calls over once if the workspace outgrows the limit. After stop has returned it does nothing
 // any more. A run that is over before the first walk costs a timer.
-func (s *Session) watchDisk(limit workspace.Usage, over func()) (stop func()) {
+func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop func()) {
 	if limit == (workspace.Usage{}) {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	t := time.AfterFunc(firstWalk, func() {
+	first := firstWalk
+	if full {
+		first = cleanTime
+	}
+	t := time.AfterFunc(first, func() {
 		defer close(done)
 		for {
 			began := time.Now()

@@ -21,6 +21,7 @@ const (
 	goneWait = 3 * time.Second
 
 	sigkill = 9
+	sigxfsz = 25 // a file would become larger than the run's limit allows
 )
 
 // RunRequest is one execution of one piece of code.
@@ -134,7 +135,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		defer time.AfterFunc(req.Timeout, func() { run.stop(sandbox.CauseTimeout) }).Stop()
 	}
 	limit, full := s.diskLimit()
-	stopWatching := s.watchDisk(limit, func() { run.stop(sandbox.CauseDiskQuota) })
+	stopWatching := s.watchDisk(limit, full, func() { run.stop(sandbox.CauseDiskQuota) })
 
 	limits := wire.RunLimits{TmpBytes: s.m.cfg.Limits.TmpBytes, FileBytes: s.m.cfg.Limits.FileBytes}
 	if full {
@@ -239,6 +240,8 @@ func (s *Session) lossCause(b *box, cause sandbox.Cause) sandbox.Cause {
 func causeOf(exit *wire.Exit, before, after sandbox.Usage) sandbox.Cause {
 	killed := exit.Signal == sigkill
 	switch {
+	case exit.Signal == sigxfsz || exit.Code == 128+sigxfsz: // also of a file that no walk sees, since it is deleted but open
+		return sandbox.CauseDiskQuota
 	case after.OOMKills > before.OOMKills && (killed || exit.Code == 128+sigkill): // a shell passes 137 on
 		return sandbox.CauseOutOfMemory
 	case after.PIDsRefused > before.PIDsRefused && exit.Code != 0:

@@ -51,6 +51,10 @@ func TestCause(t *testing.T) {
 			session.RunResult{ExitCode: 137, Signal: 9, Cause: sandbox.CauseOutOfMemory, Started: true}},
 		{"a shell's child's memory", func(p *sessiontest.Process) wire.Exit { p.Sandbox.OOMKills.Add(1); return wire.Exit{Code: 137} }, sandbox.Exit{},
 			session.RunResult{ExitCode: 137, Cause: sandbox.CauseOutOfMemory, Started: true}},
+		{"file size", func(*sessiontest.Process) wire.Exit { return wire.Exit{Code: 153, Signal: 25} }, sandbox.Exit{},
+			session.RunResult{ExitCode: 153, Signal: 25, Cause: sandbox.CauseDiskQuota, Started: true}},
+		{"a shell's child's file size", func(*sessiontest.Process) wire.Exit { return wire.Exit{Code: 153} }, sandbox.Exit{},
+			session.RunResult{ExitCode: 153, Cause: sandbox.CauseDiskQuota, Started: true}},
 		{"a child's memory, coped with", func(p *sessiontest.Process) wire.Exit { p.Sandbox.OOMKills.Add(1); return wire.Exit{} }, sandbox.Exit{},
 			session.RunResult{Started: true}},
 		{"processes", func(p *sessiontest.Process) wire.Exit { p.Sandbox.PIDsRefused.Add(9); return wire.Exit{Code: 1} }, sandbox.Exit{},
@@ -361,7 +365,7 @@ func TestDiskQuota(t *testing.T) {
 	}
 }
 
-// A workspace that cannot be measured counts as over its quota, and gives the next run no room.
+// A workspace that cannot be measured counts as over its quota: the next run has time to clean up, and no more.
 func TestDiskQuotaHidden(t *testing.T) {
 	for _, quota := range []workspace.Usage{{Bytes: 2 << 20}, {Files: 1000}} {
 		synctest.Test(t, func(t *testing.T) { testDiskQuotaHidden(t, quota) })
@@ -382,7 +386,7 @@ func testDiskQuotaHidden(t *testing.T, quota workspace.Usage) {
 	}
 	b.Program = func(p *sessiontest.Process) wire.Exit {
 		select {
-		case <-time.After(time.Second):
+		case <-time.After(10 * time.Second):
 			t.Error("the next run goes on")
 		case <-p.Done():
 		}
@@ -390,5 +394,20 @@ func testDiskQuotaHidden(t *testing.T, quota workspace.Usage) {
 	}
 	if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota {
 		t.Errorf("the next run: %+v", res)
+	}
+	// It has time enough to clean up, though.
+	b.Program = func(p *sessiontest.Process) wire.Exit {
+		select {
+		case <-time.After(3 * time.Second):
+		case <-p.Done():
+			return sessiontest.SIGKILL
+		}
+		if err := os.RemoveAll(filepath.Join(p.Spec.Workspace, "d")); err != nil {
+			t.Error(err)
+		}
+		return wire.Exit{}
+	}
+	if res := run(t, m, "x", ""); res != (session.RunResult{Started: true}) {
+		t.Errorf("cleaning up: %+v", res)
 	}
 }
