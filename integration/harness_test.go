@@ -91,7 +91,10 @@ type server struct {
 	cmd  *exec.Cmd
 	log  *lockedBuffer
 	done chan error
-	ids  []string // of its instances; see residue_test.go
+
+	// What a sweep compares with; see residue_test.go.
+	ids        []string // of its instances
+	goroutines float64
 }
 
 const testToken = "integration-test-token"
@@ -99,6 +102,12 @@ const testToken = "integration-test-token"
 // serve starts the server on a free port, waits until it is ready, and stops it with the test. Settings are
 // environment variables, KEY=value; SANDBOX_ROOT among them chooses the data directory.
 func serve(t *testing.T, settings ...string) *server {
+	t.Helper()
+	return serveWith(t, func(*exec.Cmd) {}, settings...)
+}
+
+// serveWith is serve for a process that must be prepared before it starts.
+func serveWith(t *testing.T, prepare func(*exec.Cmd), settings ...string) *server {
 	t.Helper()
 	s := &server{Token: testToken, log: &lockedBuffer{}, done: make(chan error, 1)}
 	for _, kv := range settings {
@@ -112,6 +121,7 @@ func serve(t *testing.T, settings ...string) *server {
 	s.cmd = exec.Command(binary, "serve")
 	s.cmd.Env = append(baseEnv(), append([]string{"SANDBOX_ROOT=" + s.Root, "MCP_HTTP_ADDR=127.0.0.1:0", "MCP_API_TOKEN=" + s.Token}, settings...)...)
 	s.cmd.Stderr = s.log
+	prepare(s.cmd)
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -3,11 +3,15 @@ package integration
 import (
 	"bytes"
 	"crypto/rand"
+	"encoding/json"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // newMarker is a name that no other process has.
@@ -87,3 +91,54 @@ func alive(list []process) (left []process) {
 	}
 	return left
 }
+
+// waiter is shell code that says so when it starts, then waits under the marker's name for a file "go", and says so.
+func waiter(marker string) string {
+	return "echo started; exec -a " + marker + " bash -c 'until [ -e go ]; do sleep 0.05; done; echo finished'"
+}
+
+// begin starts a run whose code takes the marker's name, and returns when it has. The channel gets the answer, or what went wrong
+// with the connection.
+func (s *server) begin(t *testing.T, session, marker, code string, more ...func(map[string]any)) <-chan string {
+	t.Helper()
+	args := map[string]any{"conversationId": session, "language": "shell", "code": code}
+	for _, m := range more {
+		m(args)
+	}
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+		"params": map[string]any{"name": "run_code", "arguments": args}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/mcp", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+s.Token)
+	answer := make(chan string, 1)
+	go func() {
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			answer <- err.Error()
+			return
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			text = append(text, err.Error()...)
+		}
+		answer <- string(text)
+	}()
+	eventually(t, 30*time.Second, "the run to start", func() bool {
+		select {
+		case a := <-answer:
+			t.Fatalf("the run ended at once: %s", a)
+		default:
+		}
+		return len(marked(marker)) == 1
+	})
+	return answer
+}
+
+// withNetwork gives a run network.
+func withNetwork(args map[string]any) { args["network"] = true }

@@ -1,0 +1,110 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// command runs the program and returns its output and exit code.
+func command(t *testing.T, root, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0")
+	var out, log bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &log
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), log.String(), cmd.ProcessState.ExitCode()
+}
+
+func TestCommands(t *testing.T) {
+	root := newRoot(t)
+	t.Cleanup(func() { (&server{Root: root}).wantNoResidue(t) })
+	script := filepath.Join(t.TempDir(), "fails.ts")
+	if err := os.WriteFile(script, []byte("console.log('typed' as string); process.exitCode = 3"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		args   []string
+		stdin  string
+		code   int
+		stdout string // a regular expression for all of it
+		stderr string
+	}{
+		{name: "version", args: []string{"version"}, stdout: `mcp-code-sandbox \S+ \(go\S+, linux/\w+\)\n`},
+		{name: "runners", args: []string{"runners"}, stdout: `(?s)RUNNER .*\npython .*numpy.*\ntypescript .*\njavascript +node .*\nshell +bash .*`},
+		{name: "doctor", args: []string{"doctor"}, stdout: `(?s).*ok +python .*(Code can be run here|Everything works).*`},
+		{name: "stdin", args: []string{"run", "--language", "python", "-"}, stdin: "import sys; print('out'); sys.stderr.write('err\\n')", stdout: "out\n", stderr: "err\n"},
+		{name: "exit code", args: []string{"run", "--language", "shell"}, stdin: "echo bye; exit 42", code: 42, stdout: "bye\n"},
+		{name: "signal", args: []string{"run", "--language", "shell"}, stdin: "kill -TERM $$", code: 128 + 15, stderr: "(?s).*"},
+		{name: "file by its extension", args: []string{"run", script}, code: 3, stdout: "typed\n"},
+		{name: "environment", args: []string{"run", "-l", "shell", "-e", "NAME=a=b c"}, stdin: `echo "$NAME"`, stdout: "a=b c\n"},
+		{name: "writes a file of a session", args: []string{"run", "-l", "shell", "--session", "s"}, stdin: "echo kept > kept.txt"},
+		{name: "reads it", args: []string{"run", "-l", "python", "--session", "s"}, stdin: "print(open('kept.txt').read(), end='')", stdout: "kept\n"},
+		{name: "timeout", args: []string{"run", "-l", "shell", "--exec-timeout", "1s"}, stdin: "echo first; sleep infinity", code: 124, stdout: "first\n", stderr: "(?s).*timeout.*"},
+		{name: "no language", args: []string{"run"}, stdin: "x", code: 2, stderr: "(?s).*--language.*"},
+		{name: "unknown language", args: []string{"run", "-l", "cobol"}, stdin: "x", code: 2, stderr: "(?s).*python.*"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			stdout, stderr, code := command(t, root, c.stdin, c.args...)
+			if code != c.code {
+				t.Errorf("exit code %d, want %d", code, c.code)
+			}
+			for _, s := range []struct{ name, got, want string }{{"stdout", stdout, c.stdout}, {"stderr", stderr, c.stderr}} {
+				if !regexp.MustCompile(`\A(?:` + s.want + `)\z`).MatchString(s.got) {
+					t.Errorf("%s is %q, want %q", s.name, s.got, s.want)
+				}
+			}
+		})
+	}
+}
+
+// TestRunStreams: `run` passes output on while the program is still going. This one ends when its first line has been read and
+// a file is there.
+func TestRunStreams(t *testing.T) {
+	root := newRoot(t)
+	cmd := exec.CommandContext(t.Context(), binary, "run", "--language", "shell")
+	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0")
+	cmd.Stdin = strings.NewReader("echo first; until [ -e go ]; do sleep 0.05; done; echo last; exit 7")
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	first := make([]byte, len("first\n"))
+	if _, err := io.ReadFull(stdout, first); err != nil || string(first) != "first\n" {
+		t.Fatalf("%q, %v", first, err)
+	}
+	dirs, err := filepath.Glob(filepath.Join(root, "*", "files"))
+	if err != nil || len(dirs) != 1 {
+		t.Fatalf("workspaces: %v, %v", dirs, err)
+	}
+	if err := os.WriteFile(filepath.Join(dirs[0], "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(stdout)
+	if err != nil || string(rest) != "last\n" {
+		t.Errorf("%q, %v", rest, err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 7 {
+		t.Errorf("ended with %v, want exit code 7", err)
+	}
+}

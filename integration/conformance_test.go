@@ -1,0 +1,74 @@
+package integration
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+)
+
+// conformanceMust lists the scenarios that need no fixture of the suite's own. They pass, whatever conformance/ lists.
+var conformanceMust = map[string][]string{
+	"2025-11-25": {"server-initialize", "ping", "logging-set-level", "tools-list", "resources-list", "prompts-list",
+		"server-session-lifecycle", "server-sse-multiple-streams", "dns-rebinding-protection"},
+	"2026-07-28": {"tools-list", "resources-list", "prompts-list", "sep-2164-resource-not-found", "caching", "dns-rebinding-protection",
+		"server-sse-multiple-streams", "http-header-validation", "input-required-result-unsupported-methods"},
+}
+
+// TestConformance runs the official suite. It fails when a scenario fails that is not listed in conformance/, and when one
+// that is listed passes.
+func TestConformance(t *testing.T) {
+	interpreter := node(t)
+	suite := filepath.Join(clientsDir(t), "node_modules", ".bin", "conformance")
+	s := serve(t)
+	proxy := httptest.NewServer(authenticating(t, s))
+	t.Cleanup(proxy.Close)
+	for revision, must := range conformanceMust {
+		t.Run(revision, func(t *testing.T) {
+			expected, err := filepath.Abs(filepath.Join("conformance", "expected-"+revision+".yml"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, interpreter, suite, "server", "--url", proxy.URL+"/mcp",
+				"--requirements", revision, "--expected-failures", expected)
+			cmd.Dir = t.TempDir() // it may write its results there
+			cmd.Env = baseEnv()
+			cmd.WaitDelay = 5 * time.Second
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			for _, scenario := range must {
+				if !regexp.MustCompile(`✓ ` + scenario + `: [1-9]\d* passed, 0 failed`).Match(out) {
+					t.Errorf("%s did not pass:\n%s", scenario, out)
+				}
+			}
+		})
+	}
+}
+
+// authenticating is a proxy that adds the token, which the suite cannot send. It leaves everything else, Host and Origin
+// above all, as it is.
+func authenticating(t *testing.T, s *server) http.Handler {
+	t.Helper()
+	target, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &httputil.ReverseProxy{
+		FlushInterval: -1,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			r.Out.Host = r.In.Host
+			r.Out.Header.Set("Authorization", "Bearer "+s.Token)
+		},
+	}
+}

@@ -1,0 +1,277 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// kill ends the server as the kernel would when memory runs out.
+func (s *server) kill(t *testing.T) {
+	t.Helper()
+	if err := s.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	s.done <- <-s.done // for stop
+}
+
+// instancesOn lists the ids of the instances on a root.
+func instancesOn(t *testing.T, root string) (ids []string) {
+	t.Helper()
+	dirs, err := os.ReadDir(filepath.Join(root, "instances"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range dirs {
+		if d.IsDir() {
+			ids = append(ids, d.Name())
+		}
+	}
+	return ids
+}
+
+// cgroupsOf lists the control groups of an instance.
+func cgroupsOf(id string) (paths []string) {
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "mcp-code-sandbox-"+id) {
+			paths = append(paths, path)
+		}
+		return nil // what cannot be read is not ours
+	})
+	return paths
+}
+
+// mountedFrom lists the processes that see a mount of the root's, this one among them.
+func mountedFrom(root string) []string {
+	mark := filepath.Join(filepath.Base(filepath.Dir(root)), filepath.Base(root))
+	return processes(func(dir string) bool {
+		mounts, _ := os.ReadFile(filepath.Join(dir, "mountinfo"))
+		return strings.Contains(string(mounts), mark)
+	})
+}
+
+// wantFamily makes sure that what a test waits to see end is there to begin with.
+func wantFamily(t *testing.T, family []process, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if !slices.ContainsFunc(family, func(p process) bool { return p.name == name }) {
+			t.Fatalf("no process %s among the server's: %+v", name, family)
+		}
+	}
+}
+
+// TestKilledServer: nothing of a killed server goes on. The next one removes its traces and serves its files.
+func TestKilledServer(t *testing.T) {
+	s := serve(t)
+	kept := s.run(t, "life", "shell", "echo kept > kept.txt")
+	if len(kept.Files) != 1 {
+		t.Fatalf("run_code: %+v", kept)
+	}
+	marker := newMarker()
+	answer := s.begin(t, "life", marker, sleeper(marker), withNetwork)
+	family := descendants(t, s.cmd.Process.Pid)
+	wantFamily(t, family, "bwrap", "slirp4netns", "sleep")
+	ids := instancesOn(t, s.Root)
+	if len(ids) != 1 {
+		t.Fatalf("the instances are %v, want one", ids)
+	}
+	groups := cgroupsOf(ids[0])
+	if os.Geteuid() == 0 && len(groups) == 0 {
+		t.Error("the sandboxes of a root server have no cgroups")
+	}
+
+	s.kill(t)
+	<-answer
+	eventually(t, 3*time.Second, "the killed server's processes and mounts to end", func() bool {
+		return len(alive(family)) == 0 && len(marked(marker)) == 0 && len(mountedFrom(s.Root)) == 0
+	})
+
+	again := serve(t, "SANDBOX_ROOT="+s.Root, "MCP_HTTP_ADDR="+strings.TrimPrefix(s.URL, "http://"))
+	if again.URL != s.URL {
+		t.Fatalf("the new server is at %s, want %s", again.URL, s.URL)
+	}
+	eventually(t, 10*time.Second, "the dead instance's traces to be removed", func() bool {
+		return !slices.Contains(instancesOn(t, s.Root), ids[0]) && len(cgroupsOf(ids[0])) == 0
+	})
+	if status, body := again.fetch(t, http.MethodGet, kept.Files[0].URL, nil); status != http.StatusOK || string(body) != "kept\n" {
+		t.Errorf("the link handed out before gives %d %q", status, body)
+	}
+	if r := again.run(t, "life", "shell", "cat kept.txt"); r.Output != "kept\n" {
+		t.Errorf("the session's next run: %+v", r)
+	}
+}
+
+// TestTwoInstances: servers on one root leave each other's runs alone when they start, clean up, die and end.
+func TestTwoInstances(t *testing.T) {
+	root := newRoot(t)
+	onRoot := "SANDBOX_ROOT=" + root
+	finish := func(s *server, session string, answer <-chan string) {
+		t.Helper()
+		s.call(t, "upload_file", map[string]any{"conversationId": session, "filename": "go", "content": ""})
+		select {
+		case a := <-answer:
+			if !strings.Contains(a, `started\\nfinished\\n`) {
+				t.Errorf("the run of %s was disturbed: %s", session, a)
+			}
+		case <-time.After(20 * time.Second):
+			t.Errorf("the run of %s does not end", session)
+		}
+	}
+
+	first := serve(t, onRoot)
+	firstID := instancesOn(t, root)[0]
+	firstMarker := newMarker()
+	firstAnswer := first.begin(t, "first", firstMarker, waiter(firstMarker))
+
+	second := serve(t, onRoot)
+	secondMarker := newMarker()
+	second.begin(t, "second", secondMarker, waiter(secondMarker))
+	ids := instancesOn(t, root)
+	if len(ids) != 2 {
+		t.Fatalf("the instances are %v, want two", ids)
+	}
+	secondID := ids[1-slices.Index(ids, firstID)]
+	second.kill(t)
+	eventually(t, 3*time.Second, "the killed server's run to die", func() bool { return len(marked(secondMarker)) == 0 })
+
+	third := serve(t, onRoot) // cleans up after the second
+	thirdMarker := newMarker()
+	thirdAnswer := third.begin(t, "third", thirdMarker, waiter(thirdMarker))
+	eventually(t, 10*time.Second, "the dead instance's traces to be removed", func() bool {
+		return !slices.Contains(instancesOn(t, root), secondID) && len(cgroupsOf(secondID)) == 0
+	})
+	if !slices.Contains(instancesOn(t, root), firstID) || len(marked(firstMarker)) != 1 {
+		t.Fatal("the first server was disturbed by the others")
+	}
+	finish(first, "first", firstAnswer)
+	if r := first.run(t, "first", "shell", "ls"); r.Output != "go\n" {
+		t.Errorf("the first server's next run: %+v", r)
+	}
+
+	first.stop(t)
+	if slices.Contains(instancesOn(t, root), firstID) || len(cgroupsOf(firstID)) != 0 {
+		t.Error("the first server has left traces")
+	}
+	finish(third, "third", thirdAnswer)
+	if r := third.run(t, "first", "shell", "ls"); r.Output != "go\n" {
+		t.Errorf("the files of the first server's session, seen from the third: %+v", r)
+	}
+}
+
+// TestTerminated: a server that is asked to end does so at once, whatever is going on.
+func TestTerminated(t *testing.T) {
+	s := serve(t)
+	marker := newMarker()
+	answer := s.begin(t, "life", marker, sleeper(marker), withNetwork)
+	family := descendants(t, s.cmd.Process.Pid)
+	wantFamily(t, family, "bwrap", "slirp4netns", "sleep")
+	s.ids = instancesOn(t, s.Root)
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-s.done:
+		s.done <- err
+		if err != nil {
+			t.Errorf("the server ends with %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("the server does not end within 5 s")
+	}
+	<-answer
+	if left := alive(family); len(left) != 0 {
+		t.Errorf("processes are left: %+v", left)
+	}
+	if left := instancesOn(t, s.Root); len(left) != 0 {
+		t.Errorf("instances are left: %v", left)
+	}
+	s.wantNoResidue(t)
+}
+
+// TestStdioEnds: a stdio server ends with its client, in mid-run, and has written nothing but messages to stdout.
+func TestStdioEnds(t *testing.T) {
+	root := newRoot(t)
+	cmd := exec.Command(binary, "stdio")
+	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0")
+	log := &lockedBuffer{}
+	cmd.Stderr = log
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		for sc := bufio.NewScanner(stdout); sc.Scan(); {
+			var message struct{ JSONRPC string }
+			if err := json.Unmarshal(sc.Bytes(), &message); err != nil || message.JSONRPC != "2.0" {
+				t.Errorf("on stdout: %q", sc.Text())
+			}
+		}
+		ended <- cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		if t.Failed() {
+			t.Logf("server's log:\n%s", log)
+		}
+	})
+
+	marker := newMarker()
+	code, err := json.Marshal(sleeper(marker))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(stdin, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"a","version":"1"}}}`)
+	fmt.Fprintln(stdin, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	fmt.Fprintf(stdin, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":{"conversationId":"c","language":"shell","code":%s}}}`+"\n", code)
+	eventually(t, 30*time.Second, "the run to start", func() bool { return len(marked(marker)) == 1 })
+	family := descendants(t, cmd.Process.Pid)
+	wantFamily(t, family, "bwrap", "sleep")
+	s := &server{Root: root, ids: instancesOn(t, root)}
+
+	stdin.Close()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("the server ends with %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("the server does not end within 5 s of its client")
+	}
+	if left := alive(family); len(left) != 0 {
+		t.Errorf("processes are left: %+v", left)
+	}
+	s.wantNoResidue(t)
+}
+
+// TestSamePort: the second server that wants a port takes a free one.
+func TestSamePort(t *testing.T) {
+	first := serve(t)
+	second := serve(t, "MCP_HTTP_ADDR="+strings.TrimPrefix(first.URL, "http://"))
+	if second.URL == first.URL {
+		t.Fatalf("both servers are at %s", first.URL)
+	}
+	for _, s := range []*server{first, second} {
+		r := s.run(t, "port", "shell", "echo here > here.txt; echo here")
+		if r.Output != "here\n" || len(r.Files) != 1 || !strings.HasPrefix(r.Files[0].URL, s.URL+"/files/") {
+			t.Errorf("the server at %s: %+v", s.URL, r)
+		}
+	}
+}
