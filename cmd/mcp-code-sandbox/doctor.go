@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 
 	"mcp-code-sandbox/internal/doctor"
@@ -22,7 +23,13 @@ type doctorCmd struct{}
 func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	s := inv.settings
 	checks := doctor.System().Check(ctx, s.Root)
-	checks = append(checks, probeBackend(ctx, s)...)
+	for _, c := range probeBackend(ctx, s) {
+		// The host's line explains what is missing, the backend's what really happened: one is enough where they agree.
+		if !slices.ContainsFunc(checks, func(h sandbox.Check) bool { return h.Name == c.Name && h.Status == c.Status }) {
+			c.Name = "jail: " + c.Name
+			checks = append(checks, c)
+		}
+	}
 	checks = append(checks, checkRunners(ctx, s)...)
 	checks = append(checks, checkPort(ctx, s))
 	printChecks(inv.stdout, checks)
@@ -66,11 +73,7 @@ func probeBackend(ctx context.Context, s *settings) []sandbox.Check {
 	if !ok {
 		return nil
 	}
-	checks := prober.Probe(ctx)
-	for j := range checks {
-		checks[j].Name = "jail: " + checks[j].Name
-	}
-	return checks
+	return prober.Probe(ctx)
 }
 
 func checkRunners(ctx context.Context, s *settings) []sandbox.Check {

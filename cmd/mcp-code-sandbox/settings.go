@@ -86,6 +86,9 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	}
 	bad(!strings.ContainsFunc(s.APIToken.Reveal(), func(r rune) bool { return r <= ' ' || r > '~' }), "MCP_API_TOKEN",
 		"it has a space or a character that no header can carry; use letters and digits")
+	for _, h := range s.AllowedHosts {
+		bad(h != "" && !strings.ContainsAny(h, "/@ "), "SANDBOX_ALLOWED_HOSTS", "%q is no host; write it like sandbox.example.com", h)
+	}
 	for _, o := range s.AllowedOrigins {
 		u, err := url.Parse(o)
 		bad(o == "*" || err == nil && u.Scheme != "" && u.Host != "" && strings.Trim(u.Path, "/") == "", "SANDBOX_ALLOWED_ORIGINS", "%q is no origin; write it like https://app.example.com", o)

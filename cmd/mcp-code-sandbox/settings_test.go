@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -96,6 +97,25 @@ func TestEverySettingByEnvironment(t *testing.T) {
 	}
 }
 
+// The README's table is for people who have not installed anything yet; it must not fall behind.
+func TestREADMEListsEverySetting(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	typ := reflect.TypeFor[settings]()
+	for i := range typ.NumField() {
+		tag := typ.Field(i).Tag
+		deflt := ""
+		if d := tag.Get("default"); d != "" {
+			deflt = "`" + d + "`"
+		}
+		if row := "| `" + tag.Get("environ") + "` | " + deflt + " |"; !strings.Contains(string(readme), row) {
+			t.Errorf("README.md has no row %s", row)
+		}
+	}
+}
+
 func TestPrecedence(t *testing.T) {
 	env := map[string]string{"HOME": "/home/u", "SANDBOX_MAX_SESSIONS": "3", "MCP_HTTP_ADDR": ":1", "SANDBOX_HTTP_PORT": "2",
 		"SESSION_IDLE_TIMEOUT": "7", "SANDBOX_SESSION_TTL_M": "9", "SANDBOX_LOG_FILE": "none"}
@@ -126,6 +146,7 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"MCP_API_TOKEN", "has space", "letters and digits"},
 		{"PUBLIC_BASE_URL", "sandbox.example.com", "https://"},
 		{"PUBLIC_BASE_URL", "https://x.example.com?a=b", "https://"},
+		{"SANDBOX_ALLOWED_HOSTS", "https://app.example.com", "sandbox.example.com"},
 		{"SANDBOX_ALLOWED_ORIGINS", "app.example.com", "https://"},
 		{"SANDBOX_MEMORY_LIMIT", "plenty", "512MB"},
 		{"SANDBOX_MEMORY_LIMIT", "-1", "512MB"},

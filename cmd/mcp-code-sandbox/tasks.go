@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 )
 
 // tasks are the things that go on beside requests and need the app's parts. They end before the parts do.
@@ -55,12 +56,26 @@ func (t *tasks) enter() error {
 	return nil
 }
 
-// close ends all of them and waits until they have.
-func (t *tasks) close(context.Context) error {
+// tasksTimeout leaves most of closeTimeout to what comes after the tasks.
+const tasksTimeout = 3 * time.Second
+
+// close ends all of them and waits until they have, but not for ever: what hangs goes with the process.
+func (t *tasks) close(ctx context.Context) error {
 	t.mu.Lock()
 	t.closed = true
 	t.mu.Unlock()
 	t.cancel()
-	t.wg.Wait()
-	return nil
+	done := make(chan struct{})
+	go func() {
+		t.wg.Wait()
+		close(done)
+	}()
+	ctx, cancel := context.WithTimeout(ctx, tasksTimeout)
+	defer cancel()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return errors.New("something in the background did not end in time")
+	}
 }

@@ -181,7 +181,7 @@ func older(version string, major, minor int) bool {
 }
 
 func (h Host) network() sandbox.Check {
-	c := sandbox.Check{Name: "network for runs"}
+	c := sandbox.Check{Name: "network"}
 	path, err := h.LookPath("slirp4netns")
 	if err != nil {
 		c.Status, c.Detail, c.Fix = sandbox.Warn, "slirp4netns is not installed: runs with network: true are refused", "sudo apt-get install slirp4netns"
