@@ -34,7 +34,6 @@ func newBackend(s *settings, i *instance.Instance, log *slog.Logger) (sandbox.Ba
 		}
 		break
 	}
-	log.Error("no code can be run here", "error", err)
 	return refusing{err}, workspace.Owner{UID: -1, GID: -1}, func() {}
 }
 

@@ -44,8 +44,8 @@ func (h Host) Check(ctx context.Context, root string) []sandbox.Check {
 		return []sandbox.Check{{Name: "system", Status: sandbox.Fail, Detail: "this build has no backend for " + h.OS,
 			Fix: "run it on Linux (the Docker backend, which will serve " + h.OS + ", is not there yet)"}}
 	}
-	bwrap, works := h.bubblewrap(ctx)
-	return []sandbox.Check{h.kernel(), h.container(works), h.userNamespaces(), h.appArmor(works), bwrap, h.network(), h.cgroups(), h.disk(root)}
+	bwrap, try := h.bubblewrap(ctx)
+	return []sandbox.Check{h.kernel(), h.container(try), h.userNamespaces(), h.appArmor(try), bwrap, h.network(), h.cgroups(), h.disk(root)}
 }
 
 func (h Host) kernel() sandbox.Check {
@@ -57,7 +57,7 @@ func (h Host) kernel() sandbox.Check {
 	return c
 }
 
-func (h Host) container(works bool) sandbox.Check {
+func (h Host) container(try attempt) sandbox.Check {
 	c := sandbox.Check{Name: "container", Detail: "not inside one"}
 	kind := h.containerKind()
 	if kind == "" {
@@ -68,7 +68,7 @@ func (h Host) container(works bool) sandbox.Check {
 		seccomp = "a seccomp filter"
 	}
 	c.Detail = "inside " + kind + ", with " + seccomp
-	if works {
+	if try != failed { // not the container's fault, or none at all
 		return c
 	}
 	c.Status = sandbox.Fail
@@ -119,19 +119,19 @@ func (h Host) userNamespaces() sandbox.Check {
 	return c
 }
 
-func (h Host) appArmor(works bool) sandbox.Check {
+func (h Host) appArmor(try attempt) sandbox.Check {
 	c := sandbox.Check{Name: "AppArmor"}
 	if h.line("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") != "1" {
 		c.Detail = "does not restrict user namespaces"
 		return c
 	}
-	if works && h.UID != 0 {
+	if try == worked && h.UID != 0 {
 		c.Detail = "restricts user namespaces, and lets bubblewrap make them"
 		return c
 	}
 	if h.Exists("/etc/apparmor.d/bwrap") {
 		c.Detail = "restricts user namespaces; /etc/apparmor.d/bwrap makes an exception"
-		if !works {
+		if try == failed {
 			c.Status, c.Fix = sandbox.Warn, "load the profile: sudo apparmor_parser -r /etc/apparmor.d/bwrap"
 		}
 		return c
@@ -143,33 +143,41 @@ func (h Host) appArmor(works bool) sandbox.Check {
 	return c
 }
 
-// bubblewrap also reports whether it could make the namespaces of a sandbox, as this user.
-func (h Host) bubblewrap(ctx context.Context) (c sandbox.Check, works bool) {
-	c = sandbox.Check{Name: "bubblewrap"}
+// attempt is how bubblewrap did when it was to make a sandbox's namespaces, as this user.
+type attempt int
+
+const (
+	notTried attempt = iota
+	failed
+	worked
+)
+
+func (h Host) bubblewrap(ctx context.Context) (sandbox.Check, attempt) {
+	c := sandbox.Check{Name: "bubblewrap"}
 	path, err := h.LookPath("bwrap")
 	if err != nil {
 		c.Status, c.Detail, c.Fix = sandbox.Fail, "not installed", "sudo apt-get install bubblewrap"
-		return c, false
+		return c, notTried
 	}
 	version, err := h.Output(ctx, path, "--version")
 	if err != nil {
 		c.Status, c.Detail, c.Fix = sandbox.Fail, path+" does not run: "+err.Error(), "sudo apt-get install --reinstall bubblewrap"
-		return c, false
+		return c, notTried
 	}
 	version = strings.TrimSpace(strings.TrimPrefix(version, "bubblewrap"))
 	c.Detail = version + " at " + path
 	if older(version, 0, 8) {
 		c.Status, c.Fix = sandbox.Fail, "install bubblewrap 0.8.0 or newer (Debian 12, Ubuntu 24.04)"
-		return c, false
+		return c, notTried
 	}
 	out, err := h.Output(ctx, path, "--unshare-user", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true")
 	if err != nil {
 		c.Status = sandbox.Fail
 		c.Detail += ", but it fails: " + strings.TrimSpace(out)
 		c.Fix = "mend what is wrong with the container, user namespaces or AppArmor above"
-		return c, false
+		return c, failed
 	}
-	return c, true
+	return c, worked
 }
 
 func older(version string, major, minor int) bool {
