@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -93,25 +92,6 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		name := typ.Field(i).Tag.Get("environ")
 		if name == "" || !tested[name] {
 			t.Errorf("field %s (%q) has no environment name, or no line in this test", typ.Field(i).Name, name)
-		}
-	}
-}
-
-// The README's table is for people who have not installed anything yet; it must not fall behind.
-func TestREADMEListsEverySetting(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	typ := reflect.TypeFor[settings]()
-	for i := range typ.NumField() {
-		tag := typ.Field(i).Tag
-		deflt := ""
-		if d := tag.Get("default"); d != "" {
-			deflt = "`" + d + "`"
-		}
-		if row := "| `" + tag.Get("environ") + "` | " + deflt + " |"; !strings.Contains(string(readme), row) {
-			t.Errorf("README.md has no row %s", row)
 		}
 	}
 }
