@@ -14,33 +14,46 @@ import (
 	"time"
 )
 
-// serveAndSweep is serve for a server that will be attacked: at the end of the test it must still answer, have shrunk to
-// what it was, and leave nothing behind when it stops.
-func serveAndSweep(t *testing.T, settings ...string) *server {
+// serveHostile starts a server that will be attacked. The test must defer its sweep.
+func serveHostile(t *testing.T, settings ...string) *server {
 	t.Helper()
-	var s *server
-	t.Cleanup(func() { s.wantNoResidue(t) }) // after the server has been stopped
-	s = serve(t, append([]string{"SESSION_IDLE_TIMEOUT=1"}, settings...)...)
-	s.instances(t)
+	s := serve(t, append([]string{"SESSION_IDLE_TIMEOUT=1"}, settings...)...)
+	dirs, err := os.ReadDir(filepath.Join(s.Root, "instances"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range dirs {
+		if d.IsDir() {
+			s.ids = append(s.ids, d.Name())
+		}
+	}
+	if len(s.ids) != 1 {
+		t.Fatalf("the server has these instance directories: %v", dirs)
+	}
 	if r := s.run(t, "first", "shell", "echo up"); r.Output != "up\n" {
 		t.Fatalf("the first run gives %+v", r)
 	}
 	s.settle(t)
-	before := s.metric(t, "go_goroutines")
-	t.Cleanup(func() { // before the server is stopped
-		if r := s.run(t, "last", "shell", "echo still here"); r.Output != "still here\n" {
-			t.Errorf("the server no longer works: %+v", r)
-		}
-		s.settle(t)
-		eventually(t, 10*time.Second, fmt.Sprintf("the goroutines to be about %v again", before), func() bool {
-			http.DefaultClient.CloseIdleConnections()
-			return s.metric(t, "go_goroutines") <= before+5
-		})
-		if strings.Contains(s.log.String(), "panic") {
-			t.Error("the server's log tells of a panic")
-		}
-	})
+	s.goroutines = s.metric(t, "go_goroutines")
 	return s
+}
+
+// sweep makes sure that the server still works, has shrunk to what it was, and leaves nothing behind when it is stopped.
+func (s *server) sweep(t *testing.T) {
+	t.Helper()
+	if r := s.run(t, "last", "shell", "echo still here"); r.Output != "still here\n" {
+		t.Errorf("the server no longer works: %+v", r)
+	}
+	s.settle(t)
+	eventually(t, 10*time.Second, fmt.Sprintf("the goroutines to be about %v again", s.goroutines), func() bool {
+		http.DefaultClient.CloseIdleConnections() // each has a goroutine in the server
+		return s.metric(t, "go_goroutines") <= s.goroutines+2
+	})
+	s.stop(t)
+	s.wantNoResidue(t)
+	if strings.Contains(s.log.String(), "panic") {
+		t.Error("the server's log tells of a panic")
+	}
 }
 
 // settle waits until the idle sandboxes are gone.
@@ -91,23 +104,6 @@ func (s *server) memory(t *testing.T) int64 {
 	return 0
 }
 
-// instances remembers the ids under which the server makes its cgroups.
-func (s *server) instances(t *testing.T) {
-	t.Helper()
-	dirs, err := os.ReadDir(filepath.Join(s.Root, "instances"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range dirs {
-		if d.IsDir() {
-			s.ids = append(s.ids, d.Name())
-		}
-	}
-	if len(s.ids) == 0 {
-		t.Fatal("the server has no instance directory")
-	}
-}
-
 // wantNoResidue checks what is left of a stopped server: its sessions' files, its keys, its log, and nothing else.
 func (s *server) wantNoResidue(t *testing.T) {
 	t.Helper()
@@ -133,9 +129,8 @@ func (s *server) wantNoResidue(t *testing.T) {
 		}
 		name, _ := filepath.Rel(s.Root, path)
 		switch parts := strings.Split(name, string(filepath.Separator)); {
-		case name == ".", name == "runners":
-		case name == "keys", name == "logs", name == "instances", name == "instances/.gate", strings.HasPrefix(name, "keys/"), strings.HasPrefix(name, "logs/"),
-			strings.HasPrefix(name, "state.db"):
+		case name == ".", name == "runners", name == "keys", name == "logs", name == "instances", name == "instances/.gate",
+			strings.HasPrefix(name, "keys/"), strings.HasPrefix(name, "logs/"), strings.HasPrefix(name, "state.db"):
 		case len(parts[0]) == 64 && len(parts) == 1, len(parts) == 2 && parts[1] == "meta.json":
 		case len(parts) >= 2 && parts[1] == "files":
 			if strings.Contains(d.Name(), ".upload-") {
