@@ -364,7 +364,7 @@ func (c *cgroups) close() {
 // reapGroups removes the groups of a dead instance below the directories it named.
 func reapGroups(instance string, homes []string) {
 	for _, home := range homes {
-		if !strings.HasPrefix(home, "/sys/fs/cgroup/") {
+		if !strings.HasPrefix(home, "/sys/fs/cgroup/") || filepath.Clean(home) != home {
 			continue
 		}
 		left, _ := filepath.Glob(filepath.Join(home, groupName+instance+"-*"))

@@ -28,7 +28,7 @@ var closedNetworks = []string{
 
 // unreachable lists what the agent must block: private and special networks and this host's own addresses,
 // less what the operator allows.
-func (b *Backend) unreachable() ([]string, error) {
+func (b *Backend) unreachable() ([]netip.Prefix, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("list this host's addresses: %w", err)
@@ -51,9 +51,9 @@ func (b *Backend) unreachable() ([]string, error) {
 
 // subtract returns networks that cover blocked without allowed. A blocked network that contains an allowed
 // one is split around it.
-func subtract(blocked, allowed []netip.Prefix) []string {
+func subtract(blocked, allowed []netip.Prefix) []netip.Prefix {
 	seen := map[netip.Prefix]bool{}
-	var out []string
+	var out []netip.Prefix
 	var add func(p netip.Prefix)
 	add = func(p netip.Prefix) {
 		for _, a := range allowed {
@@ -70,7 +70,7 @@ func subtract(blocked, allowed []netip.Prefix) []string {
 		}
 		if !seen[p] {
 			seen[p] = true
-			out = append(out, p.String())
+			out = append(out, p)
 		}
 	}
 	for _, p := range blocked {
@@ -95,12 +95,16 @@ type userNet struct {
 	done chan struct{}
 }
 
-// attachNetwork gives the network namespace of a process a way out and returns when it works.
-func (b *Backend) attachNetwork(pid int) (*userNet, error) {
+// attachNetwork gives the network namespace of a process a way out, to all but the blocked networks, and
+// returns when it works.
+func (b *Backend) attachNetwork(pid int, blocked []netip.Prefix) (*userNet, error) {
 	fail := func(err error) (*userNet, error) {
 		fix := "apt-get install slirp4netns"
-		if strings.Contains(err.Error(), "/dev/net/tun") {
+		switch {
+		case strings.Contains(err.Error(), "/dev/net/tun"):
 			fix = "modprobe tun && chmod 666 /dev/net/tun"
+		case errors.Is(err, syscall.EPERM):
+			fix = "sysctl kernel.yama.ptrace_scope=1; in a container, add the capability SYS_PTRACE"
 		}
 		return nil, &sandbox.Error{Op: "connect the sandbox to the network", Err: err, Fix: fix}
 	}
@@ -142,6 +146,10 @@ func (b *Backend) attachNetwork(pid int) (*userNet, error) {
 	if _, err := readyR.Read(make([]byte, 1)); err != nil {
 		n.close()
 		return fail(fmt.Errorf("slirp4netns: %s", strings.TrimSpace(said.String())))
+	}
+	if err := filterTap(n.cmd.Process.Pid, tapFilter(blocked)); err != nil {
+		n.close()
+		return fail(err)
 	}
 	return n, nil
 }

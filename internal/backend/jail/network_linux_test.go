@@ -173,7 +173,7 @@ for addr in [PUBLIC] + CLOSED + OWN:
 const reach = `
 def reach(addr, way=None):
     s = socket.socket(socket.AF_INET6 if ":" in addr else socket.AF_INET)
-    s.settimeout(2 if way is None else 0.3)
+    s.settimeout(1 if way is None else 0.3)
     try:
         if way: way(s)
         s.connect((addr, 80))

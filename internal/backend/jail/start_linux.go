@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -66,9 +67,13 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)
 		cfg.Processes = uint64(spec.Limits.PIDs)
 	}
+	var blocked []netip.Prefix
 	if spec.Network {
-		if cfg.Unreachable, err = b.unreachable(); err != nil {
+		if blocked, err = b.unreachable(); err != nil {
 			return err
+		}
+		for _, n := range blocked {
+			cfg.Unreachable = append(cfg.Unreachable, n.String())
 		}
 	}
 	config, err := json.Marshal(cfg)
@@ -94,7 +99,7 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	}()
 	stop := context.AfterFunc(ctx, s.kill)
 	defer stop()
-	if err := s.ready(info, spec.Network); err != nil {
+	if err := s.ready(info, spec.Network, blocked); err != nil {
 		s.kill()
 		<-s.ended
 		if ctx.Err() != nil {
@@ -168,7 +173,7 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info
 }
 
 // ready waits until the agent has said hello.
-func (s *jailed) ready(info *os.File, network bool) error {
+func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) error {
 	defer info.Close()
 	var about struct {
 		ChildPID int `json:"child-pid"`
@@ -193,7 +198,7 @@ func (s *jailed) ready(info *os.File, network bool) error {
 		return err
 	}
 	// Not before the hello: bubblewrap sets up loopback itself and trips over one that is already up.
-	net, err := s.backend.attachNetwork(about.ChildPID)
+	net, err := s.backend.attachNetwork(about.ChildPID, blocked)
 	if err != nil {
 		return err
 	}

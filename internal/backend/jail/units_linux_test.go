@@ -1,0 +1,166 @@
+package jail
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+)
+
+func prefixes(ss ...string) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, s := range ss {
+		ps = append(ps, netip.MustParsePrefix(s))
+	}
+	return ps
+}
+
+func TestSubtract(t *testing.T) {
+	for _, test := range []struct {
+		name                   string
+		blocked, allowed, want []netip.Prefix
+	}{
+		{"nothing allowed", prefixes("10.0.0.0/8", "192.168.0.0/16"), nil, prefixes("10.0.0.0/8", "192.168.0.0/16")},
+		{"elsewhere", prefixes("10.0.0.0/8"), prefixes("11.0.0.0/8"), prefixes("10.0.0.0/8")},
+		{"the whole", prefixes("10.0.0.0/8"), prefixes("10.0.0.0/8"), nil},
+		{"more than the whole", prefixes("10.0.0.0/8", "192.0.2.1/32"), prefixes("0.0.0.0/0"), nil},
+		{"half", prefixes("10.0.0.0/8"), prefixes("10.128.0.0/9"), prefixes("10.0.0.0/9")},
+		{"not masked", prefixes("10.0.0.0/30"), prefixes("10.0.0.3/31"), prefixes("10.0.0.0/31")},
+		{"one address", prefixes("10.0.0.0/30"), prefixes("10.0.0.1/32"), prefixes("10.0.0.0/32", "10.0.0.2/31")},
+		{"two holes", prefixes("10.0.0.0/30"), prefixes("10.0.0.1/32", "10.0.0.2/32"), prefixes("10.0.0.0/32", "10.0.0.3/32")},
+		{"said twice", prefixes("10.0.0.0/8", "10.0.0.0/8"), nil, prefixes("10.0.0.0/8")},
+		{"another family", prefixes("10.0.0.0/8"), prefixes("::/0"), prefixes("10.0.0.0/8")},
+	} {
+		if got := subtract(test.blocked, test.allowed); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
+// TestTapFilter: what leaves the device of a sandbox with network.
+func TestTapFilter(t *testing.T) {
+	var closed []netip.Prefix
+	for _, n := range closedNetworks {
+		closed = append(closed, netip.MustParsePrefix(n))
+	}
+	prog := tapFilter(append(subtract(closed, prefixes("192.168.7.0/24")), prefixes("203.0.113.2/32")...))
+	packet := func(dst string, proto byte, port uint16, words byte) []byte {
+		p := make([]byte, 14+int(words)*4+8)
+		p[12], p[13] = 8, 0
+		ip := p[14:]
+		ip[0] = 4<<4 | words
+		ip[9] = proto
+		copy(ip[16:], netip.MustParseAddr(dst).AsSlice())
+		binary.BigEndian.PutUint16(ip[int(words)*4+2:], port)
+		return p
+	}
+	ether := func(typ uint16) []byte {
+		p := make([]byte, 60)
+		binary.BigEndian.PutUint16(p[12:], typ)
+		return p
+	}
+	fragment := packet("10.0.2.3", 17, 53, 5)
+	fragment[21] = 8
+	const tcp, udp, icmp = 6, 17, 1
+	for _, test := range []struct {
+		name  string
+		frame []byte
+		pass  bool
+	}{
+		{"public", packet("198.51.100.7", tcp, 80, 5), true},
+		{"beside the host's address", packet("203.0.113.3", tcp, 80, 5), true},
+		{"the host's address", packet("203.0.113.2", tcp, 80, 5), false},
+		{"private", packet("10.9.9.9", tcp, 80, 5), false},
+		{"private, with options", packet("10.9.9.9", udp, 53, 15), false},
+		{"metadata", packet("169.254.169.254", tcp, 80, 5), false},
+		{"loopback", packet("127.0.0.1", tcp, 80, 5), false},
+		{"gateway", packet("10.0.2.2", tcp, 22, 5), false},
+		{"multicast", packet("239.255.255.250", udp, 1900, 5), false},
+		{"broadcast", packet("255.255.255.255", udp, 67, 5), false},
+		{"allowed", packet("192.168.7.200", tcp, 80, 5), true},
+		{"beside what is allowed", packet("192.168.8.1", tcp, 80, 5), false},
+		{"name server", packet("10.0.2.3", udp, 53, 5), true},
+		{"name server by TCP", packet("10.0.2.3", tcp, 53, 6), true},
+		{"another port of it", packet("10.0.2.3", tcp, 80, 5), false},
+		{"ping it", packet("10.0.2.3", icmp, 53, 5), false},
+		{"fragment to it", fragment, false},
+		{"ARP", ether(0x0806), true},
+		{"IPv6", ether(0x86dd), false},
+		{"VLAN", ether(0x8100), false},
+		{"short", packet("198.51.100.7", tcp, 80, 5)[:20], false},
+	} {
+		got, err := sandboxtest.RunBPF(prog, binary.BigEndian, test.frame)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (got != 0) != test.pass {
+			t.Errorf("%s: passes: %v, want %v", test.name, got != 0, test.pass)
+		}
+	}
+}
+
+// TestCgroupV2 runs the code for version 2 on a directory of plain files, for machines that have version 1.
+func TestCgroupV2(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"memory.max", "memory.swap.max", "pids.max", "cpu.max"} {
+		write(name, "max\n")
+	}
+	g := &cgroup{dirs: map[string]string{"memory": dir, "pids": dir, "cpu": dir}}
+	if err := g.limit(sandbox.Limits{MemoryBytes: 512 << 20, CPUs: 1.5, PIDs: 64}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"memory.max": "536870912", "memory.swap.max": "0", "pids.max": "64", "cpu.max": "150000 100000",
+	} {
+		if got, err := os.ReadFile(filepath.Join(dir, name)); string(got) != want || err != nil {
+			t.Errorf("%s has %q, want %q", name, got, want)
+		}
+	}
+	write("memory.current", "1000\n")
+	write("memory.peak", "2000\n")
+	write("memory.events", "low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\noom_group_kill 0\n")
+	write("pids.events", "max 7\n")
+	want := sandbox.Usage{MemoryBytes: 1000, MemoryPeakBytes: 2000, OOMKills: 2, PIDsRefused: 7}
+	if got, err := g.usage(); got != want || err != nil {
+		t.Errorf("usage %+v, %v, want %+v", got, err, want)
+	}
+
+	write("cgroup.subtree_control", "cpu\n")
+	if err := enableControllers(dir); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control")); string(got) != "+pids" { // the last of "+memory", "+pids"
+		t.Errorf("asked last for %q", got)
+	}
+	half := filepath.Join(dir, "half")
+	if err := prepareV2(dir, half); err == nil {
+		t.Error("a directory that is no cgroup is taken for one")
+	}
+	if _, err := os.Stat(half); err == nil {
+		t.Error("a group that could not be prepared is left")
+	}
+}
+
+// TestReapElsewhere: the list of a dead instance is text in a file; it leads nowhere but to cgroups.
+func TestReapElsewhere(t *testing.T) {
+	home := t.TempDir()
+	victim := filepath.Join(home, groupName+"x-1")
+	if err := os.Mkdir(victim, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	reapGroups("x", []string{home, "/sys/fs/cgroup/../../.." + home, "", "/"})
+	if _, err := os.Stat(victim); err != nil {
+		t.Errorf("reaped what is no cgroup: %v", err)
+	}
+}
