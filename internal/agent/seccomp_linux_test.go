@@ -1,0 +1,90 @@
+package agent
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+)
+
+// TestFilter runs the filter on calls that the kernel of a test machine may not have, or that a test must
+// not make.
+func TestFilter(t *testing.T) {
+	const (
+		allow = unix.SECCOMP_RET_ALLOW
+		kill  = unix.SECCOMP_RET_KILL_PROCESS
+	)
+	eperm, enosys, noFamily := errno(unix.EPERM), errno(unix.ENOSYS), errno(unix.EAFNOSUPPORT)
+	prog := runFilter()
+	if len(prog) > 4096 {
+		t.Fatalf("%d instructions; the kernel takes 4096", len(prog))
+	}
+	run := func(arch, nr uint32, args ...uint64) uint32 {
+		t.Helper()
+		data := make([]byte, 64)
+		binary.LittleEndian.PutUint32(data[offNR:], nr)
+		binary.LittleEndian.PutUint32(data[offArch:], arch)
+		for i, a := range args {
+			binary.LittleEndian.PutUint64(data[offArgs+8*i:], a)
+		}
+		got, err := sandboxtest.RunBPF(prog, binary.LittleEndian, data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	for _, nr := range deniedSyscalls {
+		if got := run(auditArch, nr); got != eperm {
+			t.Errorf("call %d: %#x, want EPERM", nr, got)
+		}
+	}
+	for _, nr := range missingSyscalls {
+		if got := run(auditArch, nr); got != enosys {
+			t.Errorf("call %d: %#x, want ENOSYS", nr, got)
+		}
+	}
+	const junk = 0xdeadbeef << 32 // the kernel looks at the low half of an int
+	for _, test := range []struct {
+		name string
+		arch uint32
+		nr   uint32
+		args []uint64
+		want uint32
+	}{
+		{"another architecture", unix.AUDIT_ARCH_I386, unix.SYS_GETPID, nil, kill},
+		{"32-bit arm", unix.AUDIT_ARCH_ARM, unix.SYS_GETPID, nil, kill},
+		{"x32", auditArch, 0x40000000 | unix.SYS_GETPID, nil, enosys},
+		{"a call of the future", auditArch, lastSyscall + 1, nil, enosys},
+		{"the last number", auditArch, 0xffffffff, nil, enosys},
+		{"read", auditArch, unix.SYS_READ, nil, allow},
+		{"openat", auditArch, unix.SYS_OPENAT, []uint64{unix.SYS_MOUNT}, allow},
+		{"fork", auditArch, unix.SYS_CLONE, []uint64{uint64(unix.SIGCHLD)}, allow},
+		{"thread", auditArch, unix.SYS_CLONE, []uint64{0x3d0f00}, allow},
+		{"clone into a user namespace", auditArch, unix.SYS_CLONE, []uint64{unix.CLONE_NEWUSER}, eperm},
+		{"clone into a network namespace", auditArch, unix.SYS_CLONE, []uint64{junk | unix.CLONE_NEWNET | unix.CLONE_VM}, eperm},
+		{"unix socket", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_UNIX}, allow},
+		{"IPv6 socket", auditArch, unix.SYS_SOCKET, []uint64{junk | unix.AF_INET6}, allow},
+		{"packet socket", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_PACKET}, noFamily},
+		{"vsock", auditArch, unix.SYS_SOCKET, []uint64{junk | unix.AF_VSOCK}, noFamily},
+		{"crypto socket", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_ALG}, noFamily},
+		{"route netlink", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, allow},
+		{"netfilter netlink", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}, noFamily},
+		{"unix pair", auditArch, unix.SYS_SOCKETPAIR, []uint64{unix.AF_UNIX}, allow},
+		{"TIPC pair", auditArch, unix.SYS_SOCKETPAIR, []uint64{unix.AF_TIPC}, noFamily},
+		{"socket option", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.SO_REUSEADDR}, allow},
+		{"the same number at another level", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, unix.IPPROTO_TCP, unix.SO_BINDTODEVICE}, allow},
+		{"bind to a device", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.SO_BINDTODEVICE}, eperm},
+		{"bind to an interface", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, junk | unix.SOL_SOCKET, junk | unix.SO_BINDTOIFINDEX}, eperm},
+		{"typing", auditArch, unix.SYS_IOCTL, []uint64{0, junk | unix.TIOCSTI}, eperm},
+		{"pasting", auditArch, unix.SYS_IOCTL, []uint64{0, unix.TIOCLINUX}, eperm},
+		{"window size", auditArch, unix.SYS_IOCTL, []uint64{0, unix.TIOCGWINSZ}, allow},
+		{"read the personality", auditArch, unix.SYS_PERSONALITY, []uint64{0xffffffff}, allow},
+		{"legacy personality", auditArch, unix.SYS_PERSONALITY, []uint64{0x0400000}, eperm},
+	} {
+		if got := run(test.arch, test.nr, test.args...); got != test.want {
+			t.Errorf("%s: %#x, want %#x", test.name, got, test.want)
+		}
+	}
+}
