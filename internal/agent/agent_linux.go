@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,6 +56,7 @@ func Main(configJSON, version string) error {
 	if err := forbidUserNamespaces(); err != nil {
 		return err
 	}
+	shareInotify()
 	if err := addUnreachableRoutes(cfg.Unreachable); err != nil {
 		return err
 	}
@@ -101,6 +103,12 @@ func forbidUserNamespaces() error {
 	return nil
 }
 
+// shareInotify leaves some of what the host grants to the uid of all sandboxes to the other ones. Kernels
+// without the setting share by luck.
+func shareInotify() {
+	_ = os.WriteFile("/proc/sys/user/max_inotify_instances", []byte("16"), 0)
+}
+
 // keepDescriptors keeps from runs what the server had inherited itself, from an editor or a shell that left
 // descriptors open, beside the agent's own connection.
 func keepDescriptors() error {
@@ -120,8 +128,12 @@ func keepDescriptors() error {
 func (a *agent) forward(l net.Listener) {
 	for {
 		c, err := l.Accept()
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return
+		}
+		if err != nil { // out of descriptors or memory: runs end and give them back
+			time.Sleep(10 * time.Millisecond)
+			continue
 		}
 		go a.carry(c.(*net.TCPConn))
 	}

@@ -259,7 +259,8 @@ func (spec *initSpec) setLimits() error {
 		resource int
 		max      uint64
 	}{
-		{unix.RLIMIT_CORE, 0},
+		{unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
+		{unix.RLIMIT_SIGPENDING, 1024},
 		{unix.RLIMIT_NOFILE, 4096},
 		{unix.RLIMIT_MEMLOCK, 64 << 10},
 		{unix.RLIMIT_MSGQUEUE, 0},

@@ -138,6 +138,20 @@ func runFilter() filter {
 		b.skipIf(0xffffffff, 1)
 		b.ret(errno(unix.EPERM))
 	})
+	f.when(unix.SYS_SETRLIMIT, func(b *filter) { // see setLimits: lower is worse
+		b.load(arg(0))
+		b.skipUnless(unix.RLIMIT_CORE, 1)
+		b.ret(errno(unix.EPERM))
+	})
+	f.when(unix.SYS_PRLIMIT64, func(b *filter) { // the same, where it is more than a question
+		b.load(arg(1))
+		b.skipUnless(unix.RLIMIT_CORE, 5)
+		b.load(arg(2))
+		b.skipUnless(0, 2)
+		b.load(arg(2) + 4)
+		b.skipIf(0, 1)
+		b.ret(errno(unix.EPERM))
+	})
 	f.ret(unix.SECCOMP_RET_ALLOW)
 	return f
 }

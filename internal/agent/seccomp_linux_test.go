@@ -80,6 +80,12 @@ func TestFilter(t *testing.T) {
 		{"typing", auditArch, unix.SYS_IOCTL, []uint64{0, junk | unix.TIOCSTI}, eperm},
 		{"pasting", auditArch, unix.SYS_IOCTL, []uint64{0, unix.TIOCLINUX}, eperm},
 		{"window size", auditArch, unix.SYS_IOCTL, []uint64{0, unix.TIOCGWINSZ}, allow},
+		{"lower the core limit", auditArch, unix.SYS_SETRLIMIT, []uint64{unix.RLIMIT_CORE, 1 << 40}, eperm},
+		{"lower another limit", auditArch, unix.SYS_SETRLIMIT, []uint64{unix.RLIMIT_NOFILE, 1 << 40}, allow},
+		{"read the core limit", auditArch, unix.SYS_PRLIMIT64, []uint64{0, unix.RLIMIT_CORE, 0, 1 << 40}, allow},
+		{"lower the core limit of any process", auditArch, unix.SYS_PRLIMIT64, []uint64{7, junk | unix.RLIMIT_CORE, 1 << 40}, eperm},
+		{"the same from low memory", auditArch, unix.SYS_PRLIMIT64, []uint64{7, unix.RLIMIT_CORE, 0x1000}, eperm},
+		{"lower another limit by prlimit", auditArch, unix.SYS_PRLIMIT64, []uint64{0, unix.RLIMIT_NOFILE, 1 << 40}, allow},
 		{"read the personality", auditArch, unix.SYS_PERSONALITY, []uint64{0xffffffff}, allow},
 		{"legacy personality", auditArch, unix.SYS_PERSONALITY, []uint64{0x0400000}, eperm},
 	} {

@@ -50,7 +50,19 @@ for name in [n for n in dir(resource) if n.startswith("RLIMIT_")]:
     except (ValueError, OSError): pass
     try: resource.setrlimit(getattr(resource, name), (soft, resource.RLIM_INFINITY)); breach("lifts", name)
     except (ValueError, OSError): pass
-if resource.getrlimit(resource.RLIMIT_CORE) != (0, 0): breach("may dump core")
+# 1, not 0: the kernel starts the host's crash handler for a process with 0, and not for one with 1.
+try: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+except (ValueError, OSError): pass
+if resource.getrlimit(resource.RLIMIT_CORE) != (1, 1): breach("may reach the host's crash handler", resource.getrlimit(resource.RLIMIT_CORE))
+held = []
+try:
+    while len(held) < 64:
+        fd = libc.inotify_init()
+        if fd == -1: break
+        held.append(fd)
+except OSError: pass
+if len(held) == 64: breach("takes all of the host's inotify instances")
+for fd in held: os.close(fd)
 if resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 65536: breach("opens any number of files")
 if open("/proc/self/oom_score_adj").read() != "1000\n": breach("oom_score_adj", open("/proc/self/oom_score_adj").read())
 for v in (b"-1000", b"-1"):
