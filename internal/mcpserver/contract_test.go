@@ -424,9 +424,7 @@ func TestNothingSecretIsLogged(t *testing.T) {
 		"[MCP] Incoming request - Method: initialize, ID: 1", "[MCP] Processing initialize request", "[MCP] Initialize successful",
 		"[MCP] Tool call: sandbox.run_code", "[MCP] Parsing run_code arguments",
 		"[MCP] run_code: conversationId=user-123, language=python, codeLen=4, network=false, envVars=1",
-		"[MCP] Using runner: jail:python", "[MCP] Executing python code for conversation user-123 (network: false, env vars: 1)",
-		"[MCP] Execution completed: success=true, exitCode=0", "[MCP] Found 1 files",
-		"[MCP] File available: plot.png -> https://example.com/files/abc123/plot.png", "[MCP] run_code completed successfully",
+		"[MCP] run_code completed successfully", // the lines in between are the engine's
 		"[HTTP] Sending response for method=tools/call",
 	} {
 		if !strings.Contains(log, want) {

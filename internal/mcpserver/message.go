@@ -254,6 +254,7 @@ func paramsOf(method string) any {
 	case "prompts/get":
 		return new(mcp.GetPromptParams)
 	case "logging/setLevel":
+		//lint:ignore SA1019 clients of older protocol versions still send it
 		return new(mcp.SetLoggingLevelParams)
 	}
 	return new(struct {

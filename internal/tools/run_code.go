@@ -14,9 +14,6 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// maxLoggedFiles bounds the lines about files that one run writes to the log.
-const maxLoggedFiles = 20
-
 func runCodeTool(runners runner.Set) *mcp.Tool {
 	available := bracketed(runners.Names())
 	var d strings.Builder
@@ -76,10 +73,6 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 		return unknownLanguage(runners), nil
 	}
 	req.Runner = r.Name
-	log.Info("[MCP] Using runner: " + r.Image)
-	log.Info(fmt.Sprintf("[MCP] Executing %s code for conversation %s (network: %t, env vars: %d)",
-		r.Name, logSession(req.Session), req.Network, len(req.Env)))
-
 	progress := startProgress(ctx, c.req)
 	req.Output = progress.output()
 	res, err := t.engine.Run(ctx, c.caller, req)
@@ -92,20 +85,15 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 		return nil, err
 	}
 
-	log = log.With("run_id", res.RunID)
-	log.Info(fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
-		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
-	log.Info(fmt.Sprintf("[MCP] Found %d files", len(res.Files)))
-	for _, f := range res.Files[:min(len(res.Files), maxLoggedFiles)] {
-		address, _, _ := strings.Cut(f.URL, "?") // without the signature
-		log.Info(fmt.Sprintf("[MCP] File available: %s -> %s", logFile(f.Name), address))
-	}
-
 	out := textResult(runCodeResult(res))
 	if c.client.atLeast(version20250618) {
 		out.Content = append(out.Content, links(res.Files)...)
 	}
-	log.Info("[MCP] run_code completed successfully")
+	how := "successfully"
+	if !res.Success() {
+		how = "with a failure"
+	}
+	log.Info("[MCP] run_code completed "+how, "run_id", res.RunID)
 	return out, nil
 }
 

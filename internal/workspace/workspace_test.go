@@ -151,8 +151,8 @@ func TestWriteRefusals(t *testing.T) {
 		{"no files left", "x/y/z", strings.NewReader("1"), WriteOptions{Quota: Usage{Files: 5}}, ErrQuota, ""},
 		{"broken body", "x/y/z", io.MultiReader(strings.NewReader("1"), iotest.ErrReader(broken)), WriteOptions{}, broken, ""},
 		{"broken overwrite", "old.csv", iotest.ErrReader(broken), WriteOptions{Overwrite: true}, broken, ""},
-		{"under a file", "old.csv/x", strings.NewReader("1"), WriteOptions{}, nameError, ""},
-		{"traversal", "../x", strings.NewReader("1"), WriteOptions{}, nameError, ""},
+		{"under a file", "old.csv/x", strings.NewReader("1"), WriteOptions{}, errName, ""},
+		{"traversal", "../x", strings.NewReader("1"), WriteOptions{}, errName, ""},
 	} {
 		t.Run(tt.desc, func(t *testing.T) {
 			w, dir := open(t)
@@ -161,7 +161,7 @@ func TestWriteRefusals(t *testing.T) {
 			before := onHost(t, filepath.Dir(dir))
 			_, err := w.Write(tt.name, tt.body, tt.opt)
 			var ne *NameError
-			if !errors.Is(err, tt.want) && !(tt.want == nameError && errors.As(err, &ne)) {
+			if !errors.Is(err, tt.want) && !(tt.want == errName && errors.As(err, &ne)) {
 				t.Errorf("error is %v, want %v", err, tt.want)
 			}
 			if tt.text != "" && (err == nil || err.Error() != tt.text) {
@@ -177,7 +177,7 @@ func TestWriteRefusals(t *testing.T) {
 	}
 }
 
-var nameError = errors.New("a *NameError")
+var errName = errors.New("a *NameError")
 
 type endless struct{}
 
@@ -250,7 +250,7 @@ func TestUploadsInProgressAreHidden(t *testing.T) {
 	if u, err := w.Usage(t.Context(), Usage{}); u.Files != 3 || err != nil {
 		t.Errorf("they must count: %+v, %v", u, err)
 	}
-	w = reopen(t, dir)
+	reopen(t, dir)
 	if got := onHost(t, dir); strings.Contains(got, stale) || !strings.Contains(got, fresh) {
 		t.Errorf("after opening again: %s", got)
 	}
