@@ -6,13 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"mcp-code-sandbox/internal/backend/jail"
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
@@ -27,7 +28,7 @@ const (
 )
 
 // ordinaryUser is a uid without an account.
-const ordinaryUser = 12345
+const ordinaryUser = 123456
 
 // agentFile is the agent, built once for this test binary and those it starts.
 var agentFile string
@@ -121,6 +122,24 @@ func limited(t *testing.T, b *jail.Backend) bool {
 	return false
 }
 
+// TestProbe: the probe tells the truth about this machine, with a way to mend what is missing.
+func TestProbe(t *testing.T) {
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	seen := map[string]sandbox.Check{}
+	for _, c := range b.Probe(t.Context()) {
+		seen[c.Name] = c
+		if c.Detail == "" || c.Status != sandbox.OK && c.Fix == "" {
+			t.Errorf("the check says too little: %+v", c)
+		}
+	}
+	if c := seen["sandbox"]; c.Status != sandbox.OK || c.Detail == "" {
+		t.Errorf("no sandbox can be started: %+v", c)
+	}
+	if c := seen["network"]; c.Status != sandbox.OK {
+		sandboxtest.Skip(t, "no network for sandboxes: "+c.Detail)
+	}
+}
+
 // needRoot skips what an ordinary user cannot do. A test binary that root started as an ordinary user leaves
 // such tests to root.
 func needRoot(t *testing.T, why string) {
@@ -147,7 +166,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	for _, p := range []struct {
 		path string
 		mode os.FileMode
-	}{{dir, 0o755}, {filepath.Join(dir, "tmp"), 0o700}} {
+	}{{dir, 0o755}, {filepath.Join(dir, "tmp"), 0o700}, {filepath.Join(dir, "dev"), 0o755}} {
 		if err := os.MkdirAll(p.path, p.mode); err != nil {
 			t.Fatal(err)
 		}
@@ -167,18 +186,22 @@ func TestAsOrdinaryUser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	uid := strconv.Itoa(ordinaryUser)
 	args := []string{"-test.v", "-test.timeout=3m"}
 	if testing.Short() {
 		args = append(args, "-test.short")
 	}
-	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), args...)
+	become := []string{"setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", filepath.Join(dir, "test")}
+	if _, err := os.Stat("/dev/net/tun"); err == nil {
+		// Where root keeps the device to itself, the ordinary user sees another, as on most machines.
+		lend := `mount -t tmpfs none "$0" && mknod -m 666 "$0/tun" c 10 200 && mount --bind "$0/tun" /dev/net/tun && exec "$@"`
+		become = append([]string{"unshare", "--mount", "sh", "-c", lend, filepath.Join(dir, "dev")}, become...)
+	}
+	cmd := exec.CommandContext(t.Context(), become[0], append(become[1:], args...)...)
 	cmd.Dir = filepath.Join(dir, "tmp")
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + cmd.Dir, "HOME=" + cmd.Dir, envAgent + "=" + filepath.Join(dir, "agent"),
 		sandboxtest.RequireAll + "=" + os.Getenv(sandboxtest.RequireAll),
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: ordinaryUser, Gid: ordinaryUser}, Pdeathsig: syscall.SIGKILL,
 	}
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)

@@ -124,7 +124,7 @@ func (b *Backend) attachNetwork(pid int, blocked []netip.Prefix) (*userNet, erro
 	}
 	var said tail
 	n := &userNet{exit: exitW, done: make(chan struct{})}
-	n.cmd = exec.Command(path, "--configure", "--mtu=65520", "--disable-host-loopback", "--cidr="+slirpCIDR,
+	n.cmd = exec.Command(path, "--configure", "--enable-seccomp", "--mtu=65520", "--disable-host-loopback", "--cidr="+slirpCIDR,
 		"--ready-fd=3", "--exit-fd=4",
 		fmt.Sprintf("--userns-path=/proc/%d/ns/user", pid), "--netns-type=path", fmt.Sprintf("/proc/%d/ns/net", pid), "tap0")
 	n.cmd.Env = []string{}

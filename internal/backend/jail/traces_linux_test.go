@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,16 +25,17 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// processes finds the processes of sandboxes whose workspace lies under dir, by their command line or mounts.
-// An ordinary user cannot see an agent's mounts; for one, every process of ours that is named so counts.
+// processes finds the processes of sandboxes whose workspace lies under dir: by their mounts, or, since an
+// ordinary user cannot see an agent's, as descendants of a bubblewrap that was told of it; and the
+// slirp4netns of each.
 func processes(t *testing.T, dir string) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := []string{"bwrap", ".sandbox-agent", "run-init", "slirp4netns"}
-	var found []int
+	cmdlines, parents := map[int]string{}, map[int]int{}
+	found := map[int]bool{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
@@ -42,15 +43,27 @@ func processes(t *testing.T, dir string) []int {
 		}
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		mounts, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "mountinfo"))
-		ours := strings.Contains(string(mounts), dir) || strings.Contains(string(cmdline), dir) && strings.Contains(string(cmdline), "--info-fd")
-		if fi, err := e.Info(); err == nil && os.Geteuid() != 0 && int(fi.Sys().(*syscall.Stat_t).Uid) == os.Geteuid() {
-			ours = ours || slices.Contains(names, filepath.Base(strings.Split(string(cmdline), "\x00")[0]))
+		cmdlines[pid] = string(cmdline)
+		if stat, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat")); err == nil {
+			fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+			parents[pid], _ = strconv.Atoi(fields[1])
 		}
-		if ours {
-			found = append(found, pid)
+		if strings.Contains(string(mounts), dir) || strings.Contains(string(cmdline), "--info-fd") && strings.Contains(string(cmdline), dir) {
+			found[pid] = true
 		}
 	}
-	return found
+	for grown := true; grown; {
+		grown = false
+		for pid, cmdline := range cmdlines {
+			_, target, slirp := strings.Cut(cmdline, "--userns-path=/proc/")
+			target, _, _ = strings.Cut(target, "/")
+			of, _ := strconv.Atoi(target)
+			if !found[pid] && (found[parents[pid]] || slirp && found[of]) {
+				found[pid], grown = true, true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
 }
 
 // groups finds the cgroups of an instance.
