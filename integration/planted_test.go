@@ -265,3 +265,43 @@ print(i)
 	}
 	t.Logf("statuses: %v", seen)
 }
+
+// TestHiddenFilesFillTheDisk: files that are deleted but open count in no listing. A run that hides its hoard there is
+// stopped before the file system is full.
+func TestHiddenFilesFillTheDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		skip(t, "only root can mount a small file system for this test")
+	}
+	root := newRoot(t)
+	if err := os.Remove(filepath.Join(root, "runners")); err != nil {
+		t.Fatal(err)
+	}
+	const size = 400 << 20
+	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, fmt.Sprintf("size=%d,mode=700", size)); err != nil {
+		skip(t, "cannot mount a small file system: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(root, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Symlink(runners, filepath.Join(root, "runners")); err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, "SANDBOX_ROOT="+root, "SANDBOX_WORKSPACE_BYTES=20MB", "SANDBOX_EXEC_TIMEOUT_S=30")
+	r := s.run(t, "hoard", "python", `
+import os, socket, time
+a, b = socket.socketpair() # in a socket's queue not even a descriptor shows
+for _ in range(1000):
+    f = os.open("x", os.O_CREAT | os.O_WRONLY); os.unlink("x")
+    for _ in range(19):
+        os.write(f, bytes(1 << 20)); time.sleep(0.005)
+    socket.send_fds(a, [b"x"], [f]); os.close(f)
+`)
+	if r.Cause != "disk_quota" || strings.Contains(r.Output, "No space left") {
+		t.Errorf("%+v", r)
+	}
+	if r := s.run(t, "hoard", "shell", "df --output=used -B1M . | tail -1; echo fine > f"); !r.Success {
+		t.Errorf("the next run: %+v", r)
+	}
+}

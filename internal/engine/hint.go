@@ -122,7 +122,7 @@ func (e *Engine) quotaHint() string {
 	if n := e.cfg.Quota.Files; n > 0 {
 		most = append(most, fmt.Sprintf("%d files", n))
 	}
-	return fmt.Sprintf("The files in /data exceed the quota (%s). Delete some first: until then code can delete but not write.",
+	return fmt.Sprintf("The files in /data, deleted ones that are still open included, exceed the quota (%s) or the disk. Delete some first: until then code can delete but not write.",
 		strings.Join(most, " in "))
 }
 

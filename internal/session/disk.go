@@ -13,6 +13,10 @@ const (
 	minWalk   = 250 * time.Millisecond // between two walks
 	walkShare = 10                     // a walk may take a tenth of the time
 	lastWalk  = 10 * time.Second       // bounds the walk after a run
+
+	// diskReserve is what a run must leave free of the file system: files that are deleted but open fill it unseen by
+	// any walk. Where there is little room from the start, half of it will do.
+	diskReserve = 1 << 30
 )
 
 // measureOnce walks the workspace if nobody has, so that diskLimit knows what was there before.
@@ -59,8 +63,8 @@ func exceeds(u, limit workspace.Usage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
 }
 
-// watchDisk calls over once if the workspace outgrows the limit. After stop has returned it does nothing
-// any more. A run that is over before the first walk costs a timer.
+// watchDisk calls over once if the workspace outgrows the limit, or what no walk sees fills the disk. After stop has
+// returned it does nothing any more. A run that is over before the first walk costs a timer.
 func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop func()) {
 	if limit == (workspace.Usage{}) {
 		return func() {}
@@ -71,18 +75,27 @@ func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop
 	if full {
 		first = cleanTime
 	}
+	free, freeErr := s.ws.Free()
+	reserve := min(diskReserve, free/2)
 	t := time.AfterFunc(first, func() {
 		defer close(done)
+		var next time.Time // of the walks, which cost more than a look at the disk
 		for {
-			began := time.Now()
-			if u, err := s.ws.Usage(ctx, limit); err == nil && exceeds(u, limit) {
+			if free, err := s.ws.Free(); freeErr == nil && err == nil && free < reserve {
 				over()
 				return
+			}
+			if began := time.Now(); !began.Before(next) {
+				if u, err := s.ws.Usage(ctx, limit); err == nil && exceeds(u, limit) {
+					over()
+					return
+				}
+				next = time.Now().Add(walkShare * time.Since(began))
 			}
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(max(minWalk, walkShare*time.Since(began))):
+			case <-time.After(minWalk):
 			}
 		}
 	})
