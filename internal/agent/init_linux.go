@@ -53,6 +53,7 @@ func RunInit() error {
 func runInit() (wire.Exit, error) {
 	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this one.
 	runtime.LockOSThread()
+	spareThreads(initSpare)
 	oom, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
 	if err != nil {
 		return wire.Exit{}, err

@@ -50,7 +50,9 @@ func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	if err != nil {
 		return wire.Exit{}, err
 	}
+	a.starting <- struct{}{}
 	p, err := startInit()
+	<-a.starting
 	if err != nil {
 		return wire.Exit{}, err
 	}
@@ -67,6 +69,7 @@ func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 
 	// The status comes before run-init's end; its end means that the kernel has killed all the rest.
 	status, statusErr := io.ReadAll(io.LimitReader(p.status, 4096))
+	ended(p.proc.Pid)
 	state, err := p.proc.Wait()
 	if err != nil {
 		return wire.Exit{}, err
@@ -78,7 +81,9 @@ func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 
 	var exit wire.Exit
 	if statusErr != nil || json.Unmarshal(status, &exit) != nil {
-		exit = exitOf(state) // run-init itself was killed
+		if exit = exitOf(state); exit.Signal == 0 { // run-init was not killed, it broke down
+			exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
+		}
 	}
 	exit.UserUS = state.UserTime().Microseconds()
 	exit.SysUS = state.SystemTime().Microseconds()
