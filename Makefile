@@ -6,7 +6,8 @@
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO      ?= go
 AGENTS  := internal/agentbin/bin/sandbox-agent-linux-amd64 internal/agentbin/bin/sandbox-agent-linux-arm64
-SERVER  := bin/mcp-code-sandbox
+BIN     ?= bin
+SERVER  := $(BIN)/mcp-code-sandbox
 SOURCES := go.mod go.sum $(shell find cmd internal runners -type f ! -name '*_test.go' ! -name '.*' ! -path 'internal/agentbin/bin/*')
 
 # What the tests use; see scripts/test-environments.
