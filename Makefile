@@ -42,7 +42,7 @@ test: ## Install what the tests need, then run every test and each fuzz target b
 	@$(MAKE) --no-print-directory build test-environments
 	$(GO) vet ./...
 	$(GO) test -race -count=1 -timeout 15m ./...
-	@scripts/fuzz 5s
+	@scripts/fuzz 3000x
 
 test-environments: $(SERVER)
 	@scripts/test-environments
