@@ -45,6 +45,7 @@ fig.savefig("/mnt/data/roas.png", dpi=110, bbox_inches="tight")
 fig, ax = plt.subplots(figsize=(7, 3.5))
 sns.lineplot(df, x="week", y="revenue", hue="channel", ax=ax)
 ax.set(title="Revenue per week", xlabel="", ylabel="")
+fig.autofmt_xdate()
 fig.savefig("/mnt/data/revenue.png", dpi=110, bbox_inches="tight")
 """
 
