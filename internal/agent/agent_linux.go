@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -92,6 +93,9 @@ func Main(configJSON, version string) error {
 type agent struct {
 	cfg  Config
 	conn *wire.Conn
+
+	mu           sync.Mutex
+	interpreters map[string]*interpreter // that live on between runs, by name
 }
 
 // forbidUserNamespaces sets the limit of this user namespace to none. The seccomp filter says the same;
