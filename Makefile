@@ -6,7 +6,8 @@
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO      ?= go
 AGENTS  := internal/agentbin/bin/sandbox-agent-linux-amd64 internal/agentbin/bin/sandbox-agent-linux-arm64
-SERVER  := bin/mcp-code-sandbox
+BIN     ?= bin
+SERVER  := $(BIN)/mcp-code-sandbox
 SOURCES := go.mod go.sum $(shell find cmd internal runners -type f ! -name '*_test.go' ! -name '.*' ! -path 'internal/agentbin/bin/*')
 
 # What the tests use; see scripts/test-environments.
@@ -41,7 +42,7 @@ test: ## Install what the tests need, then run every test and each fuzz target b
 	@$(MAKE) --no-print-directory build test-environments
 	$(GO) vet ./...
 	$(GO) test -race -count=1 -timeout 15m ./...
-	@scripts/fuzz 5s
+	@scripts/fuzz 3000x
 
 test-environments: $(SERVER)
 	@scripts/test-environments

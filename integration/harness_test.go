@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package integration tells end-to-end stories against the built binary: real clients, real sandboxes,
 // real signals.
 package integration
@@ -13,7 +15,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,10 +31,6 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 // testMain builds the server, with the agent in it, the way `make build` does.
 func testMain(m *testing.M) int {
-	if runtime.GOOS != "linux" {
-		fmt.Println("SKIP: the jail needs Linux")
-		return 0
-	}
 	dir, err := os.MkdirTemp("", "integration-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

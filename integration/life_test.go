@@ -1,3 +1,5 @@
+//go:build linux
+
 package integration
 
 import (
@@ -70,8 +72,30 @@ func wantFamily(t *testing.T, family []process, names ...string) {
 	}
 }
 
-// TestKilledServer: nothing of a killed server goes on. The next one removes its traces and serves its files.
+// TestKilledServer: nothing of a killed server goes on, not even what cannot notice its end. The next one removes its traces and
+// serves its files.
 func TestKilledServer(t *testing.T) {
+	t.Run("in mid-run", func(t *testing.T) { testKilledServer(t, func([]process) {}) })
+	t.Run("with stuck agents", func(t *testing.T) {
+		testKilledServer(t, func(family []process) {
+			stopped := 0
+			for _, p := range family {
+				if strings.HasPrefix(p.name, ".sandbox-agent") {
+					if err := syscall.Kill(p.pid, syscall.SIGSTOP); err != nil {
+						t.Fatal(err)
+					}
+					stopped++
+				}
+			}
+			if stopped == 0 {
+				t.Fatalf("no agent among the server's processes: %+v", family)
+			}
+		})
+	})
+}
+
+// testKilledServer calls before with the server's processes, then kills the server.
+func testKilledServer(t *testing.T, before func([]process)) {
 	s := serve(t)
 	kept := s.run(t, "life", "shell", "echo kept > kept.txt")
 	if len(kept.Files) != 1 {
@@ -90,6 +114,12 @@ func TestKilledServer(t *testing.T) {
 		t.Error("the sandboxes of a root server have no cgroups")
 	}
 
+	t.Cleanup(func() { // what a failure leaves must not stay on the machine
+		for _, p := range alive(family) {
+			_ = syscall.Kill(p.pid, syscall.SIGKILL)
+		}
+	})
+	before(family)
 	s.kill(t)
 	<-answer
 	eventually(t, 3*time.Second, "the killed server's processes and mounts to end", func() bool {

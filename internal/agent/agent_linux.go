@@ -48,6 +48,7 @@ func Main(configJSON, version string) error {
 	if err := json.Unmarshal([]byte(configJSON), &cfg); err != nil {
 		return fmt.Errorf("parse configuration: %w", err)
 	}
+	spareThreads(agentSpare)
 	// Nothing may read the agent's memory or descriptors through /proc.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become unreadable: %w", err)
@@ -78,7 +79,7 @@ func Main(configJSON, version string) error {
 	if err := wire.WriteHello(conn, version); err != nil {
 		return err
 	}
-	a := &agent{cfg: cfg}
+	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting)}
 	a.conn = wire.NewConn(conn, wire.AgentSide, a.run)
 	if forward != nil {
 		go a.forward(forward)
@@ -91,8 +92,9 @@ func Main(configJSON, version string) error {
 }
 
 type agent struct {
-	cfg  Config
-	conn *wire.Conn
+	cfg      Config
+	conn     *wire.Conn
+	starting chan struct{} // holds one for each run that is being started
 
 	mu           sync.Mutex
 	interpreters map[string]*interpreter // that live on between runs, by name

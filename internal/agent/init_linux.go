@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -56,6 +57,7 @@ func RunInit() error {
 func runInit() (wire.Exit, error) {
 	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this one.
 	runtime.LockOSThread()
+	spareThreads(initSpare)
 	oom, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
 	if err != nil {
 		return wire.Exit{}, err
@@ -310,7 +312,8 @@ func (spec *initSpec) setLimits() error {
 	return nil
 }
 
-// giveUpPrivileges drops every capability of the calling thread for good and installs the filter.
+// giveUpPrivileges drops every capability of the process, for the calling thread for good, and installs the
+// filter on that thread.
 func giveUpPrivileges() error {
 	for c := 0; c <= 63; c++ {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil {
@@ -325,8 +328,9 @@ func giveUpPrivileges() error {
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
-	if err := unix.Capset(&header, &none[0]); err != nil {
-		return fmt.Errorf("drop capabilities: %w", err)
+	// On every thread: those of the runtime share a pid namespace with the program.
+	if _, _, e := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none[0])), 0); e != 0 {
+		return fmt.Errorf("drop capabilities: %w", e)
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)

@@ -78,7 +78,7 @@ func (a *agent) forget(name string, in *interpreter) {
 func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, error) {
 	spec := a.spec(r)
 	spec.File, spec.Code, spec.Channel = "", nil, true
-	p, err := startInit(spec)
+	p, err := a.startInit(spec)
 	if err != nil {
 		return nil, err
 	}

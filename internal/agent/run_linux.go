@@ -58,7 +58,7 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 }
 
 func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
-	p, err := startInit(a.spec(r))
+	p, err := a.startInit(a.spec(r))
 	if err != nil {
 		return wire.Exit{}, err
 	}
@@ -81,13 +81,16 @@ func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 func (p *initProcess) wait() (wire.Exit, error) {
 	// The status comes before run-init's end; its end means that the kernel has killed all the rest.
 	status, statusErr := io.ReadAll(io.LimitReader(p.status, 4096))
+	ended(p.proc.Pid)
 	state, err := p.proc.Wait()
 	if err != nil {
 		return wire.Exit{}, err
 	}
 	var exit wire.Exit
 	if statusErr != nil || json.Unmarshal(status, &exit) != nil {
-		exit = exitOf(state) // run-init itself was killed
+		if exit = exitOf(state); exit.Signal == 0 { // run-init was not killed, it broke down
+			exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
+		}
 	}
 	exit.UserUS = state.UserTime().Microseconds()
 	exit.SysUS = state.SystemTime().Microseconds()
@@ -112,7 +115,9 @@ type initProcess struct {
 }
 
 // startInit starts run-init in namespaces of its own and hands it the spec.
-func startInit(spec initSpec) (_ *initProcess, err error) {
+func (a *agent) startInit(spec initSpec) (_ *initProcess, err error) {
+	a.starting <- struct{}{}
+	defer func() { <-a.starting }()
 	text, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err

@@ -21,8 +21,9 @@ import (
 )
 
 const (
-	maxListed = 200 // files in a result
-	maxLogged = 20  // of them, in the log
+	maxListed    = 200  // files in a run's result
+	maxArtifacts = 1000 // files in a list of their own
+	maxLogged    = 20   // of a run's files, in the log
 )
 
 // Config is what an Engine needs.
@@ -38,6 +39,7 @@ type Config struct {
 	MaxCodeBytes   int
 	MaxOutputBytes int // kept of each stream
 	MaxUploadBytes int
+	MaxReadBytes   int             // of a file that ReadArtifact reads; zero: 10 MB
 	Quota          workspace.Usage // of one workspace
 	NetworkAllowed bool
 	UploadTTL      time.Duration // how long an upload link works; zero: an hour
@@ -62,6 +64,9 @@ func New(cfg Config) *Engine {
 	}
 	if e.cfg.MaxOutputBytes <= 0 {
 		e.cfg.MaxOutputBytes = 100 << 10
+	}
+	if e.cfg.MaxReadBytes <= 0 {
+		e.cfg.MaxReadBytes = 10 << 20
 	}
 	if cfg.Store != nil {
 		e.record = newRecorder(cfg.Store, e.log)
@@ -90,7 +95,7 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 		return Result{}, err
 	}
 	now := time.Now()
-	res := Result{RunID: e.ids.next(now), Session: req.Session, Runner: r.Name, Started: now}
+	res := Result{RunID: e.ids.next(now), Session: req.Session, Runner: r.Name, Started: now, Timeout: e.cfg.ExecTimeout}
 	log := e.log.With("session_id", req.Session, "run_id", res.RunID)
 	log.InfoContext(ctx, "[MCP] Using runner: "+r.Image)
 
@@ -103,9 +108,23 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Executing %s code for conversation %s (network: %t, env vars: %d)",
 		r.Name, req.Session, req.Network, len(req.Env)))
 
+	list := func() ([]workspace.File, bool, error) { return s.Workspace().List(maxListed) }
+	if req.Artifacts {
+		release, err := s.Reserve()
+		if err != nil {
+			return Result{}, e.failed(ctx, log, r, res, err)
+		}
+		defer release()
+		before, err := takeSnapshot(s.Workspace())
+		if err != nil {
+			return Result{}, e.failed(ctx, log, r, res, err)
+		}
+		list = func() ([]workspace.File, bool, error) { return before.changes(s.Workspace(), maxListed) }
+	}
+
 	stdout, stderr := newCollector(e.cfg.MaxOutputBytes), newCollector(e.cfg.MaxOutputBytes)
 	sres, err := s.Run(ctx, r, session.RunRequest{
-		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: e.cfg.ExecTimeout,
+		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout,
 		Output: func(t wire.Type, p []byte) {
 			stream, c := Stdout, stdout
 			if t == wire.TypeStderr {
@@ -131,7 +150,10 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 	e.cfg.Metrics.ran(r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
 	e.recordRun(caller, res)
 
-	if err := e.list(ctx, log, caller, s, &res); err != nil {
+	if req.Artifacts && res.ExitCode != 0 {
+		return res, nil
+	}
+	if err := e.list(ctx, log, caller, list, &res); err != nil {
 		// The run has happened: its output must not be lost with the list.
 		log.ErrorContext(ctx, "[MCP] Cannot list the files of the sandbox", "err", err)
 		res.FilesTruncated = true
@@ -157,24 +179,29 @@ func outcome(res Result) string {
 }
 
 // list fills in the result's files, with links.
-func (e *Engine) list(ctx context.Context, log *slog.Logger, caller session.Caller, s *session.Session, res *Result) error {
+func (e *Engine) list(ctx context.Context, log *slog.Logger, caller session.Caller, list func() ([]workspace.File, bool, error), res *Result) error {
 	log.DebugContext(ctx, "[MCP] Listing files in sandbox")
-	files, truncated, err := s.Workspace().List(maxListed)
+	files, truncated, err := list()
 	if err != nil {
 		return err
 	}
-	res.FilesTruncated = truncated
-	res.Files = make([]FileLink, 0, len(files))
-	for i, f := range files {
-		link := FileLink{File: f, URL: e.url(caller, s.ID(), f.Name)}
-		res.Files = append(res.Files, link)
-		if i < maxLogged && !f.ModTime.Before(res.Started) {
-			address, _, _ := strings.Cut(link.URL, "?") // the signature is a secret
+	res.Files, res.FilesTruncated = e.links(caller, res.Session, files), truncated
+	for _, f := range res.Files[:min(len(res.Files), maxLogged)] {
+		if !f.ModTime.Before(res.Started) {
+			address, _, _ := strings.Cut(f.URL, "?") // the signature is a secret
 			log.InfoContext(ctx, fmt.Sprintf("[MCP] File available: %s -> %s", f.Name, address))
 		}
 	}
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Found %d files", len(files)))
 	return nil
+}
+
+func (e *Engine) links(caller session.Caller, id string, files []workspace.File) []FileLink {
+	links := make([]FileLink, len(files))
+	for i, f := range files {
+		links[i] = FileLink{File: f, URL: e.url(caller, id, f.Name)}
+	}
+	return links
 }
 
 // url is where a file can be downloaded. Links name the session by its id, which is the local caller's;

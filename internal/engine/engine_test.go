@@ -58,7 +58,7 @@ func newRig(tb testing.TB, program func(*sessiontest.Process) wire.Exit, change 
 		tb.Fatal(err)
 	}
 	sessions := session.New(session.Config{Root: r.root, InstallationKey: []byte("key"), Backend: r.backend,
-		Owner: workspace.Owner{UID: -1, GID: -1}, MaxSessions: 2, MaxRunsPerSession: 1,
+		Owner: workspace.Owner{UID: -1, GID: -1}, MaxSessions: 2, MaxRunsPerSession: 2, ClosedRetention: time.Hour,
 		Limits: sandbox.Limits{MemoryBytes: 512 << 20, PIDs: 64, TmpBytes: 64 << 20}})
 	cfg := Config{
 		Sessions: sessions, Runners: func() runner.Set { return runner.Set{python} }, Signer: r.signer, Store: r.store,
@@ -246,11 +246,11 @@ func TestRecord(t *testing.T) {
 }
 
 func TestRunErrors(t *testing.T) {
-	started := make(chan struct{}, 2)
+	started := make(chan struct{}, 3)
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit { started <- struct{}{}; <-p.Done(); return sessiontest.SIGKILL }, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	for _, id := range []string{"a", "b"} {
+	for _, id := range []string{"a", "a", "b"} {
 		wg.Go(func() {
 			res, err := r.Run(ctx, session.Local, Request{Session: id, Runner: "python"})
 			if err != nil || res.Cause != sandbox.CauseCancelled || res.Success() || res.ExitCode != -1 {
@@ -311,7 +311,7 @@ func TestUpload(t *testing.T) {
 
 	// Another caller's session of the same name is another session; its files have no link that could be mistaken.
 	mallory := session.Caller{ID: "mallory"}
-	if _, _, err := r.OpenFile(t.Context(), mallory, "x", "in/data.csv"); codeOf(err) != CodeSessionNotFound {
+	if _, _, err := r.OpenFile(t.Context(), mallory, "x", "in/data.csv"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("another caller's file: %v", err)
 	}
 	if f, err := up(mallory, "x", "in/data.csv", "mine", false); err != nil || f.URL != "" {

@@ -38,17 +38,19 @@ func (e *Engine) Upload(ctx context.Context, caller session.Caller, req UploadRe
 	return FileLink{File: f, URL: e.url(caller, s.ID(), f.Name)}, nil
 }
 
-// UploadURL returns a link to which one file can be PUT, once.
+// UploadURL returns a link to which one file can be PUT, once, until the session is closed. The session is made if need be.
 func (e *Engine) UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (url string, expires time.Time, err error) {
-	if err := session.CheckID(sessionID); err != nil {
-		return "", time.Time{}, e.wrap(err)
-	}
 	if name, err = workspace.CleanName(name); err != nil {
 		return "", time.Time{}, e.wrap(err)
 	}
 	if e.cfg.Store == nil {
 		return "", time.Time{}, errors.New("upload links need a store")
 	}
+	s, err := e.cfg.Sessions.Open(caller, sessionID)
+	if err != nil {
+		return "", time.Time{}, e.wrap(err)
+	}
+	defer s.Release()
 	var b [16]byte
 	rand.Read(b[:]) // never fails
 	t := store.Ticket{
@@ -81,15 +83,21 @@ func (e *Engine) ReceiveUpload(ctx context.Context, ticketID, id, name string, b
 		UploadRequest{Session: t.Session, Name: t.Name, Content: body, Overwrite: t.Overwrite})
 }
 
-// OpenFile opens a regular file of a caller's session for download. It never makes a session. The error is
-// an *Error (invalid_id, invalid_path, session_not_found), or matches fs.ErrNotExist.
+// OpenFile opens a regular file of a caller's session for download: of the session of that id, or else of the last one that
+// was closed, had such a file, and is retained. It never makes a session. The error is an *Error (invalid_id), or matches
+// fs.ErrNotExist.
 func (e *Engine) OpenFile(_ context.Context, caller session.Caller, sessionID, name string) (*os.File, fs.FileInfo, error) {
 	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
-	if err != nil {
+	if err == nil {
+		defer s.Release()
+		f, fi, err := s.Workspace().Open(name)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return f, fi, e.wrap(err)
+		}
+	} else if !errors.Is(err, session.ErrNotFound) {
 		return nil, nil, e.wrap(err)
 	}
-	defer s.Release()
-	f, fi, err := s.Workspace().Open(name)
+	f, fi, err := e.cfg.Sessions.OpenRetained(caller, sessionID, name)
 	return f, fi, e.wrap(err)
 }
 

@@ -30,8 +30,7 @@ func (e *Engine) hint(res Result, r runner.Runner, network bool) string {
 	limits := e.cfg.Sessions.Limits()
 	switch res.Cause {
 	case sandbox.CauseTimeout:
-		return fmt.Sprintf("Execution timed out after %s. Do less in one run, or save intermediate results to /data and go on in the next run.",
-			seconds(e.cfg.ExecTimeout))
+		return res.TimeoutMessage() + ". Do less in one run, or save intermediate results to /data and go on in the next run."
 	case sandbox.CauseCancelled:
 		return "The run was cancelled."
 	case sandbox.CauseOutOfMemory:

@@ -113,7 +113,7 @@ func TestHint(t *testing.T) {
 		{"memory error", Result{ExitCode: 1, Stderr: []byte("Traceback\nMemoryError\n")}, python, false, "512 MB"},
 		{"tmp", Result{ExitCode: 1, Stderr: []byte("No space left on device")}, python, false, "64 MB"},
 		{"threads", Result{ExitCode: 1, Stderr: []byte("RuntimeError: can't start new thread")}, python, false, "64"},
-		{"timeout", Result{ExitCode: -1, Cause: sandbox.CauseTimeout}, python, false, "Execution timed out after 60 seconds."},
+		{"timeout", Result{ExitCode: -1, Cause: sandbox.CauseTimeout, Timeout: time.Minute}, python, false, "Execution timed out after 60 seconds."},
 		{"out of memory", Result{ExitCode: 137, Cause: sandbox.CauseOutOfMemory}, python, false, "512 MB"},
 		{"quota", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota}, python, false, "1 MB in 100 files"},
 		{"pids", Result{ExitCode: 1, Cause: sandbox.CausePIDsLimit}, python, false, "64"},

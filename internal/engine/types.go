@@ -31,6 +31,9 @@ type Request struct {
 	Code    string
 	Network bool
 	Env     map[string]string
+	// Artifacts asks for the files that the run creates or changes, in place of all files. It is refused with session_busy
+	// while another run of the session is going, so that nobody else's files are taken for its own.
+	Artifacts bool
 	// Output gets the program's output as it comes, in order, in addition to the Result's. It must
 	// not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream Stream, p []byte)
@@ -55,11 +58,18 @@ type Result struct {
 
 	Started     time.Time
 	Duration    time.Duration
+	Timeout     time.Duration // what the run was allowed
 	MaxRSSBytes int64
 
-	// Files are the workspace's files, newest first, whether the run succeeded or not.
+	// Files are the workspace's files, newest first, whether the run succeeded or not. Where the request asks for artifacts,
+	// they are those alone, and only of a run with exit code 0.
 	Files          []FileLink
 	FilesTruncated bool
+}
+
+// TimeoutMessage is contract 4's sentence about a run with the cause timeout.
+func (r Result) TimeoutMessage() string {
+	return "Execution timed out after " + seconds(r.Timeout)
 }
 
 // Success reports whether the program ended by itself with exit code 0.
@@ -72,6 +82,15 @@ type FileLink struct {
 	workspace.File
 	URL string
 }
+
+// Artifact is a file with what is in it.
+type Artifact struct {
+	FileLink
+	Content []byte
+}
+
+// DataPath is where a file of the workspace is inside the sandbox, as contract 4 names it.
+func DataPath(name string) string { return "/mnt/data/" + name }
 
 // UploadRequest is a file to put into a caller's session.
 type UploadRequest struct {
@@ -97,6 +116,8 @@ const (
 	CodeMaxSessions        Code = "max_sessions"
 	CodeSessionBusy        Code = "session_busy"
 	CodeSessionNotFound    Code = "session_not_found"
+	CodeNotFound           Code = "not_found" // of a file
+	CodeArtifactTooLarge   Code = "artifact_too_large"
 	CodeBackendUnavailable Code = "backend_unavailable"
 	CodeNetworkDenied      Code = "network_denied"
 	CodeLinkExpired        Code = "link_expired" // of an upload
@@ -108,6 +129,10 @@ type Error struct {
 	Code    Code
 	Message string // for the caller; holds nothing secret
 	Err     error  // the reason, for the log; may be nil
+
+	// Of artifact_too_large: the file that is.
+	SizeBytes   int64
+	DownloadURL string
 }
 
 func (e *Error) Error() string { return e.Message }

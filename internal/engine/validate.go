@@ -88,6 +88,14 @@ func envName(s string) bool {
 	return s != "" && len(s) <= 1024
 }
 
+// wrapSession is wrap for an operation on a session that must exist.
+func (e *Engine) wrapSession(id string, err error) error {
+	if errors.Is(err, session.ErrNotFound) {
+		return &Error{Code: CodeSessionNotFound, Message: "No active session with id " + id, Err: err}
+	}
+	return e.wrap(err)
+}
+
 // wrap turns the errors of the layers below into an *Error where the caller or the operator can do something.
 // It is the one place that does.
 func (e *Engine) wrap(err error) error {
@@ -112,14 +120,11 @@ func (e *Engine) wrap(err error) error {
 		code = CodeFileTooLarge
 	case errors.Is(err, workspace.ErrQuota):
 		code = CodeQuotaExceeded
-	case errors.Is(err, session.ErrNotFound):
-		code, message = CodeSessionNotFound, "There is no such session. Run code or upload a file in it first."
 	case errors.Is(err, session.ErrBusy):
 		code, message = CodeSessionBusy, "A run is already in progress for this session. Wait for it to complete."
 	case errors.Is(err, session.ErrMaxSessions):
 		code, message = CodeMaxSessions, fmt.Sprintf(
-			"Maximum %d concurrent sessions reached. Close an existing session first, or try again when a run has finished.",
-			e.cfg.Sessions.MaxSessions())
+			"Maximum %d concurrent sessions reached. Close an existing session first.", e.cfg.Sessions.MaxSessions())
 	case errors.Is(err, session.ErrClosed):
 		code, message = CodeBackendUnavailable, "The server is shutting down. Try again in a moment."
 	case errors.As(err, &iso):

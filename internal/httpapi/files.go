@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"mime"
 	"net/http"
 	"net/url"
 	"path"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/mediatype"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/signedurl"
 )
@@ -67,7 +67,7 @@ func (f *files) download(w http.ResponseWriter, r *http.Request, id, name string
 	defer file.Close()
 
 	h := w.Header()
-	h.Set("Content-Type", contentType(name))
+	h.Set("Content-Type", mediatype.ContentType(name))
 	h.Set("Content-Disposition", disposition(path.Base(name)))
 	h.Set("Content-Security-Policy", filePolicy)
 	h.Set("Cache-Control", "private, no-store")
@@ -165,43 +165,4 @@ func encodeExtValue(s string) string {
 		b.WriteByte(hex[c&15])
 	}
 	return b.String()
-}
-
-// mediaTypes come before the host's own table, which differs from machine to machine.
-var mediaTypes = map[string]string{
-	".bash": "text/plain", ".c": "text/plain", ".cfg": "text/plain", ".css": "text/css", ".csv": "text/csv",
-	".go": "text/plain", ".htm": "text/html", ".html": "text/html", ".ini": "text/plain", ".js": "text/javascript",
-	".jsonl": "application/x-ndjson", ".log": "text/plain", ".md": "text/markdown", ".mjs": "text/javascript",
-	".py": "text/x-python", ".r": "text/plain", ".sh": "text/x-shellscript", ".sql": "application/sql", ".toml": "text/plain",
-	".ts": "text/plain", ".tsv": "text/tab-separated-values", ".tsx": "text/plain", ".txt": "text/plain",
-	".xml": "application/xml", ".yaml": "application/yaml", ".yml": "application/yaml", ".json": "application/json",
-	".ipynb": "application/x-ipynb+json",
-
-	".avif": "image/avif", ".bmp": "image/bmp", ".gif": "image/gif", ".jpeg": "image/jpeg", ".jpg": "image/jpeg",
-	".png": "image/png", ".svg": "image/svg+xml", ".tif": "image/tiff", ".tiff": "image/tiff", ".webp": "image/webp",
-
-	".docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
-	".pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
-	".xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", ".xls": "application/vnd.ms-excel",
-	".db": "application/vnd.sqlite3", ".gz": "application/gzip", ".npy": "application/octet-stream",
-	".parquet": "application/vnd.apache.parquet", ".pdf": "application/pdf", ".sqlite": "application/vnd.sqlite3",
-	".tar": "application/x-tar", ".wasm": "application/wasm", ".zip": "application/zip",
-
-	".mp3": "audio/mpeg", ".mp4": "video/mp4", ".wav": "audio/wav", ".webm": "video/webm",
-}
-
-// contentType goes by the name alone: what the file says about itself is its author's claim.
-func contentType(name string) string {
-	ext := strings.ToLower(path.Ext(name))
-	t := mediaTypes[ext]
-	if t == "" {
-		t = mime.TypeByExtension(ext)
-	}
-	if t == "" {
-		return "application/octet-stream"
-	}
-	if strings.HasPrefix(t, "text/") && !strings.Contains(t, "charset=") {
-		t += "; charset=utf-8"
-	}
-	return t
 }

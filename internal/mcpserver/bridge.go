@@ -168,6 +168,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	}
 
 	rep := newReply(w, accepts(r, "text/event-stream"))
+	rep.newest = r.Header.Get(versionHeader) >= versionStateless
 	stop := func() {}
 	if m.isCall() && m.method != "initialize" {
 		// Its answer may take long. That of initialize comes at once, with headers of its own.

@@ -177,7 +177,13 @@ func TestContract2(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(p.post(t, `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`)), &list); err != nil {
+	listed := p.post(t, `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`)
+	for _, newer := range []string{"ttlMs", "cacheScope", "resultType"} {
+		if strings.Contains(listed, newer) {
+			t.Errorf("a plain caller gets %s", newer)
+		}
+	}
+	if err := json.Unmarshal([]byte(listed), &list); err != nil {
 		t.Fatal(err)
 	}
 	var got []string

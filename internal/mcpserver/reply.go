@@ -25,7 +25,9 @@ type reply struct {
 	streaming bool        // the client asked for an event stream
 	header    http.Header // what the SDK sets; copied when the headers go out
 
-	// batch makes finish write an array. messages may hold answers already. Both are set before use.
+	// batch makes finish write an array. messages may hold answers already. newest says that the client speaks the newest
+	// protocol version. All are set before use.
+	newest   bool
 	batch    bool
 	messages []json.RawMessage
 
@@ -230,7 +232,11 @@ func (r *reply) finish(m message) {
 		}
 		writeJSON(r.w, http.StatusOK, data)
 	case len(r.messages) > 0:
-		writeJSON(r.w, http.StatusOK, r.messages[0])
+		answer := r.messages[0]
+		if !r.newest && strings.HasSuffix(m.method, "/list") {
+			answer = withoutCaching(answer)
+		}
+		writeJSON(r.w, http.StatusOK, answer)
 	case strings.HasPrefix(contentType, "application/json"):
 		writeJSON(r.w, r.status, r.buf.Bytes())
 	case m.isCall():
@@ -241,6 +247,25 @@ func (r *reply) finish(m message) {
 	default:
 		r.w.WriteHeader(http.StatusAccepted)
 	}
+}
+
+// withoutCaching takes the fields out of a list that came with the newest protocol version and that the SDK sends to all.
+func withoutCaching(answer json.RawMessage) json.RawMessage {
+	var msg struct {
+		Version json.RawMessage            `json:"jsonrpc"`
+		ID      json.RawMessage            `json:"id"`
+		Result  map[string]json.RawMessage `json:"result"`
+	}
+	if json.Unmarshal(answer, &msg) != nil || msg.Result == nil {
+		return answer
+	}
+	for _, name := range []string{"ttlMs", "cacheScope", "resultType"} {
+		delete(msg.Result, name)
+	}
+	if clean, err := json.Marshal(msg); err == nil {
+		return clean
+	}
+	return answer
 }
 
 // textError is the JSON-RPC error for what the SDK says as text with an HTTP status.

@@ -97,6 +97,9 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 	if m.closed {
 		return nil, nil, ErrClosed
 	}
+	if s.ended != nil {
+		return nil, nil, errEnded
+	}
 	if limit := m.cfg.MaxRunsPerSession; limit > 0 && s.runs >= limit {
 		return nil, nil, ErrBusy
 	}

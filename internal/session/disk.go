@@ -9,7 +9,7 @@ import (
 
 const (
 	firstWalk = 100 * time.Millisecond // after the run began
-	cleanTime = 5 * time.Second        // before the first walk when the workspace is full: time to delete what no walk gets through
+	cleanTime = 5 * time.Second        // in a workspace beyond all limits: time to delete, while it does not grow
 	minWalk   = 250 * time.Millisecond // between two walks
 	walkShare = 10                     // a walk may take a tenth of the time
 	lastWalk  = 10 * time.Second       // bounds the walk after a run
@@ -59,6 +59,19 @@ func (s *Session) diskLimit() (limit workspace.Usage, full bool) {
 	}, true
 }
 
+// diskUsage is what the workspace held when it was last measured, at least the limit, in the fields that are limited.
+func (s *Session) diskUsage(limit workspace.Usage) workspace.Usage {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	if s.usage != nil && limit.Bytes > 0 {
+		limit.Bytes = max(limit.Bytes, s.usage.Bytes)
+	}
+	if s.usage != nil && limit.Files > 0 {
+		limit.Files = max(limit.Files, s.usage.Files)
+	}
+	return limit
+}
+
 func exceeds(u, limit workspace.Usage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
 }
@@ -71,13 +84,10 @@ func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	first := firstWalk
-	if full {
-		first = cleanTime
-	}
+	began, was := time.Now(), s.diskUsage(limit)
 	free, freeErr := s.ws.Free()
 	reserve := min(diskReserve, free/2)
-	t := time.AfterFunc(first, func() {
+	t := time.AfterFunc(firstWalk, func() {
 		defer close(done)
 		var next time.Time // of the walks, which cost more than a look at the disk
 		for {
@@ -85,12 +95,16 @@ func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop
 				over()
 				return
 			}
-			if began := time.Now(); !began.Before(next) {
-				if u, err := s.ws.Usage(ctx, limit); err == nil && exceeds(u, limit) {
+			if now := time.Now(); !now.Before(next) {
+				bound := limit
+				if full && now.Sub(began) < cleanTime {
+					bound = was
+				}
+				if u, err := s.ws.Usage(ctx, bound); err == nil && exceeds(u, bound) {
 					over()
 					return
 				}
-				next = time.Now().Add(walkShare * time.Since(began))
+				next = now.Add((1 + walkShare) * time.Since(now))
 			}
 			select {
 			case <-ctx.Done():

@@ -1,15 +1,20 @@
 package session
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +37,8 @@ type Config struct {
 	IdleTTL           time.Duration
 	MaxLifetime       time.Duration // of a sandbox; then it gets no new run and ends with its last one
 	CleanupInterval   time.Duration
-	OutputLimit       int64 // bytes a run may print before it is ended
+	ClosedRetention   time.Duration // how long the files of a closed session can be downloaded; then they are deleted
+	OutputLimit       int64         // bytes a run may print before it is ended
 
 	// Dial serves a stream that a sandbox opened to the server and returns when it is done with it.
 	// It is nil where there is nothing to reach: every such stream is then closed at once.
@@ -67,6 +73,7 @@ func New(cfg Config) *Manager {
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.wg.Go(m.cleanupLoop)
+	m.wg.Go(m.purgeLoop)
 	return m
 }
 
@@ -124,10 +131,45 @@ func (m *Manager) get(caller Caller, id string, create bool) (*Session, error) {
 		return nil, err
 	}
 	key := m.key(caller, id)
+	for try := 0; ; try++ {
+		s, err := m.hold(caller, id, key, create)
+		if err != nil {
+			return nil, err
+		}
+		err = s.load(create)
+		if err == nil && s.current() {
+			return s, nil
+		}
+		if err == nil {
+			m.abandon(s)
+		}
+		s.Release()
+		// Another server can close the session at any point.
+		moved := err == nil || create && errors.Is(err, fs.ErrNotExist)
+		if !moved || try == maxTries {
+			return nil, cmp.Or(err, ErrNotFound)
+		}
+	}
+}
+
+// maxTries is how often a session that other servers keep closing is opened anew.
+const maxTries = 3
+
+// hold returns the session of that key with a reference for the caller. It waits for one that is being closed.
+func (m *Manager) hold(caller Caller, id, key string, create bool) (*Session, error) {
 	m.mu.Lock()
-	if m.closed {
+	defer m.mu.Unlock()
+	for {
+		if m.closed {
+			return nil, ErrClosed
+		}
+		s := m.sessions[key]
+		if s == nil || s.ended == nil {
+			break
+		}
 		m.mu.Unlock()
-		return nil, ErrClosed
+		<-s.ended // in bounded time
+		m.mu.Lock()
 	}
 	s := m.sessions[key]
 	if s == nil {
@@ -141,12 +183,6 @@ func (m *Manager) get(caller Caller, id string, create bool) (*Session, error) {
 		if s.idle != nil {
 			m.idle.MoveToBack(s.idle)
 		}
-	}
-	m.mu.Unlock()
-
-	if err := s.load(create); err != nil {
-		s.Release()
-		return nil, err
 	}
 	return s, nil
 }
@@ -180,7 +216,7 @@ func (m *Manager) cleanupLoop() {
 }
 
 func (m *Manager) cleanup(now time.Time) {
-	var forgotten, stale []*Session
+	var forgotten []*Session
 	m.mu.Lock()
 	if ttl := m.cfg.IdleTTL; ttl > 0 {
 		for e := m.idle.Front(); e != nil; e = m.idle.Front() {
@@ -198,16 +234,18 @@ func (m *Manager) cleanup(now time.Time) {
 			forgotten = append(forgotten, m.retireLocked(b)...)
 		}
 	}
-	for _, s := range m.sessions {
-		if s.lastUsed.Sub(s.saved) >= saveInterval {
-			s.refs++ // it must not be forgotten while its meta.json is written
-			stale = append(stale, s)
-		}
+	held := slices.Collect(maps.Values(m.sessions))
+	for _, s := range held {
+		s.refs++ // it must not be forgotten meanwhile
 	}
 	m.mu.Unlock()
 	m.forget(forgotten)
-	for _, s := range stale {
-		s.save()
+	for _, s := range held {
+		if s.current() {
+			s.save()
+		} else {
+			m.abandon(s)
+		}
 		s.Release()
 	}
 }

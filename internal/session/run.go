@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
@@ -51,14 +52,14 @@ type RunResult struct {
 
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
 // The program's failure, and that of the sandbox while the code ran, is a result; code is never executed
-// twice. A done ctx ends the run with the cause cancelled.
+// twice. A done ctx, and the end of the session, end the run with the cause cancelled.
 // Errors are ErrBusy, ErrMaxSessions, ErrClosed, or the backend's when no sandbox could be started.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	s.measureOnce(ctx)
 	for retried := false; ; retried = true {
 		b, err := s.m.acquire(ctx, s, r, req.Network)
 		if err != nil {
-			if ctx.Err() != nil {
+			if ctx.Err() != nil || errors.Is(err, errEnded) {
 				return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
 			}
 			return RunResult{}, err
@@ -222,7 +223,10 @@ func (s *Session) lossCause(b *box, cause sandbox.Cause) sandbox.Cause {
 	if cause != "" {
 		return cause
 	}
-	if s.m.ctx.Err() != nil {
+	s.m.mu.Lock()
+	ended := s.ended != nil
+	s.m.mu.Unlock()
+	if ended || s.m.ctx.Err() != nil {
 		return sandbox.CauseCancelled
 	}
 	select {

@@ -24,6 +24,7 @@ type Session struct {
 
 	loadMu sync.Mutex
 	ws     *workspace.Workspace // set once, under loadMu
+	info   fs.FileInfo          // of the directory that ws has open; likewise
 
 	saveMu sync.Mutex // one writer of meta.json
 
@@ -36,7 +37,10 @@ type Session struct {
 	boxes    map[boxKey]*box
 	idle     *list.Element // in m.idle
 	lastUsed time.Time
-	saved    time.Time // the last_used that meta.json holds
+	saved    time.Time     // the last_used that meta.json holds
+	reserved bool          // see Reserve
+	ended    chan struct{} // not nil once the session is being closed; closed when it is
+	gone     bool          // taken out by forgetLocked
 }
 
 // ID is the id the caller chose.
@@ -58,12 +62,29 @@ func (s *Session) Release() {
 	s.m.forget(gone)
 }
 
+// Reserve keeps every other holder from reserving the session until release is called. It returns ErrBusy when somebody has, or when
+// any run is going. Runs may still begin beside the reservation.
+func (s *Session) Reserve() (release func(), err error) {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if s.reserved || s.runs > 0 {
+		return nil, ErrBusy
+	}
+	s.reserved = true
+	return func() {
+		s.m.mu.Lock()
+		defer s.m.mu.Unlock()
+		s.reserved = false
+	}, nil
+}
+
 // forgetLocked takes s out of the books if nothing needs it, and returns it for forget to finish.
 func (m *Manager) forgetLocked(s *Session) []*Session {
-	if s.refs > 0 || len(s.boxes) > 0 || m.sessions[s.key] != s {
+	if s.refs > 0 || len(s.boxes) > 0 || s.gone {
 		return nil
 	}
-	delete(m.sessions, s.key)
+	s.gone = true
+	m.dropLocked(s)
 	return []*Session{s}
 }
 
@@ -109,10 +130,18 @@ func (s *Session) load(create bool) error {
 		return ErrNotFound
 	}
 	ws, err := workspace.Open(files, s.m.cfg.Owner)
+	if !create && errors.Is(err, fs.ErrNotExist) {
+		return ErrNotFound
+	}
 	if err != nil {
 		return fmt.Errorf("open the session's workspace: %w", err)
 	}
-	s.ws = ws
+	info, err := os.Lstat(files)
+	if err != nil {
+		_ = ws.Close()
+		return fmt.Errorf("open the session's workspace: %w", err)
+	}
+	s.ws, s.info = ws, info
 	md, err := s.readMeta()
 	s.m.mu.Lock()
 	s.saved = md.LastUsed
@@ -157,9 +186,9 @@ func (s *Session) save() {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
 	s.m.mu.Lock()
-	used, saved := s.lastUsed, s.saved
+	used, saved, ended := s.lastUsed, s.saved, s.ended != nil
 	s.m.mu.Unlock()
-	if used.Sub(saved) < saveInterval {
+	if ended || used.Sub(saved) < saveInterval {
 		return
 	}
 	md, err := s.readMeta()

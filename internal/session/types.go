@@ -30,6 +30,8 @@ var (
 	ErrBusy = errors.New("the session is busy: too many runs at once; wait for one to finish")
 	// ErrClosed says that the manager has been closed.
 	ErrClosed = errors.New("the server is shutting down")
+
+	errEnded = errors.New("the session has been closed")
 )
 
 // maxIDLength is the longest id, in characters.

@@ -149,6 +149,12 @@ func (s *Store) TakeTicket(ctx context.Context, id string, now time.Time) (Ticke
 	return t, nil
 }
 
+// DropTickets deletes the unused tickets of a caller's session.
+func (s *Store) DropTickets(ctx context.Context, caller, session string) error {
+	_, err := s.db.ExecContext(ctx, `DELETE FROM tickets WHERE caller = ? AND session = ?`, caller, session)
+	return err
+}
+
 // AddRun records a run.
 func (s *Store) AddRun(ctx context.Context, r Run) error {
 	_, err := s.db.ExecContext(ctx,

@@ -56,6 +56,20 @@ func TestTickets(t *testing.T) {
 	if _, err := s.TakeTicket(ctx, "t1", now); err != ErrNotFound {
 		t.Errorf("taken twice: %v", err)
 	}
+	for _, other := range []Ticket{{ID: "t3", Caller: "local", Session: "c"}, {ID: "t4", Caller: "local", Session: "d"}, {ID: "t5", Caller: "ann", Session: "c"}} {
+		other.Expires = now.Add(time.Minute)
+		if err := s.AddTicket(ctx, other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.DropTickets(ctx, "local", "c"); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]error{"t3": ErrNotFound, "t4": nil, "t5": nil} {
+		if _, err := s.TakeTicket(ctx, id, now); err != want {
+			t.Errorf("%s after the drop: %v", id, err)
+		}
+	}
 }
 
 func TestTicketIsTakenOnce(t *testing.T) {

@@ -3,13 +3,12 @@ package tools
 import (
 	"bytes"
 	"encoding/json"
-	"mime"
-	"path"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/mediatype"
 )
 
 // maxLinks bounds the resource links of one result. The JSON lists more files than that.
@@ -101,7 +100,7 @@ func links(files []engine.FileLink) []mcp.Content {
 		out = append(out, &mcp.ResourceLink{
 			URI:      f.URL,
 			Name:     validUTF8([]byte(f.Name)),
-			MIMEType: mime.TypeByExtension(path.Ext(f.Name)),
+			MIMEType: mediatype.ByName(f.Name),
 			Size:     &f.Size,
 		})
 	}

@@ -35,33 +35,46 @@ type launcher struct {
 func newLauncher(private bool) (*launcher, error) {
 	l := &launcher{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{}), staged: map[string]string{}}
 	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		defer close(l.done)
-		var err error
-		if private {
-			err = l.makeStage()
-		}
-		ready <- err
-		if err != nil {
-			return
-		}
-		for open := true; open; {
-			select {
-			case job := <-l.jobs:
-				job()
-			case <-l.quit:
-				open = false
-			}
-		}
-		if l.below != nil {
-			_ = l.below.Close()
-		}
-	}()
+	go l.run(private, ready, func() {})
 	if err := <-ready; err != nil {
 		return nil, err
 	}
 	return l, nil
+}
+
+// run is the thread. It calls locked when it has one of its own.
+func (l *launcher) run(private bool, ready chan<- error, locked func()) {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	if unix.Gettid() == unix.Getpid() {
+		// The main thread cannot end before the process, and its mounts are what /proc/self shows. While this
+		// goroutine holds on to it, the next one gets another.
+		other := make(chan struct{})
+		go l.run(private, ready, func() { close(other) })
+		<-other
+		runtime.UnlockOSThread()
+		return
+	}
+	locked()
+	defer close(l.done)
+	var err error
+	if private {
+		err = l.makeStage()
+	}
+	ready <- err
+	if err != nil {
+		return
+	}
+	for open := true; open; {
+		select {
+		case job := <-l.jobs:
+			job()
+		case <-l.quit:
+			open = false
+		}
+	}
+	if l.below != nil {
+		_ = l.below.Close()
+	}
 }
 
 var errClosed = errors.New("the backend is closed")

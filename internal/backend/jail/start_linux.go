@@ -62,6 +62,9 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the agent did not answer within %v", startTimeout))
 	defer cancel()
 	b := s.backend
+	if spec.Limits.PIDs > 0 {
+		spec.Limits.PIDs += agent.OwnThreads
+	}
 	cfg := agent.Config{Forward: spec.Forward}
 	if !b.cgroups.available() { // the limits that a process can carry itself
 		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)

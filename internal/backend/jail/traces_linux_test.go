@@ -85,13 +85,22 @@ func groups(t *testing.T, instance string) []string {
 	return found
 }
 
+// mounts are the host's mounts that a sandbox could have made: of the test's own directories, or where the
+// launcher has its stage. Others come and go.
 func mounts(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(b)
+	var ours strings.Builder
+	for line := range strings.Lines(string(b)) {
+		point := strings.Fields(line)[4]
+		if strings.Contains(line, "/"+t.Name()) || point == "/mnt" || strings.HasPrefix(point, "/mnt/") || point == "/dev/net/tun" {
+			ours.WriteString(line)
+		}
+	}
+	return ours.String()
 }
 
 // TestCancelledStart: wherever a start is cut off, nothing of it is left when Start returns.

@@ -2,11 +2,14 @@ package jail
 
 import (
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
@@ -149,6 +152,28 @@ func TestCgroupV2(t *testing.T) {
 	}
 	if _, err := os.Stat(half); err == nil {
 		t.Error("a group that could not be prepared is left")
+	}
+}
+
+// TestLauncherThread: sandboxes are started from a thread that can end, whatever thread New was called on.
+func TestLauncherThread(t *testing.T) {
+	for range 50 {
+		l, err := newLauncher(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.do(func() error {
+			if unix.Gettid() == unix.Getpid() {
+				return errors.New("the launcher is the main thread")
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		l.close()
+		if err := l.do(func() error { return nil }); err == nil {
+			t.Error("a closed launcher works")
+		}
 	}
 }
 

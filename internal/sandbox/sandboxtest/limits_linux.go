@@ -101,7 +101,7 @@ for _ in range(100000):
 	})
 	t.Run("bomb in a new sandbox", func(t *testing.T) {
 		// The agent has not yet made the threads it may come to need; the limit must not keep it from living.
-		b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 40}})
+		b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 24}})
 		bomb := b.Begin(t, Python(`
 refused = 0
 while True:
@@ -113,7 +113,7 @@ while True:
         time.sleep(0.001)
 `))
 		bomb.Until(t, "refused\n")
-		var beside [12]*Running
+		var beside [60]*Running
 		for i := range beside {
 			beside[i] = b.Begin(t, Shell("echo"))
 		}

@@ -16,6 +16,9 @@ for task in glob.glob("/proc/self/task/*"):
     st = status("self/task/" + os.path.basename(task))
     for k, v in want.items():
         if st[k].strip() != v: breach(k, st[k])
+for task in os.listdir("/proc/1/task"):
+    st = status("1/task/" + task)
+    if int(st["CapEff"], 16) or int(st["CapPrm"], 16): breach("a thread of init has capabilities", st["CapPrm"])
 if os.getresuid() != (1000,) * 3 or os.getresgid() != (1000,) * 3: breach("ids", os.getresuid(), os.getresgid())
 if set(os.getgroups()) - {1000, 65534}: breach("groups", os.getgroups())
 maps = open("/proc/self/uid_map").read().split()

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -245,7 +244,7 @@ func (b *Box) Alive(t *testing.T) {
 	}
 }
 
-// Serve accepts connections on a listener until the test ends and sends each a line. It counts them.
+// serve accepts connections on a listener until the test ends and sends each a line. It counts them.
 func serve(t *testing.T, l io.Closer, accept func() (io.WriteCloser, error)) (count func() int) {
 	t.Helper()
 	conns := make(chan struct{}, 1024)
@@ -277,8 +276,6 @@ func (s *suite) needMeter(t *testing.T, b *Box) sandbox.Meter {
 	}
 	return m
 }
-
-func lines(b []byte) []string { return strings.Fields(strings.ReplaceAll(string(b), " ", "_")) }
 
 func contextEnded(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)

@@ -1,0 +1,146 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// snapshot is what a workspace held at one moment.
+type snapshot struct {
+	files   map[string]version // by name
+	partial bool               // there was more
+}
+
+type version struct {
+	size    int64
+	modTime time.Time
+}
+
+func takeSnapshot(w *workspace.Workspace) (snapshot, error) {
+	files, truncated, err := w.List(0)
+	if err != nil {
+		return snapshot{}, err
+	}
+	s := snapshot{files: make(map[string]version, len(files)), partial: truncated}
+	for _, f := range files {
+		s.files[f.Name] = version{f.Size, f.ModTime}
+	}
+	return s, nil
+}
+
+// changes lists the files that are new since, or whose size or time has changed, newest first and at most limit of them.
+// A file that was renamed is new.
+func (s snapshot) changes(w *workspace.Workspace, limit int) (changed []workspace.File, truncated bool, err error) {
+	files, truncated, err := w.List(0)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, f := range files {
+		old, there := s.files[f.Name]
+		if there && old.size == f.Size && old.modTime.Equal(f.ModTime) {
+			continue
+		}
+		if len(changed) == limit {
+			return changed, true, nil
+		}
+		changed = append(changed, f)
+	}
+	return changed, truncated || s.partial, nil
+}
+
+// ListArtifacts returns the files of a session that exists, newest first. truncated says that there are more.
+func (e *Engine) ListArtifacts(_ context.Context, caller session.Caller, sessionID string) (files []FileLink, truncated bool, err error) {
+	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
+	if err != nil {
+		return nil, false, e.wrapSession(sessionID, err)
+	}
+	defer s.Release()
+	list, truncated, err := s.Workspace().List(maxArtifacts)
+	if err != nil {
+		return nil, false, err
+	}
+	return e.links(caller, sessionID, list), truncated, nil
+}
+
+// ReadArtifact reads a file of a session that exists. Refusals are invalid_id, invalid_path, session_not_found, not_found and
+// artifact_too_large.
+func (e *Engine) ReadArtifact(_ context.Context, caller session.Caller, sessionID, path string) (Artifact, error) {
+	name, err := workspace.CleanName(path)
+	if err != nil {
+		return Artifact{}, e.wrap(err)
+	}
+	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
+	if err != nil {
+		return Artifact{}, e.wrapSession(sessionID, err)
+	}
+	defer s.Release()
+	f, fi, err := s.Workspace().Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Artifact{}, &Error{Code: CodeNotFound, Message: "No artifact at " + DataPath(name), Err: err}
+	}
+	if err != nil {
+		return Artifact{}, err
+	}
+	defer f.Close()
+	link := FileLink{File: workspace.File{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}, URL: e.url(caller, sessionID, name)}
+	limit := int64(e.cfg.MaxReadBytes)
+	if link.Size > limit {
+		return Artifact{}, tooLarge(link, limit)
+	}
+	// A run may be writing to it: the size of a moment ago promises nothing.
+	content, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return Artifact{}, err
+	}
+	if link.Size = int64(len(content)); link.Size > limit {
+		return Artifact{}, tooLarge(link, limit)
+	}
+	return Artifact{FileLink: link, Content: content}, nil
+}
+
+func tooLarge(f FileLink, limit int64) *Error {
+	instead := "Use download_url instead."
+	if f.URL == "" {
+		instead = "Read it in parts with code instead."
+	}
+	unit, name := unitOf(limit)
+	return &Error{
+		Code: CodeArtifactTooLarge, SizeBytes: f.Size, DownloadURL: f.URL,
+		// Rounded up, so that it is never said to be as large as the limit.
+		Message: fmt.Sprintf("%s is %d%s, exceeds %d%s limit. %s", f.Name, (f.Size+unit-1)/unit, name, limit/unit, name, instead),
+	}
+}
+
+// unitOf is the largest unit of which n is a whole number.
+func unitOf(n int64) (unit int64, name string) {
+	switch {
+	case n%(1<<20) == 0:
+		return 1 << 20, "MB"
+	case n%(1<<10) == 0:
+		return 1 << 10, "KB"
+	}
+	return 1, " bytes"
+}
+
+// CloseSession ends a session that exists, with its runs and upload links. Download links go on working for as long as closed sessions
+// are retained. Refusals are invalid_id and session_not_found.
+func (e *Engine) CloseSession(ctx context.Context, caller session.Caller, sessionID string) error {
+	if err := e.cfg.Sessions.CloseSession(ctx, caller, sessionID); err != nil {
+		return e.wrapSession(sessionID, err)
+	}
+	if e.cfg.Store == nil {
+		return nil
+	}
+	if err := e.cfg.Store.DropTickets(context.WithoutCancel(ctx), caller.ID, sessionID); err != nil {
+		// The session is closed. A link that is used all the same makes a new one.
+		e.log.WarnContext(ctx, "[MCP] Cannot drop the upload links of a closed session", "session_id", sessionID, "err", err)
+	}
+	return nil
+}
