@@ -39,12 +39,21 @@ type RunRequest struct {
 	// Persistent runs the code in the session's interpreter for that runner and network, which lives on
 	// with its variables. Such runs wait for each other.
 	Persistent bool
+	// Begin, if set, is called when it is the run's turn, before its code is sent; an error of it is Run's.
+	Begin func() error
 	// Display gets what the code shows beside its output, such as a plot. It may be nil; otherwise it is
 	// as Output, but may keep data.
 	Display func(mime string, data []byte)
 	// Output gets the program's output as it is produced, in order, from one goroutine at a time.
 	// It must not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream wire.Type, p []byte)
+}
+
+func (r RunRequest) begin() error {
+	if r.Begin == nil {
+		return nil
+	}
+	return r.Begin()
 }
 
 // RunResult says how a run ended.
@@ -72,6 +81,9 @@ type RunResult struct {
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	s.measureOnce(ctx)
 	if !req.Persistent {
+		if err := req.begin(); err != nil {
+			return RunResult{}, err
+		}
 		return s.run(ctx, r, req)
 	}
 	if len(r.Persistent) == 0 {
@@ -85,6 +97,9 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		return RunResult{}, err
 	}
 	defer done()
+	if err := req.begin(); err != nil {
+		return RunResult{}, err
+	}
 	res, err := s.run(ctx, r, req)
 	if err == nil {
 		s.noteState(interpreterKey{r.Name, req.Network}, &res)
