@@ -136,7 +136,7 @@ const (
 	CodeBackendUnavailable Code = "backend_unavailable"
 	CodeNetworkDenied      Code = "network_denied"
 	CodeNotPersistent      Code = "not_persistent" // of a runner
-	CodeLinkExpired        Code = "link_expired" // of an upload
+	CodeLinkExpired        Code = "link_expired"   // of an upload
 )
 
 // Error is a refusal that the caller can do something about, or that the operator can.
