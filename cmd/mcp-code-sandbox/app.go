@@ -113,13 +113,13 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 		},
 		Quota: quota, MaxSessions: s.MaxSessions, MaxRunsPerSession: s.MaxRunsPerSession,
 		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),
-		OutputLimit: outputStop, Logger: a.log,
+		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
 	})
 	a.engine = engine.New(engine.Config{
 		Sessions: a.sessions, Runners: func() runner.Set { return a.runners }, Signer: a.signer, Store: a.store,
 		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout),
 		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), MaxUploadBytes: int(s.MaxUploadBytes),
-		Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
+		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
 	})
 	a.onClose(a.engine.Close)
 	a.onClose(a.sessions.Close)

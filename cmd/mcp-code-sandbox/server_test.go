@@ -270,7 +270,14 @@ func TestToolsAreNarrowed(t *testing.T) {
 	for _, tc := range []struct {
 		list string
 		want string
-	}{{"", ""}, {"all", ""}, {"run_code", "upload_file list_runners"}, {"list_runners, upload_file", "run_code"}, {"conversation", ""}} {
+	}{
+		{"", ""}, {"all", ""},
+		{"run_code", "upload_file list_runners run_python read_artifact list_artifacts close_session"},
+		{"conversation", "run_python read_artifact list_artifacts close_session"},
+		{"session", "run_code list_runners"},
+		{"session, conversation", ""},
+		{"list_runners, session", "run_code"},
+	} {
 		var list []string
 		if tc.list != "" {
 			list = strings.Split(tc.list, ",")

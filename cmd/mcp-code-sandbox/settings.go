@@ -30,7 +30,7 @@ type settings struct {
 	AllowedOrigins []string     `name:"allowed-origins" environ:"SANDBOX_ALLOWED_ORIGINS" group:"server" placeholder:"ORIGIN" help:"Web origins that may call, besides loopback and the server's own, such as https://app.example.com."`
 	FileSecret     secret.Value `name:"file-secret" environ:"FILE_SECRET" group:"server" placeholder:"SECRET" help:"Key that signs file links. Made and kept under the root when not given."`
 	URLTTL         seconds      `name:"url-ttl" environ:"SANDBOX_URL_TTL" group:"server" default:"0s" help:"How long file links work (seconds, or 24h); 0: for ever."`
-	Tools          []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation and all. Default: all."`
+	Tools          []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation, session and all. Default: all."`
 
 	Root              string   `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
 	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto or jail."`
@@ -44,6 +44,7 @@ type settings struct {
 	MaxCodeBytes      byteSize `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" group:"sandbox" default:"100KB" help:"Longest piece of code."`
 	MaxOutputBytes    byteSize `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" group:"sandbox" default:"100KB" help:"Output kept of each of stdout and stderr; the middle of more is left out."`
 	MaxUploadBytes    byteSize `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" group:"sandbox" default:"50MB" help:"Largest uploaded file."`
+	MaxReadBytes      byteSize `name:"max-artifact-read-bytes" environ:"SANDBOX_MAX_ARTIFACT_READ_BYTES" group:"sandbox" default:"10MB" help:"Largest file that read_artifact returns; larger ones have a link."`
 	WorkspaceBytes    byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
 	WorkspaceFiles    int      `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" group:"sandbox" default:"50000" help:"Number of a session's files and directories."`
 	MaxSessions       int      `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" group:"sandbox" default:"10" help:"Sessions that have a live sandbox at one time."`
@@ -52,6 +53,7 @@ type settings struct {
 	IdleTimeout       seconds  `name:"session-idle-timeout" environ:"SESSION_IDLE_TIMEOUT" group:"sandbox" placeholder:"SECONDS" help:"The same in seconds; wins over --session-ttl."`
 	MaxLifetime       seconds  `name:"session-max-lifetime" environ:"SESSION_MAX_LIFETIME" group:"sandbox" placeholder:"SECONDS" help:"Longest life of a session's processes (seconds). Default: no limit."`
 	CleanupInterval   minutes  `name:"cleanup-interval" environ:"SANDBOX_CLEANUP_INTERVAL_M" group:"sandbox" default:"5m" help:"How often to clean up after idle sessions and dead instances (minutes)."`
+	ClosedRetention   hours    `name:"closed-retention" environ:"SANDBOX_CLOSED_RETENTION_H" group:"sandbox" default:"24h" help:"How long file links of a closed session go on working; then its files are deleted (hours, or 90m). Files of open sessions are never deleted."`
 
 	LogLevel  logLevel `name:"log-level" environ:"SANDBOX_LOG_LEVEL" group:"logs" default:"INFO" help:"DEBUG, INFO, WARN or ERROR."`
 	LogFile   string   `name:"log-file" environ:"SANDBOX_LOG_FILE" group:"logs" default:"logs/sandbox.log" help:"Log file besides stderr, relative to the root; none: stderr only."`
@@ -115,12 +117,14 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		{"SANDBOX_EXEC_TIMEOUT_S", int64(s.ExecTimeout)}, {"SANDBOX_SESSION_TTL_M", int64(s.SessionTTL)},
 		{"SANDBOX_CLEANUP_INTERVAL_M", int64(s.CleanupInterval)}, {"SANDBOX_MAX_CODE_BYTES", int64(s.MaxCodeBytes)},
 		{"SANDBOX_MAX_OUTPUT_BYTES", int64(s.MaxOutputBytes)}, {"SANDBOX_MAX_UPLOAD_BYTES", int64(s.MaxUploadBytes)},
+		{"SANDBOX_MAX_ARTIFACT_READ_BYTES", int64(s.MaxReadBytes)},
 		{"SANDBOX_WORKSPACE_FILES", int64(s.WorkspaceFiles)}, {"SANDBOX_MAX_SESSIONS", int64(s.MaxSessions)},
 		{"SANDBOX_MAX_RUNS_PER_SESSION", int64(s.MaxRunsPerSession)},
 	} {
 		bad(c.n > 0, c.name, "it must be greater than 0")
 	}
 	bad(s.URLTTL >= 0, "SANDBOX_URL_TTL", "it must not be negative")
+	bad(s.ClosedRetention >= 0, "SANDBOX_CLOSED_RETENTION_H", "it must not be negative")
 	bad(s.IdleTimeout >= 0, "SESSION_IDLE_TIMEOUT", "it must not be negative")
 	bad(s.MaxLifetime >= 0, "SESSION_MAX_LIFETIME", "it must not be negative")
 

@@ -2,33 +2,40 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+
+	"mcp-code-sandbox/internal/tools"
 )
 
-// toolPresets are what SANDBOX_TOOLS may say besides names: the tools of one contract, or all. Its keys and values name
-// every tool there is.
-var toolPresets = map[string][]string{
-	"conversation": {"run_code", "upload_file", "list_runners"},
-	"all":          {"run_code", "upload_file", "list_runners"},
+// toolPresets are what SANDBOX_TOOLS may say besides names: the tools of one contract, or all.
+func toolPresets() map[string][]string {
+	return map[string][]string{
+		"all":          tools.Names(),
+		"conversation": {"run_code", "upload_file", "list_runners"},
+		"session":      {"upload_file", "run_python", "read_artifact", "list_artifacts", "close_session"},
+	}
 }
 
 // unwantedTools returns the tools that the operator's list leaves out. An empty list leaves out none.
 func unwantedTools(list []string) ([]string, error) {
-	all := toolPresets["all"]
+	presets := toolPresets()
+	all := presets["all"]
 	if len(list) == 0 {
 		return nil, nil
 	}
 	var wanted []string
 	for _, item := range list {
 		item = strings.TrimSpace(item)
-		switch preset, ok := toolPresets[item]; {
+		switch preset, ok := presets[item]; {
 		case ok:
 			wanted = append(wanted, preset...)
 		case slices.Contains(all, item):
 			wanted = append(wanted, item)
 		default:
-			return nil, fmt.Errorf("there is no tool or preset %q; there are %s, and the presets all and conversation", item, strings.Join(all, ", "))
+			return nil, fmt.Errorf("there is no tool or preset %q; there are %s, and the presets %s", item, strings.Join(all, ", "),
+				strings.Join(slices.Sorted(maps.Keys(presets)), ", "))
 		}
 	}
 	var unwanted []string

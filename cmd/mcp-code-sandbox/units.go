@@ -62,6 +62,15 @@ func (d *minutes) UnmarshalText(p []byte) error {
 	return err
 }
 
+// hours is a duration whose plain number counts hours.
+type hours time.Duration
+
+func (d *hours) UnmarshalText(p []byte) error {
+	v, err := parseDuration(string(p), time.Hour, "hours")
+	*d = hours(v)
+	return err
+}
+
 func parseDuration(s string, unit time.Duration, units string) (time.Duration, error) {
 	s = strings.TrimSpace(s)
 	if n, err := strconv.ParseFloat(s, 64); err == nil && math.Abs(n)*float64(unit) < math.MaxInt64/2 {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -17,6 +18,7 @@ import (
 
 	"mcp-code-sandbox/internal/engine"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/tools"
 )
 
 type bearer struct{}
@@ -63,6 +65,9 @@ func forClients(t *testing.T, test func(t *testing.T, transport, version string)
 
 var runArgs = map[string]any{"conversationId": "a", "language": "python", "code": "1"}
 
+// unstructured are the tools whose results may have images: clients drop those where there is structured content.
+var unstructured = []string{"run_code", "run_python", "read_artifact"}
+
 // TestClients: each version gets what it knows, and nothing newer.
 func TestClients(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
@@ -74,17 +79,19 @@ func TestClients(t *testing.T) {
 		p.engine.result = res
 		cs := p.connect(t, transport, version, nil)
 		list, err := cs.ListTools(t.Context(), nil)
-		if err != nil || len(list.Tools) != 3 {
+		if err != nil || len(list.Tools) != len(tools.Names()) {
 			t.Fatalf("ListTools: %v, %v", list, err)
 		}
 		structured := version >= "2025-06-18"
 		for _, tool := range list.Tools {
-			if want := structured && tool.Name != "run_code"; (tool.OutputSchema != nil) != want {
+			if want := structured && !slices.Contains(unstructured, tool.Name); (tool.OutputSchema != nil) != want {
 				t.Errorf("%s: output schema %v", tool.Name, tool.OutputSchema)
 			}
 		}
 		for name, args := range map[string]map[string]any{
 			"run_code": runArgs, "sandbox.list_runners": nil, "upload_file": {"filename": "a", "content": "eA=="},
+			"run_python": {"code": "1"}, "read_artifact": {"session_id": "a", "path": "a"},
+			"list_artifacts": {"session_id": "a"}, "sandbox.close_session": {"session_id": "a"},
 		} {
 			got, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args})
 			if err != nil || got.IsError {
@@ -102,13 +109,13 @@ func TestClients(t *testing.T) {
 				}
 			}
 			want := 0
-			if structured && name == "run_code" {
+			if structured && strings.HasPrefix(name, "run_") {
 				want = 20
 			}
 			if links != want || len(got.Content) != want+1 {
 				t.Errorf("%s: %d items, %d links, want %d", name, len(got.Content), links, want)
 			}
-			if want := structured && name != "run_code"; (got.StructuredContent != nil) != want {
+			if want := structured && !slices.Contains(unstructured, name); (got.StructuredContent != nil) != want {
 				t.Errorf("%s: structured content %v", name, got.StructuredContent)
 			}
 		}

@@ -33,6 +33,7 @@ type fakeEngine struct {
 	uploaded []byte
 	upload   engine.UploadRequest
 	result   engine.Result
+	artifact engine.Artifact
 	err      error
 	run      func(ctx context.Context, req engine.Request) (engine.Result, error) // instead of result and err
 }
@@ -65,6 +66,27 @@ func (e *fakeEngine) UploadURL(_ context.Context, _ session.Caller, id, name str
 	defer e.mu.Unlock()
 	e.upload = engine.UploadRequest{Session: id, Name: name, Overwrite: overwrite}
 	return "https://example.com/files/" + id + "/" + name + "?upload=t&expires=1", time.Unix(1800000000, 0), e.err
+}
+
+func (e *fakeEngine) ReadArtifact(_ context.Context, caller session.Caller, id, path string) (engine.Artifact, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.caller = caller
+	return e.artifact, e.err
+}
+
+func (e *fakeEngine) ListArtifacts(_ context.Context, caller session.Caller, id string) ([]engine.FileLink, bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.caller = caller
+	return e.result.Files, false, e.err
+}
+
+func (e *fakeEngine) CloseSession(_ context.Context, caller session.Caller, id string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.caller = caller
+	return e.err
 }
 
 func (e *fakeEngine) Runners() runner.Set {
@@ -201,7 +223,8 @@ func TestContract2(t *testing.T) {
 			}
 		}
 	}
-	if g := strings.Join(got, " "); g != "list_runners() run_code(conversationId,language,code) upload_file(filename)" {
+	if g := strings.Join(got, " "); g != "close_session(session_id) list_artifacts(session_id) list_runners() read_artifact(session_id,path) "+
+		"run_code(conversationId,language,code) run_python(code) upload_file(filename)" {
 		t.Errorf("tools: %s", g)
 	}
 

@@ -25,7 +25,7 @@ type arguments struct {
 func known(name string) bool {
 	switch name {
 	case "conversationId", "session_id", "language", "code", "network", "environment",
-		"filename", "content", "content_base64", "overwrite":
+		"filename", "content", "content_base64", "overwrite", "path", "encoding":
 		return true
 	}
 	return false
@@ -90,6 +90,18 @@ func (a *arguments) required(name string) string {
 		a.fail("%s is required", name)
 	}
 	return value
+}
+
+// sessionID returns contract 4's name of the session, which may go by contract 2's as well; "" when there is none.
+func (a *arguments) sessionID() string { return a.either("session_id", "conversationId") }
+
+// requiredSessionID is sessionID for a session that must be named.
+func (a *arguments) requiredSessionID() string {
+	id := a.sessionID()
+	if id == "" {
+		a.fail("session_id is required")
+	}
+	return id
 }
 
 // flag returns a boolean argument, false by default.

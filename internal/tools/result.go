@@ -37,8 +37,10 @@ type runCodeJSON struct {
 
 // errorJSON is contract 4's error.
 type errorJSON struct {
-	Error   string `json:"error"`
-	Message string `json:"message"`
+	Error       string `json:"error"`
+	Message     string `json:"message"`
+	SizeBytes   int64  `json:"size_bytes,omitempty"`
+	DownloadURL string `json:"download_url,omitempty"`
 }
 
 // encode is contract 2's form of a result: JSON indented by two spaces. What it is given cannot fail to encode.
@@ -69,7 +71,7 @@ func structuredResult(c client, v any) *mcp.CallToolResult {
 
 // errorResult is a refusal of the engine's. That of run_code has contract 1's fields as well.
 func errorResult(tool string, e *engine.Error) *mcp.CallToolResult {
-	var v any = errorJSON{Error: e.Code, Message: e.Message}
+	var v any = errorJSON{Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL}
 	if tool == "run_code" {
 		v = runCodeJSON{Output: e.Message, Files: []fileJSON{}, Error: e.Code, Message: e.Message}
 	}

@@ -27,6 +27,12 @@ type Engine interface {
 	Upload(ctx context.Context, caller session.Caller, req engine.UploadRequest) (engine.FileLink, error)
 	// UploadURL makes an address to which the file can be PUT once, until expires.
 	UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (url string, expires time.Time, err error)
+	// ReadArtifact reads a file of a session that exists.
+	ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (engine.Artifact, error)
+	// ListArtifacts lists the files of a session that exists, newest first, and says whether there are more.
+	ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []engine.FileLink, truncated bool, err error)
+	// CloseSession ends a session that exists.
+	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
 	// Runners are the language environments there are now, always in the same order.
 	Runners() runner.Set
 }
@@ -48,9 +54,20 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 		opt.Logger = slog.New(slog.DiscardHandler)
 	}
 	t := &toolset{engine: e, log: opt.Logger}
-	srv.AddTool(runCodeTool(e.Runners()), t.handler("run_code", t.runCode))
-	srv.AddTool(uploadFileTool(), t.handler("upload_file", t.uploadFile))
-	srv.AddTool(listRunnersTool(), t.handler("list_runners", t.listRunners))
+	for _, tool := range []struct {
+		*mcp.Tool
+		call func(context.Context, call) (*mcp.CallToolResult, error)
+	}{
+		{runCodeTool(e.Runners()), t.runCode},
+		{uploadFileTool(), t.uploadFile},
+		{listRunnersTool(), t.listRunners},
+		{runPythonTool(e.Runners()), t.runPython},
+		{readArtifactTool(), t.readArtifact},
+		{listArtifactsTool(), t.listArtifacts},
+		{closeSessionTool(), t.closeSession},
+	} {
+		srv.AddTool(tool.Tool, t.handler(tool.Name, tool.call))
+	}
 	srv.AddReceivingMiddleware(t.middleware)
 }
 
@@ -118,7 +135,7 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 		switch req := req.(type) {
 		case *mcp.CallToolRequest:
 			t.log.Info("[MCP] Tool call: " + logName(req.Params.Name))
-			if name, ok := strings.CutPrefix(req.Params.Name, namePrefix); ok && slices.Contains(names(), name) {
+			if name, ok := strings.CutPrefix(req.Params.Name, namePrefix); ok && slices.Contains(Names(), name) {
 				req.Params.Name = name
 			}
 		case *mcp.ListToolsRequest:
@@ -133,11 +150,14 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-func names() []string { return []string{"list_runners", "run_code", "upload_file"} }
+// Names are the tools that Register adds.
+func Names() []string {
+	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session"}
+}
 
 // logName keeps what a client made up out of the log.
 func logName(name string) string {
-	if slices.Contains(names(), strings.TrimPrefix(name, namePrefix)) {
+	if slices.Contains(Names(), strings.TrimPrefix(name, namePrefix)) {
 		return name
 	}
 	return "(unknown)"
@@ -148,8 +168,11 @@ func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
 	runners := t.engine.Runners()
 	t.log.Info(fmt.Sprintf("[MCP] Found %d runners", len(runners)))
 	for i, tool := range list.Tools {
-		if tool.Name == "run_code" {
+		switch tool.Name {
+		case "run_code":
 			tool = runCodeTool(runners)
+		case "run_python":
+			tool = runPythonTool(runners)
 		}
 		if !c.atLeast(version20250618) {
 			old := *tool

@@ -20,9 +20,6 @@ import (
 // codeInvalidBase64 is the only refusal that is not the engine's.
 const codeInvalidBase64 engine.Code = "invalid_base64"
 
-// pathPrefix is where contract 4 sees the workspace inside the sandbox.
-const pathPrefix = "/mnt/data/"
-
 // uploadJSON has the fields of contracts 2 and 4. Without content it has an address to send it to instead of a file.
 type uploadJSON struct {
 	Success   bool      `json:"success"`
@@ -42,7 +39,7 @@ func uploadFileTool() *mcp.Tool {
 	return &mcp.Tool{
 		Name:        "upload_file",
 		Title:       "Upload a file",
-		Description: "Upload a file to the sandbox for analysis. The file will be available in /data for code execution. Use this before run_code to provide data files (CSV, JSON, etc.) for analysis. Called without content, it returns a one-time URL and a curl command that sends a local file there directly: use that for large or binary files.",
+		Description: "Upload a file to the sandbox for analysis. The file will be available in /data for code execution. Use this before run_code or run_python to provide data files (CSV, JSON, etc.) for analysis. Called without content, it returns a one-time URL and a curl command that sends a local file there directly: use that for large or binary files.",
 		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(false)},
 		InputSchema: &jsonschema.Schema{
 			Type: "object",
@@ -120,7 +117,7 @@ func (t *toolset) uploadFile(ctx context.Context, c call) (*mcp.CallToolResult, 
 		Message:   fmt.Sprintf("File '%s' uploaded successfully (%d bytes)", file.Name, len(data)),
 		File:      &fileJSON{Name: file.Name, URL: file.URL},
 		SessionID: id,
-		Path:      pathPrefix + file.Name,
+		Path:      engine.DataPath(file.Name),
 	}), nil
 }
 
@@ -141,7 +138,7 @@ func (t *toolset) uploadLink(ctx context.Context, c call, id, name string, overw
 		Curl:      "curl --fail --upload-file " + shellQuote("./"+path.Base(clean)) + " " + shellQuote(address),
 		ExpiresAt: until,
 		SessionID: id,
-		Path:      pathPrefix + clean,
+		Path:      engine.DataPath(clean),
 	}), nil
 }
 
