@@ -95,7 +95,7 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 		return Result{}, err
 	}
 	now := time.Now()
-	res := Result{RunID: e.ids.next(now), Session: req.Session, Runner: r.Name, Started: now, Timeout: e.cfg.ExecTimeout}
+	res := Result{RunID: e.ids.next(now), Session: req.Session, Runner: r.Name, Started: now, Timeout: e.cfg.ExecTimeout, Persistent: req.Persistent}
 	log := e.log.With("session_id", req.Session, "run_id", res.RunID)
 	log.InfoContext(ctx, "[MCP] Using runner: "+r.Image)
 

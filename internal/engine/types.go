@@ -70,7 +70,8 @@ type Result struct {
 	FilesTruncated bool
 
 	// Displays are what the code showed beside its output, such as plots. Images are files, too.
-	Displays []Display
+	Displays   []Display
+	Persistent bool
 	// Of a persistent run:
 	StateLost bool // the interpreter has ended, and its variables are gone
 	Forgotten bool // the interpreter of earlier runs had ended before this one, which started without their variables
