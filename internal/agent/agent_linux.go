@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -94,6 +95,9 @@ type agent struct {
 	cfg      Config
 	conn     *wire.Conn
 	starting chan struct{} // holds one for each run that is being started
+
+	mu           sync.Mutex
+	interpreters map[string]*interpreter // that live on between runs, by name
 }
 
 // forbidUserNamespaces sets the limit of this user namespace to none. The seccomp filter says the same;

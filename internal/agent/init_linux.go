@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,8 +24,9 @@ import (
 
 // Descriptors of run-init, beside the run's own 0, 1 and 2.
 const (
-	specFD   = 3
-	statusFD = 4
+	specFD    = 3
+	statusFD  = 4
+	channelFD = 5 // with spec.Channel
 )
 
 // workDir is where a run starts: the session's workspace.
@@ -44,6 +46,7 @@ var baseEnv = map[string]string{
 func RunInit() error {
 	unix.CloseOnExec(specFD)
 	unix.CloseOnExec(statusFD)
+	unix.CloseOnExec(channelFD)
 	exit, err := runInit()
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
@@ -96,12 +99,22 @@ func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, 
 	if err != nil {
 		return wire.Exit{Code: 127, Error: err.Error()}, nil
 	}
+	files := []uintptr{0, 1, 2}
+	var driver *os.File
+	if spec.Channel {
+		ours, theirs, err := driverSocket()
+		if err != nil {
+			return wire.Exit{}, err
+		}
+		defer theirs.Close()
+		driver, files = ours, append(files, theirs.Fd())
+	}
 	// When memory runs out the program goes first, never run-init or the agent.
 	own, _ := io.ReadAll(oom)
 	_, _ = oom.WriteAt([]byte("1000"), 0)
 	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
 		Env:   env,
-		Files: []uintptr{0, 1, 2},
+		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
@@ -118,7 +131,13 @@ func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, 
 			}
 		}
 	}()
-	return waitFor(pid)
+	if driver == nil {
+		return waitFor(pid)
+	}
+	cells := serveCells(pid, driver)
+	exit, err := waitFor(pid)
+	cells.end()
+	return exit, err
 }
 
 // waitFor reaps every child until the program itself has ended.
@@ -140,26 +159,28 @@ func waitFor(pid int) (wire.Exit, error) {
 	}
 }
 
-// argv writes the code file and puts its path in the program's arguments.
+// argv writes the code and the driver to files and puts their paths in the program's arguments.
 func (spec *initSpec) argv() ([]string, error) {
 	if len(spec.Argv) == 0 {
 		return nil, errors.New("no program to run")
 	}
 	argv := append([]string(nil), spec.Argv...)
-	if spec.File == "" {
-		return argv, nil
-	}
-	var b [4]byte
-	_, _ = rand.Read(b[:])
-	ext := filepath.Ext(spec.File)
-	path := "/tmp/" + strings.TrimSuffix(filepath.Base(spec.File), ext) + "-" + hex.EncodeToString(b[:]) + ext
-	if err := os.WriteFile(path, spec.Code, 0o600); err != nil {
-		return nil, fmt.Errorf("write code: %w", err)
-	}
-	for i := range argv {
-		if argv[i] == "{file}" {
-			argv[i] = path
+	for _, f := range []struct {
+		placeholder, name string
+		text              []byte
+	}{{"{file}", spec.File, spec.Code}, {"{driver}", ".driver", spec.Driver}} {
+		i := slices.Index(argv, f.placeholder)
+		if i < 0 {
+			continue
 		}
+		var b [4]byte
+		_, _ = rand.Read(b[:])
+		ext := filepath.Ext(f.name[1:])
+		path := "/tmp/" + strings.TrimSuffix(filepath.Base(f.name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+		if err := os.WriteFile(path, f.text, 0o600); err != nil {
+			return nil, fmt.Errorf("write code: %w", err)
+		}
+		argv[i] = path
 	}
 	return argv, nil
 }

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -28,13 +30,27 @@ type initSpec struct {
 	FileBytes uint64            `json:"file_bytes"`
 	DataBytes uint64            `json:"data_bytes"`
 	Processes uint64            `json:"processes"`
+	Driver    []byte            `json:"driver"`
+	Channel   bool              `json:"channel"` // descriptor 5 is a connection for cells
+}
+
+func (a *agent) spec(r *wire.Run) initSpec {
+	return initSpec{
+		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver,
+		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
+		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes,
+	}
 }
 
 // run serves one run stream: it starts run-init in namespaces of its own, carries its output, and sends
 // the exit when nothing of the run is left.
 func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	defer s.Close()
-	exit, err := a.runToEnd(s, f.Run)
+	runOne := a.runToEnd
+	if f.Run.Interpreter != "" {
+		runOne = a.runCell
+	}
+	exit, err := runOne(s, f.Run)
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
@@ -42,31 +58,27 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 }
 
 func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
-	spec, err := json.Marshal(initSpec{
-		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env,
-		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
-		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes,
-	})
-	if err != nil {
-		return wire.Exit{}, err
-	}
-	a.starting <- struct{}{}
-	p, err := startInit()
-	<-a.starting
+	p, err := a.startInit(a.spec(r))
 	if err != nil {
 		return wire.Exit{}, err
 	}
 	defer p.close()
-	go func() { // ends when run-init has read it, or has ended
-		_, _ = p.spec.Write(spec)
-		_ = p.spec.Close()
-	}()
 	go p.obey(s)
 
 	var pumps sync.WaitGroup
 	pumps.Go(func() { pump(s, wire.TypeStdout, p.stdout) })
 	pumps.Go(func() { pump(s, wire.TypeStderr, p.stderr) })
 
+	exit, err := p.wait()
+	now := time.Now()
+	_ = p.stdout.SetReadDeadline(now)
+	_ = p.stderr.SetReadDeadline(now)
+	pumps.Wait()
+	return exit, err
+}
+
+// wait returns how the program ended, when nothing of the run is left.
+func (p *initProcess) wait() (wire.Exit, error) {
 	// The status comes before run-init's end; its end means that the kernel has killed all the rest.
 	status, statusErr := io.ReadAll(io.LimitReader(p.status, 4096))
 	ended(p.proc.Pid)
@@ -74,11 +86,6 @@ func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	if err != nil {
 		return wire.Exit{}, err
 	}
-	now := time.Now()
-	_ = p.stdout.SetReadDeadline(now)
-	_ = p.stderr.SetReadDeadline(now)
-	pumps.Wait()
-
 	var exit wire.Exit
 	if statusErr != nil || json.Unmarshal(status, &exit) != nil {
 		if exit = exitOf(state); exit.Signal == 0 { // run-init was not killed, it broke down
@@ -102,55 +109,74 @@ func exitOf(state *os.ProcessState) wire.Exit {
 
 // initProcess is a started run-init and the agent's ends of its pipes.
 type initProcess struct {
-	proc                         *os.Process
-	spec, status, stdout, stderr *os.File
+	proc                   *os.Process
+	status, stdout, stderr *os.File
+	channel                *os.File // nil without spec.Channel
 }
 
-func startInit() (*initProcess, error) {
-	var child, parent [4]*os.File // spec, status, stdout, stderr
-	closeAll := func(files []*os.File) {
-		for _, f := range files {
-			if f != nil {
-				_ = f.Close()
-			}
-		}
-	}
-	for i := range child {
-		r, w, err := os.Pipe()
-		if err != nil {
-			closeAll(child[:])
-			closeAll(parent[:])
-			return nil, err
-		}
-		if i == 0 {
-			child[i], parent[i] = r, w
-		} else {
-			child[i], parent[i] = w, r
-		}
-	}
-	defer closeAll(child[:])
-	null, err := os.Open(os.DevNull)
+// startInit starts run-init in namespaces of its own and hands it the spec.
+func (a *agent) startInit(spec initSpec) (_ *initProcess, err error) {
+	a.starting <- struct{}{}
+	defer func() { <-a.starting }()
+	text, err := json.Marshal(spec)
 	if err != nil {
-		closeAll(parent[:])
 		return nil, err
 	}
-	defer null.Close()
-	proc, err := os.StartProcess("/proc/self/exe", []string{"run-init"}, &os.ProcAttr{
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, err
+	}
+	theirs := []*os.File{null}
+	p := &initProcess{}
+	var specW *os.File
+	defer func() {
+		for _, f := range theirs {
+			_ = f.Close()
+		}
+		if err != nil {
+			_ = specW.Close()
+			p.close()
+		}
+	}()
+	// Their ends, in the order of run-init's descriptors from 1 on.
+	for _, ours := range []**os.File{&p.stdout, &p.stderr, &specW, &p.status} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		if ours == &specW {
+			r, w = w, r
+		}
+		*ours = r
+		theirs = append(theirs, w)
+	}
+	if spec.Channel {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return nil, err
+		}
+		p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
+		theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
+	}
+	p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init"}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{},
-		Files: []*os.File{null, child[2], child[3], child[0], child[1]},
+		Files: theirs,
 		Sys:   &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC},
 	})
 	if err != nil {
-		closeAll(parent[:])
 		return nil, fmt.Errorf("start run: %w", err)
 	}
-	return &initProcess{proc: proc, spec: parent[0], status: parent[1], stdout: parent[2], stderr: parent[3]}, nil
+	go func() { // ends when run-init has read it, or has ended
+		_, _ = specW.Write(text)
+		_ = specW.Close()
+	}()
+	return p, nil
 }
 
 func (p *initProcess) close() {
-	for _, f := range []*os.File{p.spec, p.status, p.stdout, p.stderr} {
-		_ = f.Close()
+	for _, f := range []*os.File{p.status, p.stdout, p.stderr, p.channel} {
+		_ = f.Close() // a nil file says so and does nothing
 	}
 }
 

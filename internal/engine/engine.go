@@ -95,7 +95,7 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 		return Result{}, err
 	}
 	now := time.Now()
-	res := Result{RunID: e.ids.next(now), Session: req.Session, Runner: r.Name, Started: now, Timeout: e.cfg.ExecTimeout}
+	res := Result{RunID: e.ids.next(now), Session: req.Session, Runner: r.Name, Started: now, Timeout: e.cfg.ExecTimeout, Persistent: req.Persistent}
 	log := e.log.With("session_id", req.Session, "run_id", res.RunID)
 	log.InfoContext(ctx, "[MCP] Using runner: "+r.Image)
 
@@ -109,22 +109,26 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 		r.Name, req.Session, req.Network, len(req.Env)))
 
 	list := func() ([]workspace.File, bool, error) { return s.Workspace().List(maxListed) }
+	var begin func() error
 	if req.Artifacts {
-		release, err := s.Reserve()
-		if err != nil {
-			return Result{}, e.failed(ctx, log, r, res, err)
+		if !req.Persistent { // those wait for each other
+			release, err := s.Reserve()
+			if err != nil {
+				return Result{}, e.failed(ctx, log, r, res, err)
+			}
+			defer release()
 		}
-		defer release()
-		before, err := takeSnapshot(s.Workspace())
-		if err != nil {
-			return Result{}, e.failed(ctx, log, r, res, err)
+		begin = func() error {
+			before, err := takeSnapshot(s.Workspace())
+			list = func() ([]workspace.File, bool, error) { return before.changes(s.Workspace(), maxListed) }
+			return err
 		}
-		list = func() ([]workspace.File, bool, error) { return before.changes(s.Workspace(), maxListed) }
 	}
 
 	stdout, stderr := newCollector(e.cfg.MaxOutputBytes), newCollector(e.cfg.MaxOutputBytes)
 	sres, err := s.Run(ctx, r, session.RunRequest{
-		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout,
+		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout, Persistent: req.Persistent, Begin: begin,
+		Display: func(mime string, data []byte) { res.Displays = append(res.Displays, Display{mime, data}) },
 		Output: func(t wire.Type, p []byte) {
 			stream, c := Stdout, stdout
 			if t == wire.TypeStderr {
@@ -142,6 +146,7 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 	res.Duration = time.Since(now)
 	res.ExitCode, res.Signal, res.Cause = sres.ExitCode, sres.Signal, sres.Cause
 	res.NotStarted, res.MaxRSSBytes = !sres.Started, sres.MaxRSSBytes
+	res.StateLost, res.Forgotten = sres.StateLost, sres.Forgotten
 	res.Stdout, res.StdoutTruncated = stdout.bytes()
 	res.Stderr, res.StderrTruncated = stderr.bytes()
 	res.Hint = e.hint(res, r, req.Network)
@@ -150,6 +155,7 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 	e.cfg.Metrics.ran(r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
 	e.recordRun(caller, res)
 
+	e.keepImages(ctx, log, s, res)
 	if req.Artifacts && res.ExitCode != 0 {
 		return res, nil
 	}

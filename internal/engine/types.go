@@ -31,6 +31,9 @@ type Request struct {
 	Code    string
 	Network bool
 	Env     map[string]string
+	// Persistent runs the code in the session's interpreter for the runner, whose variables live on between runs. Such
+	// runs wait for each other, for a time; then they are refused with session_busy.
+	Persistent bool
 	// Artifacts asks for the files that the run creates or changes, in place of all files. It is refused with session_busy
 	// while another run of the session is going, so that nobody else's files are taken for its own.
 	Artifacts bool
@@ -65,6 +68,19 @@ type Result struct {
 	// they are those alone, and only of a run with exit code 0.
 	Files          []FileLink
 	FilesTruncated bool
+
+	// Displays are what the code showed beside its output, such as plots. Images are files, too.
+	Displays   []Display
+	Persistent bool
+	// Of a persistent run:
+	StateLost bool // the interpreter has ended, and its variables are gone
+	Forgotten bool // the interpreter of earlier runs had ended before this one, which started without their variables
+}
+
+// Display is something that code showed.
+type Display struct {
+	MIME string
+	Data []byte
 }
 
 // TimeoutMessage is contract 4's sentence about a run with the cause timeout.
@@ -120,7 +136,8 @@ const (
 	CodeArtifactTooLarge   Code = "artifact_too_large"
 	CodeBackendUnavailable Code = "backend_unavailable"
 	CodeNetworkDenied      Code = "network_denied"
-	CodeLinkExpired        Code = "link_expired" // of an upload
+	CodeNotPersistent      Code = "not_persistent" // of a runner
+	CodeLinkExpired        Code = "link_expired"   // of an upload
 )
 
 // Error is a refusal that the caller can do something about, or that the operator can.

@@ -122,6 +122,8 @@ func (e *Engine) wrap(err error) error {
 		code = CodeQuotaExceeded
 	case errors.Is(err, session.ErrBusy):
 		code, message = CodeSessionBusy, "A run is already in progress for this session. Wait for it to complete."
+	case errors.Is(err, session.ErrNotPersistent):
+		code, message = CodeNotPersistent, "This language keeps no state between runs. Leave out the session, or use run_code."
 	case errors.Is(err, session.ErrMaxSessions):
 		code, message = CodeMaxSessions, fmt.Sprintf(
 			"Maximum %d concurrent sessions reached. Close an existing session first.", e.cfg.Sessions.MaxSessions())

@@ -224,7 +224,7 @@ func TestContract2(t *testing.T) {
 		}
 	}
 	if g := strings.Join(got, " "); g != "close_session(session_id) list_artifacts(session_id) list_runners() read_artifact(session_id,path) "+
-		"run_code(conversationId,language,code) run_python(code) upload_file(filename)" {
+		"run(code,env) run_code(conversationId,language,code) run_python(code) upload_file(filename)" {
 		t.Errorf("tools: %s", g)
 	}
 

@@ -106,10 +106,13 @@ func assemble(d Definition, envs map[string]found, bash found) (Runner, bool) {
 	replacements = append(replacements, "{path}", strings.Join(append(path, base...), ":"))
 
 	replacer := strings.NewReplacer(replacements...)
-	r.Argv = nil
-	for _, a := range d.Argv {
-		r.Argv = append(r.Argv, replacer.Replace(a))
+	replaced := func(argv []string) (out []string) {
+		for _, a := range argv {
+			out = append(out, replacer.Replace(a))
+		}
+		return out
 	}
+	r.Argv, r.Persistent = replaced(d.Argv), replaced(d.Persistent)
 	r.Env = make(map[string]string, len(d.Env))
 	for k, v := range d.Env {
 		r.Env[k] = replacer.Replace(v)

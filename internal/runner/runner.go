@@ -24,6 +24,12 @@ type Definition struct {
 	// Argv is the command of a run. "{file}" is replaced by the agent with the code file's path inside; in a Runner that Detect
 	// returned, "{python}", "{node}" and "{bash}" have been replaced already.
 	Argv []string `json:"argv"`
+	// Persistent is the command of an interpreter that lives on, with the same replacements, and "{driver}", which the agent
+	// replaces by the path of the driver. Empty: the runner keeps no state.
+	Persistent []string `json:"persistent"`
+	// Driver is the name of the driver's file beside runner.json.
+	Driver       string `json:"driver"`
+	DriverSource []byte `json:"-"`
 	// Env is added to every run. "{path}" is replaced by Detect.
 	Env map[string]string `json:"env"`
 	// Libraries are the names for the tool description, in order. Detect leaves them out when they are not installed.
@@ -97,6 +103,11 @@ func definitions(files fs.FS, names []string) ([]Definition, error) {
 		var d Definition
 		if err := json.Unmarshal(b, &d); err != nil {
 			return nil, fmt.Errorf("%s/runner.json: %w", name, err)
+		}
+		if d.Driver != "" {
+			if d.DriverSource, err = fs.ReadFile(files, name+"/"+d.Driver); err != nil {
+				return nil, err
+			}
 		}
 		defs = append(defs, d)
 	}

@@ -44,8 +44,9 @@ type box struct {
 	exit      sandbox.Exit  // valid after gone
 
 	// Guarded by m.mu.
-	runs    int
-	retired bool // out of its session's boxes: no new run gets it, and it ends with its last one
+	runs     int
+	stateful bool // holds an interpreter that lives on
+	retired  bool // out of its session's boxes: no new run gets it, and it ends with its last one
 }
 
 // close ends the sandbox and whatever runs in it. It does not wait.
@@ -114,11 +115,10 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 	if b == nil {
 		var makeWay []*box
 		if limit := m.cfg.MaxSessions; limit > 0 && len(s.boxes) == 0 && m.live >= limit {
-			e := m.idle.Front()
-			if e == nil {
+			victim := m.victimLocked()
+			if victim == nil {
 				return nil, forgotten, ErrMaxSessions
 			}
-			victim := e.Value.(*Session)
 			m.log.Debug("ending an idle session's sandboxes to make room", "session_id", victim.id)
 			var gone []*Session
 			makeWay, gone = m.evictLocked(victim)
@@ -161,6 +161,16 @@ func (m *Manager) release(b *box) {
 	}
 	m.mu.Unlock()
 	s.Release()
+}
+
+// victimLocked is the least recently used idle session that loses nothing by making way.
+func (m *Manager) victimLocked() *Session {
+	for e := m.idle.Front(); e != nil; e = e.Next() {
+		if s := e.Value.(*Session); !s.statefulLocked() {
+			return s
+		}
+	}
+	return nil
 }
 
 // evictLocked retires every sandbox of a session that has no runs.

@@ -18,6 +18,11 @@ const (
 	killGrace = 2 * time.Second
 	// cancelGrace is shorter: a cancelled run is dead within a second.
 	cancelGrace = 500 * time.Millisecond
+	// interruptGrace is how long an interpreter that lives on has to heed an interrupt, which keeps its
+	// state, before it is killed.
+	interruptGrace = 2 * time.Second
+	// turnWait bounds how long a run waits for the one before it in the same interpreter.
+	turnWait = 60 * time.Second
 	// goneWait is how long the result of a run whose sandbox died waits for the reason.
 	goneWait = 3 * time.Second
 
@@ -31,9 +36,24 @@ type RunRequest struct {
 	Env     map[string]string // added to the runner's own, and wins over it
 	Network bool
 	Timeout time.Duration // zero: none
+	// Persistent runs the code in the session's interpreter for that runner and network, which lives on
+	// with its variables. Such runs wait for each other.
+	Persistent bool
+	// Begin, if set, is called when it is the run's turn, before its code is sent; an error of it is Run's.
+	Begin func() error
+	// Display gets what the code shows beside its output, such as a plot. It may be nil; otherwise it is
+	// as Output, but may keep data.
+	Display func(mime string, data []byte)
 	// Output gets the program's output as it is produced, in order, from one goroutine at a time.
 	// It must not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream wire.Type, p []byte)
+}
+
+func (r RunRequest) begin() error {
+	if r.Begin == nil {
+		return nil
+	}
+	return r.Begin()
 }
 
 // RunResult says how a run ended.
@@ -48,6 +68,10 @@ type RunResult struct {
 	UserTime    time.Duration
 	SysTime     time.Duration
 	MaxRSSBytes int64
+	// Of a persistent run:
+	Fresh     bool // the interpreter was started for it
+	StateLost bool // the interpreter is gone, and its variables with it
+	Forgotten bool // an earlier interpreter of the session was gone before it
 }
 
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
@@ -56,6 +80,34 @@ type RunResult struct {
 // Errors are ErrBusy, ErrMaxSessions, ErrClosed, or the backend's when no sandbox could be started.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	s.measureOnce(ctx)
+	if !req.Persistent {
+		if err := req.begin(); err != nil {
+			return RunResult{}, err
+		}
+		return s.run(ctx, r, req)
+	}
+	if len(r.Persistent) == 0 {
+		return RunResult{}, ErrNotPersistent
+	}
+	done, err := s.takeTurn(ctx, interpreterKey{r.Name, req.Network})
+	if err != nil {
+		if ctx.Err() != nil {
+			return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
+		}
+		return RunResult{}, err
+	}
+	defer done()
+	if err := req.begin(); err != nil {
+		return RunResult{}, err
+	}
+	res, err := s.run(ctx, r, req)
+	if err == nil {
+		s.noteState(interpreterKey{r.Name, req.Network}, &res)
+	}
+	return res, err
+}
+
+func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	for retried := false; ; retried = true {
 		b, err := s.m.acquire(ctx, s, r, req.Network)
 		if err != nil {
@@ -71,13 +123,19 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 			continue
 		}
 		defer s.m.release(b)
+		if req.Persistent {
+			s.m.mu.Lock()
+			b.stateful = true
+			s.m.mu.Unlock()
+		}
 		return s.supervise(ctx, b, r, req)
 	}
 }
 
 // supervised is a run that is going. The first reason to stop it is the one that the result tells.
 type supervised struct {
-	b *box
+	b         *box
+	interrupt bool // ask first, kill later
 
 	mu       sync.Mutex
 	stream   *wire.Stream
@@ -95,18 +153,36 @@ func (r *supervised) stop(cause sandbox.Cause) {
 		return
 	}
 	r.cause = cause
-	grace := killGrace
-	if cause == sandbox.CauseCancelled {
-		grace = cancelGrace
+	if r.interrupt {
+		r.escalate = time.AfterFunc(interruptGrace, r.kill)
+		r.sendLocked(wire.TypeInterrupt)
+		return
 	}
-	r.escalate = time.AfterFunc(grace, r.b.close)
 	r.killLocked()
 }
 
+func (r *supervised) kill() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.ended {
+		r.interrupt = false
+		r.killLocked()
+	}
+}
+
 func (r *supervised) killLocked() {
-	if r.stream != nil && r.cause != "" {
+	grace := killGrace
+	if r.cause == sandbox.CauseCancelled {
+		grace = cancelGrace
+	}
+	r.escalate = time.AfterFunc(grace, r.b.close)
+	r.sendLocked(wire.TypeKill)
+}
+
+func (r *supervised) sendLocked(t wire.Type) {
+	if r.stream != nil {
 		// The write may block on an agent that does not read; the escalation unblocks it.
-		go func(s *wire.Stream) { _ = s.Send(context.Background(), wire.Frame{Type: wire.TypeKill}) }(r.stream)
+		go func(s *wire.Stream) { _ = s.Send(context.Background(), wire.Frame{Type: t}) }(r.stream)
 	}
 }
 
@@ -114,7 +190,13 @@ func (r *supervised) opened(s *wire.Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stream = s
-	r.killLocked()
+	switch {
+	case r.cause == "":
+	case r.interrupt:
+		r.sendLocked(wire.TypeInterrupt)
+	default:
+		r.sendLocked(wire.TypeKill)
+	}
 }
 
 // end closes the books: no reason to stop counts from here on.
@@ -129,7 +211,7 @@ func (r *supervised) end() sandbox.Cause {
 }
 
 func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req RunRequest) (RunResult, error) {
-	run := &supervised{b: b}
+	run := &supervised{b: b, interrupt: req.Persistent}
 	before := usageOf(b.sb)
 	defer context.AfterFunc(ctx, func() { run.stop(sandbox.CauseCancelled) })()
 	if req.Timeout > 0 {
@@ -149,7 +231,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		return RunResult{}, err
 	}
 	if exit == nil {
-		return RunResult{ExitCode: -1, Cause: s.lossCause(b, cause), Started: started}, nil
+		return RunResult{ExitCode: -1, Cause: s.lossCause(b, cause), Started: started, StateLost: req.Persistent}, nil
 	}
 	res := RunResult{
 		ExitCode:    exit.Code,
@@ -159,6 +241,8 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		UserTime:    time.Duration(exit.UserUS) * time.Microsecond,
 		SysTime:     time.Duration(exit.SysUS) * time.Microsecond,
 		MaxRSSBytes: exit.MaxRSSB,
+		Fresh:       exit.Fresh,
+		StateLost:   exit.Lost,
 	}
 	if cause != "" {
 		res.ExitCode = -1
@@ -176,9 +260,11 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 	env := make(map[string]string, len(r.Env)+len(req.Env))
 	maps.Copy(env, r.Env)
 	maps.Copy(env, req.Env)
-	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{
-		Argv: r.Argv, File: r.File, Code: []byte(req.Code), Env: env, Limits: limits,
-	}})
+	frame := &wire.Run{Argv: r.Argv, File: r.File, Code: []byte(req.Code), Env: env, Limits: limits}
+	if req.Persistent {
+		frame.Argv, frame.Driver, frame.Interpreter = r.Persistent, r.DriverSource, r.Name
+	}
+	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
 	if err != nil {
 		if b.conn.Err() == nil {
 			return nil, false, fmt.Errorf("send the run to its sandbox: %w", err)
@@ -191,6 +277,7 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 		output = func(wire.Type, []byte) {}
 	}
 	var total int64
+	var shown display
 	for {
 		f, err := stream.Recv(context.Background()) // ends with the sandbox at the latest
 		if err != nil {
@@ -209,6 +296,8 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 			if len(p) > 0 {
 				output(f.Type, p)
 			}
+		case wire.TypeDisplay:
+			shown.add(f, req.Display)
 		case wire.TypeExit:
 			if msg := f.Exit.Error; msg != "" {
 				output(wire.TypeStderr, []byte(msg+"\n"))

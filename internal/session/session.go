@@ -37,8 +37,9 @@ type Session struct {
 	boxes    map[boxKey]*box
 	idle     *list.Element // in m.idle
 	lastUsed time.Time
-	saved    time.Time     // the last_used that meta.json holds
-	reserved bool          // see Reserve
+	saved    time.Time // the last_used that meta.json holds
+	reserved bool      // see Reserve
+	turns    map[interpreterKey]chan struct{}
 	ended    chan struct{} // not nil once the session is being closed; closed when it is
 	gone     bool          // taken out by forgetLocked
 }
@@ -111,7 +112,8 @@ type meta struct {
 	ID       string     `json:"id"`
 	Created  time.Time  `json:"created"`
 	LastUsed time.Time  `json:"last_used"`
-	ClosedAt *time.Time `json:"closed_at"` // null while the session is open
+	ClosedAt *time.Time `json:"closed_at"`       // null while the session is open
+	State    []string   `json:"state,omitempty"` // the runners whose interpreters held variables when last used
 }
 
 // load opens the workspace, once. Without create a session that is not on disk is ErrNotFound.

@@ -28,6 +28,8 @@ var (
 	ErrMaxSessions = errors.New("too many sessions are running code; try again when one of them has finished")
 	// ErrBusy says that the session has as many runs going as it may have.
 	ErrBusy = errors.New("the session is busy: too many runs at once; wait for one to finish")
+	// ErrNotPersistent says that the runner has no interpreter that could live on.
+	ErrNotPersistent = errors.New("this runner cannot keep state between runs")
 	// ErrClosed says that the manager has been closed.
 	ErrClosed = errors.New("the server is shutting down")
 

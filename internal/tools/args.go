@@ -25,7 +25,7 @@ type arguments struct {
 func known(name string) bool {
 	switch name {
 	case "conversationId", "session_id", "language", "code", "network", "environment",
-		"filename", "content", "content_base64", "overwrite", "path", "encoding":
+		"filename", "content", "content_base64", "overwrite", "path", "encoding", "env", "session":
 		return true
 	}
 	return false

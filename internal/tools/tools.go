@@ -65,6 +65,7 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 		{readArtifactTool(), t.readArtifact},
 		{listArtifactsTool(), t.listArtifacts},
 		{closeSessionTool(), t.closeSession},
+		{runTool(e.Runners()), t.run},
 	} {
 		srv.AddTool(tool.Tool, t.handler(tool.Name, tool.call))
 	}
@@ -152,7 +153,7 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 
 // Names are the tools that Register adds.
 func Names() []string {
-	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session"}
+	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run"}
 }
 
 // logName keeps what a client made up out of the log.
@@ -173,6 +174,8 @@ func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
 			tool = runCodeTool(runners)
 		case "run_python":
 			tool = runPythonTool(runners)
+		case "run":
+			tool = runTool(runners)
 		}
 		if !c.atLeast(version20250618) {
 			old := *tool

@@ -93,6 +93,11 @@ type Run struct {
 	Code   []byte            `json:"code,omitempty"`
 	Env    map[string]string `json:"env,omitempty"`
 	Limits RunLimits         `json:"limits"`
+	// Driver is the source of the runner's driver; the argument "{driver}" is replaced by its path.
+	Driver []byte `json:"driver,omitempty"`
+	// Interpreter, when set, names an interpreter that lives on: Code is its next cell. If there is none of
+	// that name, Argv starts it. Cells of one interpreter run one after the other.
+	Interpreter string `json:"interpreter,omitempty"`
 }
 
 // RunLimits are the limits that the agent sets on the run's processes. Zero means none.
@@ -110,6 +115,9 @@ type Exit struct {
 	UserUS  int64  `json:"user_us"`
 	SysUS   int64  `json:"sys_us"`
 	MaxRSSB int64  `json:"max_rss_bytes"`
+	// Fresh says that the interpreter was started for this cell; Lost that it is gone, with its state.
+	Fresh bool `json:"fresh,omitempty"`
+	Lost  bool `json:"lost,omitempty"`
 }
 
 // The fields that a frame has, as bits.

@@ -44,6 +44,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("NothingSurvives", s.testNothingSurvives)
 	t.Run("Limits", s.testLimits)
 	t.Run("Lifecycle", s.testLifecycle)
+	t.Run("Cells", s.testCells)
 }
 
 // RequireAll is set in the environment where a test that cannot run is a failure.

@@ -1,0 +1,143 @@
+//go:build linux
+
+package integration
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// cellResult is what a plain caller gets of run.
+type cellResult struct {
+	Session   string `json:"session"`
+	SessionID string `json:"session_id"`
+	RunID     string `json:"run_id"`
+	ExitCode  int    `json:"exit_code"`
+	Stdout    string `json:"stdout"`
+	Stderr    string `json:"stderr"`
+	State     string `json:"state"`
+	Cause     string `json:"cause"`
+	Artifacts []struct {
+		Path, Filename string
+		MIMEType       string `json:"mime_type"`
+		DownloadURL    string `json:"download_url"`
+	} `json:"artifacts"`
+}
+
+// cell calls run with a session, or without one.
+func (s *server) cell(t *testing.T, session, env, code string) cellResult {
+	t.Helper()
+	args := map[string]any{"env": env, "code": code}
+	if session != "" {
+		args["session"] = session
+	}
+	res := s.call(t, "run", args)
+	if res.Error != nil || res.IsError || len(res.Content) != 1 {
+		t.Fatalf("run: %+v", res)
+	}
+	var r cellResult
+	if err := json.Unmarshal([]byte(res.Content[0].Text), &r); err != nil {
+		t.Fatalf("run: %v in %s", err, res.Content[0].Text)
+	}
+	return r
+}
+
+// TestNotebook: state lives on, values and plots are shown, errors point at cells.
+func TestNotebook(t *testing.T) {
+	s := serve(t)
+	if r := s.cell(t, "nb", "python", "import pandas as pd\ndf = pd.DataFrame({'a': [1, 2], 'b': [0.5, 0.25]})\ndf"); r.Stdout != "|  | a | b |\n|---|---|---|\n| 0 | 1 | 0.5 |\n| 1 | 2 | 0.25 |\n" || r.ExitCode != 0 || r.Session != "nb" {
+		t.Errorf("a frame: %+v", r)
+	}
+	if r := s.cell(t, "nb", "python", "df.a.sum()"); !strings.Contains(r.Stdout, "3") {
+		t.Errorf("state: %+v", r)
+	}
+	for name, code := range map[string]string{
+		"shown":     "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()",
+		"left open": "import matplotlib.pyplot as plt\n_ = plt.plot([2, 1])",
+	} {
+		r := s.cell(t, "nb", "python", code)
+		if len(r.Artifacts) != 1 || r.Artifacts[0].MIMEType != "image/png" || r.Stderr != "" {
+			t.Errorf("a plot that is %s: %+v", name, r)
+		}
+	}
+	r := s.cell(t, "nb", "python", "def f():\n    return 1/0\nf()")
+	if want := "in f\n    return 1/0"; r.ExitCode != 1 || !strings.Contains(r.Stderr, want) || !strings.Contains(r.Stderr, `File "<cell 5>", line 3`) || strings.Contains(r.Stderr, "driver") {
+		t.Errorf("an error: %+v", r)
+	}
+	if r := s.cell(t, "nb", "python", "this is no python"); r.ExitCode != 1 || !strings.Contains(r.Stderr, "SyntaxError") || r.State != "" {
+		t.Errorf("a syntax error: %+v", r)
+	}
+	if r := s.cell(t, "nb", "python", "import sys; sys.exit(3)"); r.ExitCode != 3 || r.State != "" {
+		t.Errorf("sys.exit: %+v", r)
+	}
+	if r := s.cell(t, "nb", "python", "len(df)"); r.Stdout != "2\n" {
+		t.Errorf("state after errors: %+v", r)
+	}
+	if r := s.cell(t, "other", "python", "'df' in globals()"); r.Stdout != "False\n" {
+		t.Errorf("another session: %+v", r)
+	}
+	if r := s.run(t, "nb", "python", "print('df' in globals())"); r.Output != "False\n" {
+		t.Errorf("run_code is fresh: %+v", r)
+	}
+	if r := s.cell(t, "nb", "bash", "x=1; f() { echo f $x; }; cd /tmp"); r.ExitCode != 0 {
+		t.Errorf("shell: %+v", r)
+	}
+	if r := s.cell(t, "nb", "shell", "f; pwd"); r.Stdout != "f 1\n/tmp\n" {
+		t.Errorf("shell state: %+v", r)
+	}
+}
+
+// TestSingleRun: without a session nothing is kept but the links.
+func TestSingleRun(t *testing.T) {
+	s := serve(t)
+	r := s.cell(t, "", "python", "open('/data/x.txt', 'w').write('hi'); print('once')")
+	if r.Stdout != "once\n" || r.Session != "" || len(r.Artifacts) != 1 {
+		t.Fatalf("%+v", r)
+	}
+	resp, err := http.Get(r.Artifacts[0].DownloadURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || string(body) != "hi" || err != nil {
+		t.Errorf("its file: %s %q %v", resp.Status, body, err)
+	}
+	if res := s.call(t, "list_artifacts", map[string]any{"session_id": r.SessionID}); !res.IsError || !strings.Contains(res.Content[0].Text, "session_not_found") {
+		t.Errorf("its session is still there: %+v", res)
+	}
+}
+
+// TestInterruptAndLoss: a timeout keeps the state if the code heeds it, and what is lost is said once.
+func TestInterruptAndLoss(t *testing.T) {
+	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=1")
+	s.cell(t, "x", "python", "kept = 1")
+	r := s.cell(t, "x", "python", "import time\nprint('on')\nwhile True: time.sleep(0.05)")
+	if r.Cause != "timeout" || r.ExitCode != -1 || r.Stdout != "on\n" || !strings.HasSuffix(r.Stderr, "Execution timed out after 1 second") ||
+		strings.Contains(r.Stderr, "Traceback") || !strings.Contains(r.State, "kept") {
+		t.Errorf("a timeout: %+v", r)
+	}
+	if r := s.cell(t, "x", "python", "kept"); r.Stdout != "1\n" {
+		t.Errorf("after it: %+v", r)
+	}
+	r = s.cell(t, "x", "python", "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass")
+	if r.Cause != "timeout" || !strings.Contains(r.State, "lost") {
+		t.Errorf("code that does not heed an interrupt: %+v", r)
+	}
+	if r := s.cell(t, "x", "python", "'kept' in globals()"); r.Stdout != "False\n" || r.State != "" {
+		t.Errorf("the loss was said already: %+v", r)
+	}
+	s.stop(t)
+	again := serve(t, "SANDBOX_ROOT="+s.Root)
+	if r := again.cell(t, "x", "python", "1"); !strings.Contains(r.State, "had ended") {
+		t.Errorf("after a restart: %+v", r)
+	}
+	if r := again.cell(t, "x", "python", "import os; os.kill(os.getpid(), 11)"); r.ExitCode != 139 || !strings.Contains(r.State, "lost") {
+		t.Errorf("a crash: %+v", r)
+	}
+	if r := again.cell(t, "x", "python", "x = bytearray(10**10)"); !strings.Contains(r.Stderr, "MemoryError") && r.Cause != "out_of_memory" {
+		t.Errorf("out of memory: %+v", r)
+	}
+}

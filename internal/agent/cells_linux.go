@@ -1,0 +1,283 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/wire"
+)
+
+// cellsDir holds a directory for each cell, in the run's private /tmp: the file code, the pipes stdout and
+// stderr, and what the driver puts there to be displayed. It is the user code's to spoil, for itself alone.
+const cellsDir = "/tmp/.cells"
+
+const (
+	maxDisplay  = 16 << 20 // of one display
+	maxDisplays = 64       // of one cell
+	maxLine     = 4 << 10
+)
+
+// cells is run-init's side of a living interpreter. The driver, the interpreter's own program, reads lines
+// from its descriptor 3,
+//
+//	execute <n> <dir>
+//
+// runs <dir>/code with its output going to the pipes <dir>/stdout and <dir>/stderr, and answers
+//
+//	ready                            once, when it has started
+//	display <n> <MIME type> <name>   the file <dir>/<name> holds something to show
+//	result <n> <exit code>           when the cell has ended and its output is flushed
+//
+// Lines that make no sense are ignored: user code may have written them.
+type cells struct {
+	pid    int // of the interpreter, and of its process group
+	driver *os.File
+	conn   *wire.Conn
+	turn   sync.Mutex
+	n      int
+
+	mu      sync.Mutex
+	current *cell
+	over    bool // the interpreter has ended
+	idle    sync.WaitGroup
+}
+
+type cell struct {
+	n        int
+	dir      *os.Root
+	stream   *wire.Stream
+	result   chan int // capacity 1: the exit code
+	displays int
+}
+
+// driverSocket makes the connection whose other end is the interpreter's descriptor 3.
+func driverSocket() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "driver"), os.NewFile(uintptr(fds[1]), "run-init"), nil
+}
+
+// serveCells serves the agent from when the interpreter is ready until it has ended.
+func serveCells(pid int, driver *os.File) *cells {
+	c := &cells{pid: pid, driver: driver}
+	go c.listen()
+	return c
+}
+
+func (c *cells) listen() {
+	lines := bufio.NewScanner(c.driver)
+	lines.Buffer(make([]byte, 0, maxLine), maxLine)
+	for lines.Scan() {
+		f := strings.Fields(lines.Text())
+		switch {
+		case len(f) == 1 && f[0] == "ready":
+			c.ready()
+		case len(f) == 3 && f[0] == "result":
+			if cell, code := c.named(f[1]), atoi(f[2]); cell != nil && code >= 0 && code <= 255 {
+				select {
+				case cell.result <- code:
+				default:
+				}
+			}
+		case len(f) == 4 && f[0] == "display":
+			if cell := c.named(f[1]); cell != nil {
+				cell.display(f[2], f[3])
+			}
+		}
+	}
+}
+
+func atoi(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// named is the cell that runs, if that is its number.
+func (c *cells) named(n string) *cell {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current != nil && c.current.n == atoi(n) {
+		return c.current
+	}
+	return nil
+}
+
+func (c *cells) ready() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn != nil || c.over {
+		return
+	}
+	channel := os.NewFile(channelFD, "agent")
+	if wire.WriteHello(channel, "interpreter") == nil {
+		c.conn = wire.NewConn(channel, wire.AgentSide, c.serve)
+	}
+}
+
+// end is called when the interpreter has ended: the cell that ran gets its output, and the agent the news.
+func (c *cells) end() {
+	c.mu.Lock()
+	c.over = true
+	if c.current != nil {
+		close(c.current.result)
+	}
+	conn := c.conn
+	c.mu.Unlock()
+	c.idle.Wait()
+	if conn != nil {
+		_ = conn.Close()
+	}
+}
+
+func (c *cells) serve(s *wire.Stream, f wire.Frame) {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.mu.Lock()
+	if c.over {
+		c.mu.Unlock()
+		return // the end of the connection says it
+	}
+	c.idle.Add(1)
+	c.mu.Unlock()
+	defer c.idle.Done()
+	code, err := c.run(s, f.Run.Code)
+	if errors.Is(err, errInterpreterEnded) {
+		return
+	}
+	exit := wire.Exit{Code: code}
+	if err != nil {
+		exit = wire.Exit{Code: 126, Error: err.Error()}
+	}
+	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
+}
+
+var errInterpreterEnded = errors.New("the interpreter has ended")
+
+func (c *cells) run(s *wire.Stream, code []byte) (int, error) {
+	c.n++
+	path := cellsDir + "/" + strconv.Itoa(c.n)
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(path)
+	dir, err := os.OpenRoot(path)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	if err := dir.WriteFile("code", code, 0o600); err != nil {
+		return 0, err
+	}
+	cell := &cell{n: c.n, dir: dir, stream: s, result: make(chan int, 1)}
+	var readers []*os.File
+	var pumps sync.WaitGroup
+	for name, t := range map[string]wire.Type{"stdout": wire.TypeStdout, "stderr": wire.TypeStderr} {
+		r, w, err := fifo(path+"/"+name, dir, name)
+		if err != nil {
+			return 0, err
+		}
+		defer r.Close()
+		defer w.Close() // held so that the pipe does not end before the cell does
+		readers = append(readers, r)
+		pumps.Go(func() { pump(s, t, r) })
+	}
+
+	c.mu.Lock()
+	if c.over {
+		close(cell.result)
+	} else {
+		c.current = cell
+	}
+	c.mu.Unlock()
+	go c.obey(s)
+	fmt.Fprintf(c.driver, "execute %d %s\n", c.n, path)
+	exit, ok := <-cell.result
+	c.mu.Lock()
+	c.current = nil
+	c.mu.Unlock()
+
+	now := time.Now()
+	for _, r := range readers {
+		_ = r.SetReadDeadline(now)
+	}
+	pumps.Wait()
+	if !ok {
+		return 0, errInterpreterEnded
+	}
+	return exit, nil
+}
+
+// obey interrupts the interpreter, and what it has started in the foreground, when the server asks.
+func (c *cells) obey(s *wire.Stream) {
+	for {
+		f, err := s.Recv(context.Background())
+		if err != nil {
+			return
+		}
+		if f.Type == wire.TypeInterrupt {
+			_ = syscall.Kill(-c.pid, syscall.SIGINT)
+		}
+	}
+}
+
+// fifo makes a named pipe and opens both ends. Somebody may have put something else in its place.
+func fifo(path string, dir *os.Root, name string) (r, w *os.File, err error) {
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		return nil, nil, err
+	}
+	const flags = unix.O_NONBLOCK | unix.O_NOFOLLOW
+	if r, err = dir.OpenFile(name, os.O_RDONLY|flags, 0); err != nil {
+		return nil, nil, err
+	}
+	if w, err = dir.OpenFile(name, os.O_WRONLY|flags, 0); err == nil {
+		var fi os.FileInfo
+		if fi, err = r.Stat(); err == nil && fi.Mode()&os.ModeNamedPipe == 0 {
+			err = errors.New("the cell's pipe was replaced")
+		}
+	}
+	if err != nil {
+		_ = r.Close()
+		_ = w.Close()
+		return nil, nil, err
+	}
+	return r, w, nil
+}
+
+// display sends a file of the cell's directory. What is not a small regular file is passed over.
+func (c *cell) display(mime, name string) {
+	if c.displays++; c.displays > maxDisplays {
+		return
+	}
+	f, err := c.dir.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Size() == 0 || fi.Size() > maxDisplay {
+		return
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxDisplay))
+	if err != nil {
+		return
+	}
+	_ = c.stream.Send(context.Background(), wire.Frame{Type: wire.TypeDisplay, MIME: mime, Data: data})
+}

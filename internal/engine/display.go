@@ -1,0 +1,31 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// imageExtensions are the images that displays may be.
+var imageExtensions = map[string]string{"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
+
+// keepImages makes files of the images that a run showed, named after the run. A full workspace costs the file, not
+// the result.
+func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, res Result) {
+	n := 0
+	for _, d := range res.Displays {
+		ext, ok := imageExtensions[d.MIME]
+		if !ok {
+			continue
+		}
+		n++
+		name := fmt.Sprintf("%s-%d%s", res.RunID, n, ext)
+		if _, err := s.Workspace().Write(name, bytes.NewReader(d.Data), workspace.WriteOptions{Quota: e.cfg.Quota}); err != nil {
+			log.WarnContext(ctx, "[MCP] Cannot keep an image that a run showed", "err", err)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package sandboxtest
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/runners"
+)
+
+// The drivers of living interpreters, on the interpreters that every machine has.
+var drivers = map[string]struct {
+	file string
+	argv []string
+}{
+	"python": {"python/driver.py", []string{"/usr/bin/python3", "{driver}"}},
+	"shell":  {"shell/driver.sh", []string{"/bin/bash", "{driver}"}},
+}
+
+// Cell is a run of the next cell of a living interpreter.
+func Cell(t *testing.T, language, code string) wire.Run {
+	t.Helper()
+	d := drivers[language]
+	source, err := runners.Files.ReadFile(d.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return wire.Run{Argv: d.argv, Driver: source, Interpreter: language, Code: []byte(code)}
+}
+
+// testCells: interpreters that live on between runs.
+func (s *suite) testCells(t *testing.T) {
+	t.Run("State", func(t *testing.T) {
+		b := s.start(t, sandbox.Spec{})
+		for i, step := range []struct{ language, code, want string }{
+			{"python", "import math\nx = 41\ndef f(): return x + 1", ""},
+			{"python", "f()", "42\n"},
+			{"python", "import os; os.chdir('/tmp'); os.environ['K'] = 'v'", ""},
+			{"python", "print(os.getcwd(), os.environ['K'], math.floor(2.5))", "/tmp v 2\n"},
+			{"python", "import asyncio\nawait asyncio.sleep(0)\n'awaited'", "'awaited'\n"},
+			{"shell", "x=1; f() { echo \"f $x\"; }; cd /tmp", ""},
+			{"shell", "f; pwd", "f 1\n/tmp\n"},
+		} {
+			res := b.Run(t, Cell(t, step.language, step.code))
+			if string(res.Stdout) != step.want || len(res.Stderr) > 0 || res.Exit.Code != 0 || res.Exit.Lost {
+				t.Errorf("cell %d: %q, %q, %+v; want %q", i, res.Stdout, res.Stderr, res.Exit, step.want)
+			}
+		}
+	})
+	t.Run("Interrupt", func(t *testing.T) {
+		b := s.start(t, sandbox.Spec{})
+		for language, code := range map[string]string{
+			"python": "import time\nkept = 1\nprint('on', flush=True)\nwhile True: time.sleep(0.1)",
+			"shell":  "kept=1\necho on\nwhile true; do sleep 0.1; done",
+		} {
+			r := b.Begin(t, Cell(t, language, code))
+			r.Until(t, "on\n")
+			r.Send(t, wire.TypeInterrupt)
+			if res := r.WaitFor(t, 2*time.Second); res.Exit.Code != 130 || res.Exit.Lost {
+				t.Errorf("%s: %+v %s", language, res.Exit, res.Stderr)
+			}
+			after := map[string]string{"python": "kept", "shell": "echo $kept"}[language]
+			if res := b.Run(t, Cell(t, language, after)); string(res.Stdout) != "1\n" || res.Exit.Fresh {
+				t.Errorf("%s after the interrupt: %q %+v %s", language, res.Stdout, res.Exit, res.Stderr)
+			}
+		}
+	})
+	t.Run("Crash", func(t *testing.T) {
+		b := s.start(t, sandbox.Spec{})
+		for _, crash := range []struct {
+			language, code string
+			exit, signal   int
+		}{
+			{"python", "import os\nprint('last words', flush=True)\nos._exit(7)", 7, 0},
+			{"python", "import os, signal\nprint('last words', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)", 139, 11},
+			{"shell", "echo last words; exit 3", 3, 0},
+			{"shell", "set -e; echo last words; false; echo never", 1, 0},
+		} {
+			res := b.Run(t, Cell(t, crash.language, crash.code))
+			if res.Exit.Code != crash.exit || res.Exit.Signal != crash.signal || !res.Exit.Lost || string(res.Stdout) != "last words\n" {
+				t.Errorf("%s: %q %+v", crash.code, res.Stdout, res.Exit)
+			}
+			again := b.Run(t, Cell(t, crash.language, map[string]string{"python": "print('anew')", "shell": "echo anew"}[crash.language]))
+			if !again.Exit.Fresh || again.Exit.Lost || string(again.Stdout) != "anew\n" {
+				t.Errorf("after %s: %q %+v", crash.code, again.Stdout, again.Exit)
+			}
+		}
+	})
+	t.Run("Output", func(t *testing.T) {
+		b := s.start(t, sandbox.Spec{})
+		res := b.Run(t, Cell(t, "python", `
+import ctypes, os, subprocess, sys, threading
+print("print")
+os.write(1, b"os.write\n")
+subprocess.run(["echo", "subprocess"])
+ctypes.CDLL(None).puts(b"C"); ctypes.CDLL(None).fflush(None)
+t = threading.Thread(target=lambda: print("thread")); t.start(); t.join()
+sys.stderr.write("error\n"); _ = os.write(2, b"\xff\n")
+`))
+		if got := string(res.Stdout); got != "print\nos.write\nsubprocess\nC\nthread\n" || string(res.Stderr) != "error\n\xff\n" {
+			t.Errorf("%q %q", res.Stdout, res.Stderr)
+		}
+		// What an earlier cell left running cannot print into a later one.
+		b.Run(t, Cell(t, "python", `subprocess.Popen(["sh", "-c", "while echo late; do sleep 0.01; done"]); None`))
+		if res := b.Run(t, Cell(t, "python", "import time; time.sleep(0.3); print('mine')")); string(res.Stdout) != "mine\n" {
+			t.Errorf("a child of an earlier cell printed into a later one: %q", res.Stdout)
+		}
+		// Lines of the driver's protocol, and garbage, on every descriptor there is.
+		forge := b.Run(t, Cell(t, "python", `
+for fd in range(3, 64):
+    try: os.write(fd, b"result 999 0\nresult x y z\n\x00\xff garbage\nready\ndisplay 999 text/plain ../../../etc/passwd\n")
+    except OSError: pass
+for fd in (1, 2): os.write(fd, b"\x00\x00\x00\x10{\"type\":\"exit\"}")
+sys.exit(5)
+`))
+		if forge.Exit.Code != 5 || !strings.Contains(string(forge.Stdout), `{"type":"exit"}`) {
+			t.Errorf("%+v %q", forge.Exit, forge.Stdout)
+		}
+		b.Alive(t)
+	})
+}

@@ -1,0 +1,180 @@
+package tools
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
+)
+
+// runJSON is the result of run for a plain caller: run_python's fields, and the session's name as contract 5 has it.
+type runJSON struct {
+	runPythonJSON
+	Session string `json:"session,omitempty"`
+	State   string `json:"state,omitempty"` // what became of the interpreter's variables, where there is something to say
+}
+
+func runTool(runners runner.Set) *mcp.Tool {
+	var keeping []string
+	for _, r := range runners {
+		if len(r.Persistent) > 0 {
+			keeping = append(keeping, r.Name)
+		}
+	}
+	names := runners.Names()
+	return &mcp.Tool{
+		Name:  "run",
+		Title: "Run code",
+		Description: "Run code in an isolated sandbox and get its output. With a session, the interpreter lives on between calls like a notebook: variables, imports, " +
+			"functions and the working directory are kept, the value of a last expression is shown, plots come back as images. Without one, each call is a fresh process " +
+			"and nothing is kept. Files written to /data are kept for the session.\n\nEnvironments: " + strings.Join(names, ", ") +
+			". State is kept in: " + strings.Join(keeping, ", ") + ".",
+		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(true)},
+		InputSchema: &jsonschema.Schema{
+			Type: "object",
+			Properties: map[string]*jsonschema.Schema{
+				"code":    {Type: "string", Description: "The code to run"},
+				"env":     {Type: "string", Description: "The environment to run it in", Enum: enumOf(names)},
+				"session": {Type: "string", Description: "Name of the session whose state to use and keep; leave it out for a single run"},
+				"network": {Type: "boolean", Description: "Enable network access for the code (default: false)"},
+			},
+			PropertyOrder: []string{"code", "env", "session", "network"},
+			Required:      []string{"code", "env"},
+		},
+	}
+}
+
+func enumOf(names []string) []any {
+	list := make([]any, len(names))
+	for i, n := range names {
+		list[i] = n
+	}
+	return list
+}
+
+func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) {
+	req := engine.Request{
+		Code:      c.args.required("code"),
+		Runner:    c.args.required("env"),
+		Network:   c.args.flag("network"),
+		Artifacts: true,
+	}
+	req.Session, req.Persistent = c.args.text("session")
+	if c.args.err != nil {
+		return nil, c.args.err
+	}
+	if req.Persistent = req.Persistent && req.Session != ""; !req.Persistent {
+		req.Session = session.NewID() // it is closed below
+	}
+	runners := t.engine.Runners()
+	r, ok := runners.Lookup(req.Runner)
+	if !ok {
+		return nil, &engine.Error{Code: engine.CodeUnknownRunner, Message: "There is no environment of that name. Available: " + strings.Join(runners.Names(), ", ") + "."}
+	}
+	req.Runner = r.Name
+	log := t.log.With("session_id", logSession(req.Session))
+	log.Info(fmt.Sprintf("[MCP] run: env=%s, codeLen=%d, persistent=%t, network=%t", r.Name, len(req.Code), req.Persistent, req.Network))
+	progress := startProgress(ctx, c.req)
+	req.Output = progress.output()
+	res, err := t.engine.Run(ctx, c.caller, req)
+	progress.stop()
+	if !req.Persistent {
+		// Nothing of a single run is kept but its files, for as long as those of closed sessions.
+		if cerr := t.engine.CloseSession(context.WithoutCancel(ctx), c.caller, req.Session); cerr != nil && err == nil {
+			log.Warn("[MCP] Cannot close the session of a single run", "error", cerr)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	log.Info("[MCP] run completed", "run_id", res.RunID)
+	if c.client.plain {
+		out := runJSON{runPythonJSON: runPythonResult(res), State: stateOf(res)}
+		if req.Persistent {
+			out.Session = req.Session
+		}
+		return textResult(out), nil
+	}
+	return runResult(c.client, res), nil
+}
+
+// runResult is the plain output, what was shown, and a line of facts when there is something to say.
+func runResult(c client, res engine.Result) *mcp.CallToolResult {
+	out := &mcp.CallToolResult{}
+	if text := combine(res.Stdout, res.Stderr); text != "" {
+		out.Content = append(out.Content, &mcp.TextContent{Text: text})
+	}
+	for _, d := range res.Displays {
+		switch kind, ok := imageType("."+strings.TrimPrefix(d.MIME, "image/"), d.Data); {
+		case ok:
+			out.Content = append(out.Content, &mcp.ImageContent{Data: d.Data, MIMEType: kind})
+		case strings.HasPrefix(d.MIME, "text/") && d.MIME != "text/html":
+			out.Content = append(out.Content, &mcp.TextContent{Text: validUTF8(d.Data)})
+		}
+	}
+	if facts := factsOf(res); facts != "" || len(out.Content) == 0 {
+		if facts == "" {
+			facts = "(no output)"
+		}
+		out.Content = append(out.Content, &mcp.TextContent{Text: facts})
+	}
+	if c.atLeast(version20250618) {
+		out.Content = append(out.Content, links(res.Files)...)
+	}
+	return out
+}
+
+// factsOf is one line about a run, empty when all went well and nothing was made.
+func factsOf(res engine.Result) string {
+	var facts []string
+	add := func(format string, args ...any) { facts = append(facts, fmt.Sprintf(format, args...)) }
+	if res.Cause == sandbox.CauseTimeout {
+		add("%s", res.TimeoutMessage())
+	} else if res.Cause != "" {
+		add("cause: %s", res.Cause)
+	} else if res.ExitCode != 0 {
+		add("exit code %d", res.ExitCode)
+	}
+	if state := stateOf(res); state != "" {
+		add("%s", state)
+	}
+	if res.Hint != "" {
+		add("%s", res.Hint)
+	}
+	if n := len(res.Files); n > 0 {
+		names := make([]string, 0, 5)
+		for _, f := range res.Files[:min(n, 5)] {
+			names = append(names, validUTF8([]byte(f.Name)))
+		}
+		more := ""
+		if n > 5 {
+			more = fmt.Sprintf(" and %d more", n-5)
+		}
+		add("files: %s%s", strings.Join(names, ", "), more)
+	}
+	if len(facts) == 0 {
+		return ""
+	}
+	return "[" + strings.Join(append(facts, res.RunID), "; ") + "]"
+}
+
+// stateOf says what became of the variables of a persistent run.
+func stateOf(res engine.Result) string {
+	switch {
+	case !res.Persistent:
+	case res.StateLost:
+		return "the interpreter has ended: its variables are lost, and the next run starts a new one"
+	case res.Forgotten:
+		return "the interpreter of earlier runs had ended: this run started a new one, without their variables"
+	case res.Cause == sandbox.CauseTimeout || res.Cause == sandbox.CauseCancelled:
+		return "the code was interrupted; the variables are kept"
+	}
+	return ""
+}

@@ -1,0 +1,11 @@
+# Runs a user's shell code cell by cell in one bash. The agent starts it; see internal/agent/cells_linux.go for the lines it reads
+# and writes on descriptor 3. Variables, functions, options and the working directory live on. A cell that ends the shell (exit,
+# or a failure under set -e) ends its state, and the agent says so.
+trap 'return 130' INT # out of the cell, back to the loop
+printf 'ready\n' >&3
+while IFS=' ' read -r __verb __cell __dir <&3; do
+	[ "$__verb" = execute ] || continue
+	# The redirections hold for the cell alone; descriptor 3 is not the cell's.
+	. "$__dir/code" </dev/null >"$__dir/stdout" 2>"$__dir/stderr" 3>&-
+	printf 'result %s %s\n' "$__cell" "$?" >&3
+done
