@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -22,11 +21,7 @@ import (
 // stderr, and what the driver puts there to be displayed. It is the user code's to spoil, for itself alone.
 const cellsDir = "/tmp/.cells"
 
-const (
-	maxDisplay  = 16 << 20 // of one display
-	maxDisplays = 64       // of one cell
-	maxLine     = 4 << 10
-)
+const maxLine = 4 << 10
 
 // cells is run-init's side of a living interpreter. The driver, the interpreter's own program, reads lines
 // from its descriptor 3,
@@ -262,22 +257,12 @@ func fifo(path string, dir *os.Root, name string) (r, w *os.File, err error) {
 	return r, w, nil
 }
 
-// display sends a file of the cell's directory. What is not a small regular file is passed over.
+// display sends a file of the cell's directory.
 func (c *cell) display(mime, name string) {
 	if c.displays++; c.displays > maxDisplays {
 		return
 	}
-	f, err := c.dir.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return
+	if data := readDisplay(c.dir, name, maxDisplay); data != nil {
+		_ = c.stream.Send(context.Background(), wire.Frame{Type: wire.TypeDisplay, MIME: mime, Data: data})
 	}
-	defer f.Close()
-	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Size() == 0 || fi.Size() > maxDisplay {
-		return
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxDisplay))
-	if err != nil {
-		return
-	}
-	_ = c.stream.Send(context.Background(), wire.Frame{Type: wire.TypeDisplay, MIME: mime, Data: data})
 }

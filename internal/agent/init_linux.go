@@ -47,23 +47,23 @@ func RunInit() error {
 	unix.CloseOnExec(specFD)
 	unix.CloseOnExec(statusFD)
 	unix.CloseOnExec(channelFD)
-	exit, err := runInit()
+	status, err := runInit()
 	if err != nil {
-		exit = wire.Exit{Code: 126, Error: err.Error()}
+		status.Exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
-	return json.NewEncoder(os.NewFile(statusFD, "status")).Encode(exit)
+	return json.NewEncoder(os.NewFile(statusFD, "status")).Encode(status)
 }
 
-func runInit() (wire.Exit, error) {
+func runInit() (initStatus, error) {
 	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this one.
 	runtime.LockOSThread()
 	spareThreads(initSpare)
 	oom, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
 	if err != nil {
-		return wire.Exit{}, err
+		return initStatus{}, err
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return wire.Exit{}, fmt.Errorf("become unreadable: %w", err)
+		return initStatus{}, fmt.Errorf("become unreadable: %w", err)
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals)
@@ -72,9 +72,14 @@ func runInit() (wire.Exit, error) {
 	defer specFile.Close()
 	var spec initSpec
 	if err := json.NewDecoder(specFile).Decode(&spec); err != nil {
-		return wire.Exit{}, fmt.Errorf("read run: %w", err)
+		return initStatus{}, fmt.Errorf("read run: %w", err)
 	}
-	return spec.start(oom, signals)
+	exit, err := spec.start(oom, signals)
+	status := initStatus{Exit: exit}
+	if spec.Displays && err == nil {
+		status.Displays = collectDisplays()
+	}
+	return status, err
 }
 
 func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, error) {
@@ -93,6 +98,11 @@ func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, 
 	}
 	if err := giveUpPrivileges(); err != nil {
 		return wire.Exit{}, err
+	}
+	if spec.Displays {
+		if err := os.Mkdir(displayDir, 0o700); err != nil {
+			return wire.Exit{}, err
+		}
 	}
 	env := spec.environ()
 	path, err := findProgram(argv[0], env)
@@ -194,6 +204,9 @@ func (spec *initSpec) environ() []string {
 	}
 	for k, v := range spec.Env {
 		env = append(env, k+"="+v)
+	}
+	if spec.Displays {
+		env = append(env, "SANDBOX_DISPLAY="+displayDir)
 	}
 	return env
 }

@@ -89,7 +89,8 @@ func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, err
 	pumps.Go(func() { said.read(p.stdout) })
 	pumps.Go(func() { said.read(p.stderr) })
 	go func() {
-		in.exit, err = p.wait()
+		status, err := p.wait()
+		in.exit = status.Exit
 		if err != nil {
 			in.exit = wire.Exit{Code: 126, Error: err.Error()}
 		}

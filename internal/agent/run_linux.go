@@ -20,6 +20,9 @@ import (
 // much; more can only come from a process of another run that was handed the descriptor.
 const maxLeftover = 1 << 20
 
+// maxStatus bounds what run-init reports: the displays, in base64.
+const maxStatus = 2 * maxDisplay
+
 // initSpec is what run-init reads from its descriptor 3.
 type initSpec struct {
 	Argv      []string          `json:"argv"`
@@ -32,11 +35,24 @@ type initSpec struct {
 	Processes uint64            `json:"processes"`
 	Driver    []byte            `json:"driver"`
 	Channel   bool              `json:"channel"` // descriptor 5 is a connection for cells
+	Displays  bool              `json:"displays"`
+}
+
+// initStatus is what run-init writes to its descriptor 4 when the program has ended.
+type initStatus struct {
+	wire.Exit
+	Displays []shown `json:"displays,omitempty"`
+}
+
+// shown is something that a program left to be displayed.
+type shown struct {
+	MIME string `json:"mime"`
+	Data []byte `json:"data"`
 }
 
 func (a *agent) spec(r *wire.Run) initSpec {
 	return initSpec{
-		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver,
+		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver, Displays: r.Displays,
 		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
 		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes,
 	}
@@ -69,27 +85,32 @@ func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	pumps.Go(func() { pump(s, wire.TypeStdout, p.stdout) })
 	pumps.Go(func() { pump(s, wire.TypeStderr, p.stderr) })
 
-	exit, err := p.wait()
+	status, err := p.wait()
 	now := time.Now()
 	_ = p.stdout.SetReadDeadline(now)
 	_ = p.stderr.SetReadDeadline(now)
 	pumps.Wait()
-	return exit, err
+	for _, d := range status.Displays {
+		if s.Send(context.Background(), wire.Frame{Type: wire.TypeDisplay, MIME: d.MIME, Data: d.Data}) != nil {
+			break
+		}
+	}
+	return status.Exit, err
 }
 
 // wait returns how the program ended, when nothing of the run is left.
-func (p *initProcess) wait() (wire.Exit, error) {
+func (p *initProcess) wait() (initStatus, error) {
 	// The status comes before run-init's end; its end means that the kernel has killed all the rest.
-	status, statusErr := io.ReadAll(io.LimitReader(p.status, 4096))
+	text, statusErr := io.ReadAll(io.LimitReader(p.status, maxStatus))
 	ended(p.proc.Pid)
 	state, err := p.proc.Wait()
 	if err != nil {
-		return wire.Exit{}, err
+		return initStatus{}, err
 	}
-	var exit wire.Exit
-	if statusErr != nil || json.Unmarshal(status, &exit) != nil {
-		if exit = exitOf(state); exit.Signal == 0 { // run-init was not killed, it broke down
-			exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
+	var exit initStatus
+	if statusErr != nil || json.Unmarshal(text, &exit) != nil {
+		if exit.Exit = exitOf(state); exit.Signal == 0 { // run-init was not killed, it broke down
+			exit.Exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
 		}
 	}
 	exit.UserUS = state.UserTime().Microseconds()

@@ -30,6 +30,8 @@ type Definition struct {
 	// Driver is the name of the driver's file beside runner.json.
 	Driver       string `json:"driver"`
 	DriverSource []byte `json:"-"`
+	// Displays says that programs leave what they show where the agent looks for it.
+	Displays bool `json:"displays"`
 	// Env is added to every run. "{path}" is replaced by Detect.
 	Env map[string]string `json:"env"`
 	// Libraries are the names for the tool description, in order. Detect leaves them out when they are not installed.

@@ -260,9 +260,9 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 	env := make(map[string]string, len(r.Env)+len(req.Env))
 	maps.Copy(env, r.Env)
 	maps.Copy(env, req.Env)
-	frame := &wire.Run{Argv: r.Argv, File: r.File, Code: []byte(req.Code), Env: env, Limits: limits}
+	frame := &wire.Run{Argv: r.Argv, File: r.File, Code: []byte(req.Code), Env: env, Limits: limits, Displays: r.Displays}
 	if req.Persistent {
-		frame.Argv, frame.Driver, frame.Interpreter = r.Persistent, r.DriverSource, r.Name
+		frame.Argv, frame.Driver, frame.Interpreter, frame.Displays = r.Persistent, r.DriverSource, r.Name, false
 	}
 	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
 	if err != nil {

@@ -78,10 +78,12 @@ func (t *toolset) readArtifact(ctx context.Context, c call) (*mcp.CallToolResult
 	}
 	f := artifactOf(a.FileLink)
 	out := readJSON{Path: f.Path, Filename: f.Filename, MIMEType: f.MIMEType, SizeBytes: f.SizeBytes, SessionID: id}
-	if kind, ok := imageType(a.Name, a.Content); ok && !c.client.plain && encoding != "base64" {
-		res := textResult(out)
-		res.Content = append(res.Content, &mcp.ImageContent{Data: a.Content, MIMEType: kind})
-		return res, nil
+	if !c.client.plain && encoding != "base64" {
+		if picture := t.images.content(a.Name, a.Content); picture != nil {
+			res := textResult(out)
+			res.Content = append(res.Content, picture)
+			return res, nil
+		}
 	}
 	out.ContentBase64 = new(base64.StdEncoding.EncodeToString(a.Content))
 	return textResult(out), nil

@@ -102,23 +102,21 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		}
 		return textResult(out), nil
 	}
-	return runResult(c.client, res), nil
+	return t.runResult(c.client, res), nil
 }
 
 // runResult is the plain output, what was shown, and a line of facts when there is something to say.
-func runResult(c client, res engine.Result) *mcp.CallToolResult {
+func (t *toolset) runResult(c client, res engine.Result) *mcp.CallToolResult {
 	out := &mcp.CallToolResult{}
 	if text := combine(res.Stdout, res.Stderr); text != "" {
 		out.Content = append(out.Content, &mcp.TextContent{Text: text})
 	}
 	for _, d := range res.Displays {
-		switch kind, ok := imageType("."+strings.TrimPrefix(d.MIME, "image/"), d.Data); {
-		case ok:
-			out.Content = append(out.Content, &mcp.ImageContent{Data: d.Data, MIMEType: kind})
-		case strings.HasPrefix(d.MIME, "text/") && d.MIME != "text/html":
+		if strings.HasPrefix(d.MIME, "text/") && d.MIME != "text/html" {
 			out.Content = append(out.Content, &mcp.TextContent{Text: validUTF8(d.Data)})
 		}
 	}
+	out.Content = append(out.Content, t.images.images(res.Displays)...)
 	if facts := factsOf(res); facts != "" || len(out.Content) == 0 {
 		if facts == "" {
 			facts = "(no output)"

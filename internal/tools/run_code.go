@@ -86,6 +86,9 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 	}
 
 	out := textResult(runCodeResult(res))
+	if !c.client.plain {
+		out.Content = append(out.Content, t.images.images(res.Displays)...)
+	}
 	if c.client.atLeast(version20250618) {
 		out.Content = append(out.Content, links(res.Files)...)
 	}

@@ -116,6 +116,9 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 		return nil, err
 	}
 	out := textResult(runPythonResult(res))
+	if !c.client.plain {
+		out.Content = append(out.Content, t.images.images(res.Displays)...)
+	}
 	if c.client.atLeast(version20250618) {
 		out.Content = append(out.Content, links(res.Files)...)
 	}

@@ -53,7 +53,7 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 	if opt.Logger == nil {
 		opt.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &toolset{engine: e, log: opt.Logger}
+	t := &toolset{engine: e, log: opt.Logger, images: make(scaling, 2)}
 	for _, tool := range []struct {
 		*mcp.Tool
 		call func(context.Context, call) (*mcp.CallToolResult, error)
@@ -75,6 +75,7 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 type toolset struct {
 	engine Engine
 	log    *slog.Logger
+	images scaling
 }
 
 // call is one call of one tool.

@@ -93,6 +93,9 @@ type Run struct {
 	Code   []byte            `json:"code,omitempty"`
 	Env    map[string]string `json:"env,omitempty"`
 	Limits RunLimits         `json:"limits"`
+	// Displays asks for what the program leaves in the directory $SANDBOX_DISPLAY: a file index of lines
+	// "<MIME type> <name>", and the files it names.
+	Displays bool `json:"displays,omitempty"`
 	// Driver is the source of the runner's driver; the argument "{driver}" is replaced by its path.
 	Driver []byte `json:"driver,omitempty"`
 	// Interpreter, when set, names an interpreter that lives on: Code is its next cell. If there is none of

@@ -50,9 +50,9 @@ def display(*values):
 
 
 def show(value):
-    figure = value if _is(value, "matplotlib.figure", "Figure") else None
-    if figure is not None:
-        show_figure(figure)
+    if FIGURES is not None and _is(value, "matplotlib.figure", "Figure"):
+        FIGURES.show_figure(value)
+        sys.modules["matplotlib.pyplot"].close(value)
         return
     text = table(value)
     if text is not None:
@@ -105,44 +105,6 @@ def table(value):
     if rows > MAX_ROWS or columns > MAX_COLUMNS:
         lines.append(f"\n{rows} rows × {columns} columns")
     return "\n".join(lines) + "\n"
-
-
-def show_figure(figure):
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight")
-    show_bytes("image/png", buffer.getvalue())
-
-
-def show_open_figures(*_, **__):
-    """What plt.show() does here, and what happens to figures that a cell leaves open."""
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    if pyplot is None or not hasattr(pyplot, "get_fignums"):
-        return
-    for number in pyplot.get_fignums():
-        show_figure(pyplot.figure(number))
-        pyplot.close(number)
-
-
-class PyplotFinder:
-    """Replaces show in matplotlib.pyplot when that is imported."""
-
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name != "matplotlib.pyplot":
-            return None
-        sys.meta_path.remove(PyplotFinder)
-        import importlib.util
-
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            module.show = show_open_figures
-            sys.modules["matplotlib.figure"].Figure.show = lambda figure, *_, **__: show_figure(figure)
-
-        spec.loader.exec_module = exec_module
-        return spec
 
 
 # ---- Running cells ----
@@ -259,7 +221,6 @@ def main():
     namespace["display"] = display
     sys.argv = [""]
     sys.path[0] = os.getcwd()
-    sys.meta_path.insert(0, PyplotFinder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     redirect(None)
     tell("ready")
@@ -279,7 +240,8 @@ def main():
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             exit_code = cell_exit_code(code, filename, namespace)
-            show_open_figures()
+            if FIGURES is not None:
+                FIGURES.show_forgotten_figures()
         except BaseException as e:  # an interrupt that came late, or a figure that cannot be drawn
             print_exception(e)
             exit_code = 1
@@ -291,6 +253,12 @@ def main():
         tell(f"result {number} {exit_code}")
 
 
+try:
+    import sandbox_runner as FIGURES  # of the environment with the libraries; a bare interpreter has no figures
+
+    FIGURES.emit = show_bytes
+except ImportError:
+    FIGURES = None
 PID = os.getpid()
 CHANNEL = os.dup(CHANNEL_FD)
 os.close(CHANNEL_FD)

@@ -1,24 +1,30 @@
-"""Imported at every start of the environment's interpreter, by sandbox_runner.pth: keep it tiny.
+"""Imported at every start of the environment's interpreter, by sandbox_runner.pth: keep it tiny. Nothing happens before matplotlib is
+imported.
 
 matplotlib scans all fonts when its cache directory is empty, which in a sandbox it always is, and warns when the directory
-is not writable. So the cache made at installation is copied into MPLCONFIGDIR when matplotlib is imported, not earlier.
+is not writable. So the cache made at installation is copied into MPLCONFIGDIR.
+
+Figures that are shown, or left open at the end, are handed on to be displayed: to SANDBOX_DISPLAY, a directory with a file index of
+lines "<MIME type> <name>", or to whatever emit is replaced by.
 """
 import sys
 
 
-class _FontCache:
+class _Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == "matplotlib":
-            sys.meta_path.remove(_FontCache)
             try:
-                _copy()
+                _copy_fonts()
             except OSError:
                 pass  # matplotlib then makes its own
+        elif name == "matplotlib.pyplot":
+            sys.meta_path.remove(_Finder)
+            return _showing(name)
         return None
 
 
-def _copy():
+def _copy_fonts():
     import os
     import shutil
 
@@ -32,4 +38,82 @@ def _copy():
         shutil.copyfile(os.path.join(source, name), os.path.join(target, name))
 
 
-sys.meta_path.insert(0, _FontCache)
+def _showing(name):
+    """The spec of matplotlib.pyplot with a show that shows."""
+    import importlib.util
+    import os
+
+    if emit is _to_directory and "SANDBOX_DISPLAY" not in os.environ:
+        return None
+    spec = importlib.util.find_spec(name)
+    execute = spec.loader.exec_module
+
+    def exec_module(module):
+        import atexit
+
+        execute(module)
+        figure = sys.modules["matplotlib.figure"].Figure
+        save = figure.savefig
+
+        def savefig(self, *args, **kwargs):
+            self.sandbox_saved = True
+            return save(self, *args, **kwargs)
+
+        figure.savefig = savefig
+        figure.show = lambda self, *_, **__: show_figure(self)
+        module.show = show_open_figures
+        if emit is _to_directory:
+            process = os.getpid()
+            atexit.register(lambda: show_forgotten_figures() if os.getpid() == process else None)
+
+    spec.loader.exec_module = exec_module
+    return spec
+
+
+def show_open_figures(*_, **__):
+    """What plt.show() does here."""
+    for figure in _open_figures():
+        show_figure(figure)
+        sys.modules["matplotlib.pyplot"].close(figure)
+
+
+def show_forgotten_figures():
+    """What becomes of figures that are left open: those that were saved to a file have been seen to."""
+    for figure in _open_figures():
+        if not hasattr(figure, "sandbox_saved"):
+            show_figure(figure)
+        sys.modules["matplotlib.pyplot"].close(figure)
+
+
+def _open_figures():
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None or not hasattr(pyplot, "get_fignums"):
+        return []
+    return [pyplot.figure(number) for number in pyplot.get_fignums()]
+
+
+def show_figure(figure):
+    import io
+
+    if not figure.get_children()[1:]:
+        return  # nothing was drawn
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
+    emit("image/png", buffer.getvalue())
+
+
+def _to_directory(mime, data):
+    import os
+    import uuid
+
+    directory = os.environ["SANDBOX_DISPLAY"]
+    name = uuid.uuid4().hex
+    with open(os.path.join(directory, name), "wb") as f:
+        f.write(data)
+    with open(os.path.join(directory, "index"), "a") as f:
+        f.write(f"{mime} {name}\n")
+
+
+emit = _to_directory
+
+sys.meta_path.insert(0, _Finder)
