@@ -93,13 +93,13 @@ func dsn(path string) string {
 }
 
 // prepare switches to WAL and migrates. When several processes do that to a new file at once, SQLite refuses some of them
-// without waiting for its busy timeout, so those try again.
+// without waiting for its busy timeout, or finds that another has removed the journal before it could, so those try again.
 func (s *Store) prepare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, busyTimeout)
 	defer cancel()
 	for {
 		err := s.tryPrepare(ctx)
-		if !busy(err) {
+		if !contended(err) {
 			return err
 		}
 		select {
@@ -121,9 +121,9 @@ func (s *Store) tryPrepare(ctx context.Context) error {
 	return migrate(ctx, s.db)
 }
 
-func busy(err error) bool {
+func contended(err error) bool {
 	var e *sqlite.Error
-	return errors.As(err, &e) && e.Code()&0xff == sqlite3.SQLITE_BUSY
+	return errors.As(err, &e) && (e.Code()&0xff == sqlite3.SQLITE_BUSY || e.Code() == sqlite3.SQLITE_IOERR_DELETE_NOENT)
 }
 
 // AddTicket stores a ticket.
