@@ -28,6 +28,17 @@ var migrations = [...]string{
 		cause     TEXT NOT NULL
 	) STRICT, WITHOUT ROWID;
 	CREATE INDEX runs_started ON runs (started);`,
+	`CREATE TABLE results (
+		id       TEXT PRIMARY KEY,
+		caller   TEXT NOT NULL,
+		session  TEXT NOT NULL,
+		instance TEXT NOT NULL,
+		started  INTEGER NOT NULL,
+		ended    INTEGER NOT NULL,
+		data     BLOB NOT NULL
+	) STRICT;
+	CREATE INDEX results_caller ON results (caller, ended);
+	CREATE INDEX results_started ON results (started);`,
 }
 
 // migrate applies what is missing, in one transaction that no other process can be inside of.
