@@ -89,7 +89,12 @@ func (e *Engine) ReadArtifact(_ context.Context, caller session.Caller, sessionI
 		return Artifact{}, err
 	}
 	defer f.Close()
-	link := FileLink{File: workspace.File{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}, URL: e.url(caller, sessionID, name)}
+	return e.readAll(caller, sessionID, name, f, fi)
+}
+
+// readAll reads an open file of a session, within the limit.
+func (e *Engine) readAll(caller session.Caller, sessionID, name string, f io.Reader, fi fs.FileInfo) (Artifact, error) {
+	link := e.links(caller, sessionID, []workspace.File{{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}})[0]
 	limit := int64(e.cfg.MaxReadBytes)
 	if link.Size > limit {
 		return Artifact{}, tooLarge(link, limit)
@@ -132,9 +137,11 @@ func unitOf(n int64) (unit int64, name string) {
 // CloseSession ends a session that exists, with its runs and upload links. Download links go on working for as long as closed sessions
 // are retained. Refusals are invalid_id and session_not_found.
 func (e *Engine) CloseSession(ctx context.Context, caller session.Caller, sessionID string) error {
+	hadFiles := e.hasFiles(caller, sessionID)
 	if err := e.cfg.Sessions.CloseSession(ctx, caller, sessionID); err != nil {
 		return e.wrapSession(sessionID, err)
 	}
+	e.activity.closed(caller, sessionID, hadFiles)
 	if e.cfg.Store == nil {
 		return nil
 	}

@@ -51,6 +51,8 @@ type Engine struct {
 	log    *slog.Logger
 	ids    runIDs
 	record *recorder
+
+	activity activity
 }
 
 // New returns an Engine. Close ends it; the session manager and the store it was given outlive it.
@@ -104,6 +106,7 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 		return Result{}, e.failed(ctx, log, r, res, err)
 	}
 	defer s.Release()
+	defer func() { e.ran(caller, s, req, res) }()
 	log.DebugContext(ctx, "[MCP] Sandbox directory: "+s.Key())
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Executing %s code for conversation %s (network: %t, env vars: %d)",
 		r.Name, req.Session, req.Network, len(req.Env)))
@@ -205,7 +208,7 @@ func (e *Engine) list(ctx context.Context, log *slog.Logger, caller session.Call
 func (e *Engine) links(caller session.Caller, id string, files []workspace.File) []FileLink {
 	links := make([]FileLink, len(files))
 	for i, f := range files {
-		links[i] = FileLink{File: f, URL: e.url(caller, id, f.Name)}
+		links[i] = FileLink{File: f, Session: id, URL: e.url(caller, id, f.Name)}
 	}
 	return links
 }

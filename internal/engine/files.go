@@ -35,7 +35,8 @@ func (e *Engine) Upload(ctx context.Context, caller session.Caller, req UploadRe
 	}
 	e.cfg.Metrics.uploaded(f.Size)
 	e.log.InfoContext(ctx, "[MCP] File uploaded: "+f.Name, "session_id", req.Session, "bytes", f.Size)
-	return FileLink{File: f, URL: e.url(caller, s.ID(), f.Name)}, nil
+	e.activity.used(caller, s.ID(), true)
+	return FileLink{File: f, Session: s.ID(), URL: e.url(caller, s.ID(), f.Name)}, nil
 }
 
 // UploadURL returns a link to which one file can be PUT, once, until the session is closed. The session is made if need be.

@@ -93,10 +93,11 @@ func (r Result) Success() bool {
 	return r.ExitCode == 0 && r.Signal == 0 && r.Cause == ""
 }
 
-// FileLink is a file of a workspace with the address it can be downloaded from.
+// FileLink is a file of a session's workspace with the address it can be downloaded from.
 type FileLink struct {
 	workspace.File
-	URL string
+	Session string
+	URL     string // empty for a caller who has no such addresses
 }
 
 // Artifact is a file with what is in it.

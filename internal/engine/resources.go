@@ -1,0 +1,221 @@
+package engine
+
+import (
+	"cmp"
+	"container/list"
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// RecentFiles never looks through all sessions there are: a root may hold thousands.
+const (
+	rememberedSessions = 1000 // of all callers, in memory
+	recentSessions     = 20   // whose files are listed
+	recentCandidates   = 100  // looked up to find those: some have been closed
+
+	// clockSlack is how far the time of a file may lie before the moment it was written at: file systems round down to
+	// the kernel's tick.
+	clockSlack = 20 * time.Millisecond
+)
+
+// Position is a place in the order of RecentFiles, which is that of times, newest first, then of sessions and names.
+type Position struct {
+	ModTime time.Time
+	Session string
+	Name    string
+}
+
+func positionOf(f FileLink) Position { return Position{f.ModTime, f.Session, f.Name} }
+
+func (p Position) compare(q Position) int {
+	return cmp.Or(q.ModTime.Compare(p.ModTime), cmp.Compare(p.Session, q.Session), cmp.Compare(p.Name, q.Name))
+}
+
+// RecentFiles lists files of the sessions that the caller used last, newest first: at most limit of them, after a position,
+// or from the start when it is zero. It knows the sessions that were used through this engine, and those whose runs the
+// store remembers; a session that has only had uploads is unknown after a restart. Files whose name no client could ask
+// for are left out.
+func (e *Engine) RecentFiles(ctx context.Context, caller session.Caller, after Position, limit int) (files []FileLink, more bool, err error) {
+	ids := e.activity.sessions(caller)
+	if e.cfg.Store != nil {
+		stored, err := e.cfg.Store.RecentSessions(ctx, caller.ID, recentCandidates)
+		if err != nil {
+			return nil, false, err
+		}
+		for _, id := range stored {
+			if !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	found := 0
+	for _, id := range ids[:min(len(ids), recentCandidates)] {
+		if err := ctx.Err(); err != nil {
+			return nil, false, err
+		}
+		if found == recentSessions {
+			break
+		}
+		of, err := e.sessionFiles(caller, id)
+		if errors.Is(err, session.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		found++
+		files = append(files, of...)
+	}
+	slices.SortFunc(files, func(a, b FileLink) int { return positionOf(a).compare(positionOf(b)) })
+	if after != (Position{}) {
+		files = slices.DeleteFunc(files, func(f FileLink) bool { return positionOf(f).compare(after) <= 0 })
+	}
+	if len(files) > limit {
+		return files[:limit:limit], true, nil
+	}
+	return files, false, nil
+}
+
+func (e *Engine) sessionFiles(caller session.Caller, id string) ([]FileLink, error) {
+	s, err := e.cfg.Sessions.Lookup(caller, id)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Release()
+	found, _, err := s.Workspace().List(maxArtifacts)
+	if err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(f workspace.File) bool {
+		clean, err := workspace.CleanName(f.Name)
+		return err != nil || clean != f.Name
+	})
+	return e.links(caller, id, found), nil
+}
+
+// ReadFile is ReadArtifact that also finds the files of sessions which have been closed and are retained, as links to them do.
+// Refusals are invalid_id, invalid_path, not_found and artifact_too_large.
+func (e *Engine) ReadFile(ctx context.Context, caller session.Caller, sessionID, path string) (Artifact, error) {
+	name, err := workspace.CleanName(path)
+	if err != nil {
+		return Artifact{}, e.wrap(err)
+	}
+	f, fi, err := e.OpenFile(ctx, caller, sessionID, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Artifact{}, &Error{Code: CodeNotFound, Message: "No file at " + DataPath(name), Err: err}
+	}
+	if err != nil {
+		return Artifact{}, err
+	}
+	defer f.Close()
+	return e.readAll(caller, sessionID, name, f, fi)
+}
+
+// Watch has changed called whenever files of a caller's were made or changed by a run or an upload, or went with their session. It is
+// called by whoever changed them, so it must not block. It may be called once too often.
+func (e *Engine) Watch(changed func(session.Caller)) {
+	e.activity.mu.Lock()
+	defer e.activity.mu.Unlock()
+	e.activity.watchers = append(e.activity.watchers, changed)
+}
+
+// hasFiles reports whether a session has any file that may have been listed.
+func (e *Engine) hasFiles(caller session.Caller, sessionID string) bool {
+	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
+	if err != nil {
+		return false
+	}
+	defer s.Release()
+	files, _, err := s.Workspace().List(1)
+	return err != nil || len(files) > 0
+}
+
+// ran notes a run of a session, whatever has become of it.
+func (e *Engine) ran(caller session.Caller, s *session.Session, req Request, res Result) {
+	changed := false
+	since := res.Started.Add(-clockSlack)
+	switch {
+	case len(res.Files) > 0:
+		changed = req.Artifacts || !res.Files[0].ModTime.Before(since)
+	case res.ExitCode != 0: // nothing has been listed
+		newest, _, err := s.Workspace().List(1)
+		changed = err == nil && len(newest) > 0 && !newest[0].ModTime.Before(since)
+	}
+	e.activity.used(caller, s.ID(), changed)
+}
+
+// activity is which sessions were used last, and who wants to know when files change. The zero value is ready.
+type activity struct {
+	mu       sync.Mutex
+	order    list.List // of usedKey, last used first
+	byID     map[usedKey]*list.Element
+	watchers []func(session.Caller)
+}
+
+type usedKey struct {
+	caller session.Caller
+	id     string
+}
+
+func (a *activity) used(caller session.Caller, id string, changed bool) {
+	key := usedKey{caller, id}
+	a.mu.Lock()
+	el := a.byID[key]
+	if el == nil {
+		if a.byID == nil {
+			a.byID = map[usedKey]*list.Element{}
+		}
+		el = a.order.PushFront(key)
+		a.byID[key] = el
+		if a.order.Len() > rememberedSessions {
+			delete(a.byID, a.order.Remove(a.order.Back()).(usedKey))
+		}
+	}
+	a.order.MoveToFront(el)
+	a.mu.Unlock()
+	if changed {
+		a.tell(caller)
+	}
+}
+
+// closed forgets a session.
+func (a *activity) closed(caller session.Caller, id string, hadFiles bool) {
+	key := usedKey{caller, id}
+	a.mu.Lock()
+	if el := a.byID[key]; el != nil {
+		a.order.Remove(el)
+		delete(a.byID, key)
+	}
+	a.mu.Unlock()
+	if hadFiles {
+		a.tell(caller)
+	}
+}
+
+func (a *activity) tell(caller session.Caller) {
+	a.mu.Lock()
+	watchers := slices.Clone(a.watchers)
+	a.mu.Unlock()
+	for _, changed := range watchers {
+		changed(caller)
+	}
+}
+
+// sessions are the ids of the caller's sessions, last used first.
+func (a *activity) sessions(caller session.Caller) (ids []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for el := a.order.Front(); el != nil && len(ids) < recentCandidates; el = el.Next() {
+		if key := el.Value.(usedKey); key.caller == caller {
+			ids = append(ids, key.id)
+		}
+	}
+	return ids
+}
