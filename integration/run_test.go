@@ -90,6 +90,26 @@ func TestNotebook(t *testing.T) {
 	}
 }
 
+// TestFigures: a fresh run gives its figures back, too; one that was saved is a file already.
+func TestFigures(t *testing.T) {
+	s := serve(t)
+	for name, test := range map[string]struct {
+		code  string
+		files int
+	}{
+		"shown":     {"plt.plot([1, 2])\nplt.show()", 1},
+		"left open": {"plt.plot([1, 2])\nplt.figure()\nplt.plot([2, 1])", 2},
+		"saved":     {"plt.plot([1, 2])\nplt.savefig('/data/a.png')", 1},
+		"empty":     {"plt.figure()", 0},
+		"failed":    {"plt.plot([1, 2])\nraise SystemExit(3)", 1},
+	} {
+		r := s.run(t, "figures-"+strings.ReplaceAll(name, " ", "-"), "python", "import matplotlib.pyplot as plt\n"+test.code)
+		if len(r.Files) != test.files {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
 // TestSingleRun: without a session nothing is kept but the links.
 func TestSingleRun(t *testing.T) {
 	s := serve(t)

@@ -121,3 +121,40 @@ sys.exit(5)
 		b.Alive(t)
 	})
 }
+
+// testDisplays: what a program leaves to be displayed comes out, and nothing else does, whatever it leaves.
+func (s *suite) testDisplays(t *testing.T) {
+	b := s.start(t, sandbox.Spec{})
+	show := func(code string) Result {
+		t.Helper()
+		r := Python("import os\nd = os.environ['SANDBOX_DISPLAY']\nos.chdir(d)\nindex = open('index', 'w')\n" + code)
+		r.Displays = true
+		return b.Begin(t, r).WaitFor(t, 10*time.Second)
+	}
+	big := strings.Repeat("x", 100_000)
+	res := show(`
+open('a', 'w').write('first'); open('b', 'w').write('x' * 100000)
+index.write('text/plain a\nimage/png b\ntext/plain missing\nnonsense\n')
+`)
+	if strings.Join(res.Displays, "|") != "text/plain first|image/png "+big || res.Exit.Code != 0 {
+		t.Errorf("%.200q %+v %s", res.Displays, res.Exit, res.Stderr)
+	}
+	for name, attack := range map[string]string{
+		"links":      "os.symlink('/etc/passwd', 'l'); os.symlink('/proc/1/environ', 'p'); index.write('t/a l\\nt/b p\\nt/c ../../etc/passwd\\nt/d /etc/passwd\\nt/e index/..\\n')",
+		"pipe":       "os.mkfifo('f'); index.write('t/a f\\n')",
+		"pipe index": "os.unlink('index'); os.mkfifo('index')",
+		"directory":  "os.mkdir('x'); index.write('t/a x\\nt/b .\\n')",
+		"too large":  "open('h', 'wb').truncate(1 << 30); index.write('t/a h\\n')",
+		"moved":      "os.rename(d, '/tmp/elsewhere'); os.mkfifo(d)",
+		"linked":     "os.rename(d, '/tmp/elsewhere'); os.symlink('/proc/1', d)",
+		"gone":       "os.rename(d, '/tmp/elsewhere')",
+	} {
+		if res := show(attack); len(res.Displays) > 0 || res.Exit.Code != 0 || res.Exit.Error != "" {
+			t.Errorf("%s: %.200q %+v %s", name, res.Displays, res.Exit, res.Stderr)
+		}
+	}
+	if res := show("for i in range(1000): open(f'{i}', 'w').write('x'); index.write(f't/x {i}\\n')"); len(res.Displays) != 64 {
+		t.Errorf("%d displays", len(res.Displays))
+	}
+	b.Alive(t)
+}

@@ -45,6 +45,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("Limits", s.testLimits)
 	t.Run("Lifecycle", s.testLifecycle)
 	t.Run("Cells", s.testCells)
+	t.Run("Displays", s.testDisplays)
 }
 
 // RequireAll is set in the environment where a test that cannot run is a failure.
@@ -132,6 +133,7 @@ func (s *suite) start(t *testing.T, spec sandbox.Spec) *Box {
 // Result is what a run gave.
 type Result struct {
 	Stdout, Stderr []byte
+	Displays       []string // "<MIME type> <data>"
 	Exit           wire.Exit
 }
 
@@ -149,6 +151,7 @@ func (b *Box) Begin(t *testing.T, r wire.Run) *Running {
 type Running struct {
 	stream *wire.Stream
 	result Result
+	shown  []byte // of a display that is not whole yet
 }
 
 // next takes one frame and says whether it was the last.
@@ -163,6 +166,12 @@ func (r *Running) next(t *testing.T, ctx context.Context) bool {
 		r.result.Stdout = append(r.result.Stdout, f.Data...)
 	case wire.TypeStderr:
 		r.result.Stderr = append(r.result.Stderr, f.Data...)
+	case wire.TypeDisplay:
+		r.shown = append(r.shown, f.Data...)
+		if !f.More {
+			r.result.Displays = append(r.result.Displays, f.MIME+" "+string(r.shown))
+			r.shown = nil
+		}
 	case wire.TypeExit:
 		r.result.Exit = *f.Exit
 		return true
