@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import types
 
 CHANNEL_FD = 3
@@ -191,9 +192,22 @@ def remember_source(filename, code):
     linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
 
 
-def text_stream(fd):
-    """An unbuffered text stream: output is seen as it is produced, by whatever route."""
-    return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), encoding="utf-8", errors="backslashreplace", write_through=True)
+class Stream(io.TextIOWrapper):
+    """An unbuffered text stream: output is seen as it is produced. A thread that an earlier cell left behind writes into the void."""
+
+    def __init__(self, fd):
+        super().__init__(io.FileIO(fd, "w", closefd=False), encoding="utf-8", errors="backslashreplace", write_through=True)
+
+    def write(self, text):
+        if getattr(threading.current_thread(), "sandbox_cell", Cell.number) != Cell.number:
+            return len(text)
+        return super().write(text)
+
+
+def start_thread(thread, start=threading.Thread.start):
+    """Thread.start, remembering the cell to which the thread belongs: that of the thread that starts it."""
+    thread.sandbox_cell = getattr(threading.current_thread(), "sandbox_cell", Cell.number)
+    start(thread)
 
 
 def redirect(directory):
@@ -219,6 +233,7 @@ def main():
     namespace = module.__dict__
     namespace["__builtins__"] = builtins
     namespace["display"] = display
+    threading.Thread.start = start_thread
     sys.argv = [""]
     sys.path[0] = os.getcwd()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -231,7 +246,7 @@ def main():
             continue
         Cell.number, Cell.directory, Cell.shown = int(number), directory, 0
         redirect(directory)
-        sys.stdout, sys.stderr = text_stream(1), text_stream(2)
+        sys.stdout, sys.stderr = Stream(1), Stream(2)
         sys.stdin = open(os.devnull)
         with open(os.path.join(directory, "code"), encoding="utf-8", errors="surrogateescape") as f:
             code = f.read()

@@ -107,6 +107,13 @@ sys.stderr.write("error\n"); _ = os.write(2, b"\xff\n")
 		if res := b.Run(t, Cell(t, "python", "import time; time.sleep(0.3); print('mine')")); string(res.Stdout) != "mine\n" {
 			t.Errorf("a child of an earlier cell printed into a later one: %q", res.Stdout)
 		}
+		b.Run(t, Cell(t, "python", `
+def chatter():
+    while True: print("late"); time.sleep(0.01)
+threading.Thread(target=chatter, daemon=True).start()`))
+		if res := b.Run(t, Cell(t, "python", "import time; time.sleep(0.3); print('mine')")); string(res.Stdout) != "mine\n" {
+			t.Errorf("a thread of an earlier cell printed into a later one: %q", res.Stdout)
+		}
 		// Lines of the driver's protocol, and garbage, on every descriptor there is.
 		forge := b.Run(t, Cell(t, "python", `
 for fd in range(3, 64):
