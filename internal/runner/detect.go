@@ -30,12 +30,24 @@ type found struct {
 // Detect returns the runners that can really be used with the environments in dir, and what is missing for the others, or for
 // their libraries. It starts an interpreter only where Install has not been, or the interpreter has changed since.
 func Detect(ctx context.Context, dir string) (Set, []Problem) {
+	set, _, problems := detect(ctx, dir)
+	return set, problems
+}
+
+// parts is what there is to make runners of.
+type parts struct {
+	defs []Definition
+	envs map[string]found
+	bash found
+}
+
+func detect(ctx context.Context, dir string) (Set, parts, []Problem) {
 	defs, err := definitions(runners.Files, runners.Names())
 	if err != nil {
-		return nil, []Problem{{"runners", err.Error(), "rebuild: make build"}}
+		return nil, parts{}, []Problem{{"runners", err.Error(), "rebuild: make build"}}
 	}
 	if runtime.GOOS != "linux" {
-		return nil, []Problem{{"runners", "the jail runs on Linux only", "use the Docker backend"}}
+		return nil, parts{}, []Problem{{"runners", "the jail runs on Linux only", "use the Docker backend"}}
 	}
 	if abs, err := filepath.Abs(dir); err == nil {
 		dir = abs
@@ -61,7 +73,7 @@ func Detect(ctx context.Context, dir string) (Set, []Problem) {
 			set = append(set, r)
 		}
 	}
-	return set, problems
+	return set, parts{defs, envs, bash}, problems
 }
 
 // assemble makes a runner of its definition and the environments there are.
@@ -148,12 +160,7 @@ func stale(s stamp, env string) []Problem {
 
 func detectPython(ctx context.Context, dir string) (found, []Problem) {
 	if s, ok := current(ctx, dir, "python", probePython, sameMinor); ok && s.Complete {
-		return found{
-			interpreter: s.Interpreter, title: "Python", installed: true,
-			command: inside + "python/bin/python",
-			path:    []string{inside + "python/bin"},
-			mounts:  append([]sandbox.Mount{{Source: filepath.Join(dir, "python"), Target: inside + "python"}}, mounts(s.Interpreter.Paths)...),
-		}, stale(s, "python")
+		return pythonIn(filepath.Join(dir, "python"), s), stale(s, "python")
 	}
 	in := findPython(ctx)
 	if in.Path == "" {
@@ -162,6 +169,25 @@ func detectPython(ctx context.Context, dir string) (found, []Problem) {
 	return found{
 		interpreter: in, title: "Python", command: in.Path, mounts: mounts(in.Paths), path: []string{filepath.Dir(in.Path)},
 	}, []Problem{{"python", "the libraries are not installed: Python runs without them", fixInstall}}
+}
+
+// pythonIn is the environment that was installed in dir. Inside, each takes the bundled one's place.
+func pythonIn(dir string, s stamp) found {
+	return found{
+		interpreter: s.Interpreter, title: "Python", installed: true,
+		command: inside + "python/bin/python",
+		path:    []string{inside + "python/bin"},
+		mounts:  append([]sandbox.Mount{{Source: dir, Target: inside + "python"}}, mounts(s.Interpreter.Paths)...),
+	}
+}
+
+func nodeIn(dir string, s stamp) found {
+	return found{
+		interpreter: s.Interpreter, title: "Node.js", installed: s.Complete,
+		command: s.Interpreter.Path,
+		path:    []string{filepath.Dir(s.Interpreter.Path)},
+		mounts:  append([]sandbox.Mount{{Source: dir, Target: inside + "node"}}, mounts(s.Interpreter.Paths)...),
+	}
 }
 
 func detectNode(ctx context.Context, dir string) (found, []Problem) {
@@ -177,12 +203,7 @@ func detectNode(ctx context.Context, dir string) (found, []Problem) {
 		}
 		return found{}, []Problem{{"node", "not installed: no JavaScript, no TypeScript", fixInstall}}
 	}
-	f := found{
-		interpreter: s.Interpreter, title: "Node.js", installed: s.Complete,
-		command: s.Interpreter.Path,
-		path:    []string{filepath.Dir(s.Interpreter.Path)},
-		mounts:  append([]sandbox.Mount{{Source: filepath.Join(dir, "node"), Target: inside + "node"}}, mounts(s.Interpreter.Paths)...),
-	}
+	f := nodeIn(filepath.Join(dir, "node"), s)
 	if !s.Complete {
 		return f, []Problem{{"node", "the libraries are not installed: JavaScript runs without them, TypeScript not at all", fixInstall}}
 	}

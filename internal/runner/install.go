@@ -119,7 +119,30 @@ func (in installer) python(ctx context.Context) *Problem {
 }
 
 func (in installer) fillPython(ctx context.Context, py interpreter, staging string) error {
-	in.progress("python: making an environment with %s (Python %s)", py.Path, py.Version)
+	if err := copyFiles(in.files, "python", staging, "requirements.lock"); err != nil {
+		return err
+	}
+	hash, err := lockHash(in.files, "python")
+	if err != nil {
+		return err
+	}
+	return in.fillVenv(ctx, py, staging, venv{
+		label: "python", lock: hash, imports: append([]string{"matplotlib.font_manager"}, libraries(in.files, "python")...),
+		pip: []string{"--no-deps", "--require-hashes", "-r", filepath.Join(staging, "requirements.lock")},
+	})
+}
+
+// venv is what a Python environment is made of.
+type venv struct {
+	label   string   // for progress
+	lock    string   // for the stamp
+	pip     []string // further arguments of pip install
+	imports []string // modules whose import proves that it works
+}
+
+// fillVenv makes an environment that will be at inside+"python". No package's own code is run but by those imports.
+func (in installer) fillVenv(ctx context.Context, py interpreter, staging string, v venv) error {
+	in.progress("%s: making an environment with %s (Python %s)", v.label, py.Path, py.Version)
 	if err := in.command(ctx, staging, nil, nil, py.Path, "-I", "-m", "venv", staging); err != nil {
 		return err
 	}
@@ -131,18 +154,14 @@ func (in installer) fillPython(ctx context.Context, py interpreter, staging stri
 	if err := os.Symlink(py.Path, exe); err != nil {
 		return err
 	}
-	if err := copyFiles(in.files, "python", staging, "requirements.lock"); err != nil {
-		return err
-	}
-	in.progress("python: downloading and installing the libraries")
+	in.progress("%s: downloading and installing the libraries", v.label)
 	downloads := func(line string) {
 		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "Downloading "); ok {
-			in.progress("python:   %s", name)
+			in.progress("%s:   %s", v.label, name)
 		}
 	}
-	if err := in.command(ctx, staging, nil, downloads, exe, "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check",
-		"--no-cache-dir", "--retries", "2", "--progress-bar", "off", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-compile",
-		"-r", filepath.Join(staging, "requirements.lock")); err != nil {
+	if err := in.command(ctx, staging, nil, downloads, exe, append([]string{"-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check",
+		"--no-cache-dir", "--retries", "2", "--progress-bar", "off", "--only-binary", ":all:", "--no-compile"}, v.pip...)...); err != nil {
 		return err
 	}
 	// Some versions of venv bring setuptools, which adds to every start of the interpreter.
@@ -156,7 +175,7 @@ func (in installer) fillPython(ctx context.Context, py interpreter, staging stri
 	if err := copyFiles(in.files, "python", site[0], "sandbox_runner.py", "sandbox_runner.pth"); err != nil {
 		return err
 	}
-	in.progress("python: compiling and checking")
+	in.progress("%s: compiling and checking", v.label)
 	if err := in.command(ctx, staging, nil, nil, exe, "-I", "-m", "compileall", "-q", "-j", "0", "-s", staging, "-p", inside+"python", site[0]); err != nil {
 		return err
 	}
@@ -165,19 +184,16 @@ func (in installer) fillPython(ctx context.Context, py interpreter, staging stri
 		return err
 	}
 	// Nothing of this user's home or tools gets into the list of fonts; importing every library proves that they work.
-	check := "import matplotlib.font_manager, " + strings.Join(libraries(in.files, "python"), ", ")
-	if err := in.command(ctx, staging, []string{"HOME=/nonexistent", "PATH=/nonexistent", "MPLBACKEND=Agg", "MPLCONFIGDIR=" + cache, "PYTHONDONTWRITEBYTECODE=1"}, nil,
-		exe, "-c", check); err != nil {
-		return err
+	if len(v.imports) > 0 {
+		if err := in.command(ctx, staging, []string{"HOME=/nonexistent", "PATH=/nonexistent", "MPLBACKEND=Agg", "MPLCONFIGDIR=" + cache, "PYTHONDONTWRITEBYTECODE=1"}, nil,
+			exe, "-c", "import "+strings.Join(v.imports, ", ")); err != nil {
+			return err
+		}
 	}
 	if err := relocateScripts(filepath.Join(staging, "bin"), exe, inside+"python/bin/python"); err != nil {
 		return err
 	}
-	hash, err := lockHash(in.files, "python")
-	if err != nil {
-		return err
-	}
-	return stamp{Lock: hash, Complete: true, Interpreter: py}.write(staging)
+	return stamp{Lock: v.lock, Complete: true, Interpreter: py}.write(staging)
 }
 
 // libraries returns the import names of a runner's libraries.
@@ -300,12 +316,16 @@ func (in installer) npm(ctx context.Context, npm, env, staging string) error {
 	if err := copyFiles(in.files, env, staging, "package.json", "package-lock.json"); err != nil {
 		return err
 	}
+	return in.npmCommand(ctx, npm, "ci", staging)
+}
+
+func (in installer) npmCommand(ctx context.Context, npm, command, staging string) error {
 	cache, err := os.MkdirTemp(in.dir, stagingPrefix+"npm-cache-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(cache)
-	return in.command(ctx, staging, []string{"npm_config_cache=" + cache}, nil, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund",
+	return in.command(ctx, staging, []string{"npm_config_cache=" + cache}, nil, npm, command, "--ignore-scripts", "--no-audit", "--no-fund",
 		"--no-update-notifier", "--no-progress", "--loglevel=error", "--fetch-retries=2", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000")
 }
 

@@ -41,6 +41,9 @@ type Definition struct {
 	Optional     []string `json:"optional"`
 	// NeedsLibraries says that an interpreter without its installed libraries is of no use.
 	NeedsLibraries bool `json:"needs_libraries"`
+	// TimeoutSeconds and MemoryMB, where they are set, take the place of the server's own limits.
+	TimeoutSeconds int `json:"timeout_seconds"`
+	MemoryMB       int `json:"memory_mb"`
 }
 
 // Runner is a language environment that can be used on this host.
@@ -49,15 +52,23 @@ type Runner struct {
 	Image   string // for list_runners, for example "jail:python"
 	Version string // for example "Python 3.11.7"
 	Mounts  []sandbox.Mount
+	// Wrapper is the directory of an environment that isolates itself (contract 5): it is started as it is and has
+	// no workspace. Empty for all others.
+	Wrapper string
 }
 
 // Set is the runners of this host, in the order of the definitions.
 type Set []Runner
 
-// Lookup finds a runner by its name or one of its aliases.
+// Lookup finds a runner by its name or one of its aliases. A name wins: an operator's own runner may have another's alias.
 func (s Set) Lookup(nameOrAlias string) (Runner, bool) {
 	for _, r := range s {
-		if r.Name == nameOrAlias || slices.Contains(r.Aliases, nameOrAlias) {
+		if r.Name == nameOrAlias {
+			return r, true
+		}
+	}
+	for _, r := range s {
+		if slices.Contains(r.Aliases, nameOrAlias) {
 			return r, true
 		}
 	}

@@ -1,0 +1,107 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// wrappers finds contract 5's environments in dir: directories with a metadata.json and bin/run, which takes code on its
+// stdin, and perhaps bin/session-run, which keeps state. They isolate themselves.
+func wrappers(dir string) (list []Runner, problems []Problem) {
+	for _, sub := range subdirectories(dir) {
+		var meta struct {
+			Name           string `json:"name"`
+			Interpreter    string `json:"interpreter_type"`
+			TimeoutSeconds int    `json:"timeout_seconds"`
+			MemoryMB       int    `json:"memory_mb"`
+		}
+		err := readDescription(filepath.Join(sub, "metadata.json"), &meta, false)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		name := filepath.Base(sub)
+		bad := func(fix, format string, args ...any) {
+			problems = append(problems, Problem{name, "skipped: " + fmt.Sprintf(format, args...), fix})
+		}
+		mend := "mend " + filepath.Join(sub, "metadata.json")
+		if err != nil {
+			bad(mend, "metadata.json: %v", err)
+			continue
+		}
+		if !runnerName.MatchString(meta.Name) {
+			bad(mend, "metadata.json: %q is no name: use lower-case letters, digits, - and _", meta.Name)
+			continue
+		}
+		name = meta.Name
+		if !runnerName.MatchString(meta.Interpreter) {
+			bad(mend, "metadata.json: interpreter_type %q: use python, node or bash", meta.Interpreter)
+			continue
+		}
+		if err := checkLimits(meta.TimeoutSeconds, meta.MemoryMB); err != nil {
+			bad(mend, "metadata.json: %v", err)
+			continue
+		}
+		// Where a link leads, so that it is one environment for as long as the server knows it.
+		real, err := filepath.EvalSymlinks(sub)
+		if err == nil {
+			real, err = filepath.Abs(real)
+		}
+		if err != nil {
+			bad("", "%v", err)
+			continue
+		}
+		run, session := filepath.Join(real, "bin", "run"), filepath.Join(real, "bin", "session-run")
+		if !executable(run) {
+			bad("build it anew: it needs an executable bin/run", "%s has no bin/run that can be executed", sub)
+			continue
+		}
+		if closed := unreachable(run); closed != "" {
+			bad("keep it in a directory that everybody may read, such as /opt/sandboxes, and set NIX_SANDBOX_DIR to that",
+				"a root server starts wrappers as another user, who cannot reach %s", closed)
+			continue
+		}
+		r := Runner{
+			Definition: Definition{
+				Name: meta.Name, Title: meta.Name, File: "code", Argv: []string{run},
+				TimeoutSeconds: meta.TimeoutSeconds, MemoryMB: meta.MemoryMB,
+			},
+			Image: "wrapper:" + meta.Name, Version: meta.Interpreter, Wrapper: real,
+		}
+		if executable(session) {
+			r.Persistent = []string{session, meta.Interpreter}
+		}
+		list = append(list, r)
+	}
+	return list, problems
+}
+
+func executable(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0
+}
+
+// unreachable is the part of path that keeps other users out, where this is root's server; empty if there is none.
+func unreachable(path string) string {
+	if os.Geteuid() != 0 {
+		return ""
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return path
+	}
+	for _, p := range []string{path, real} {
+		want := fs.FileMode(0o005)
+		for ; ; p = filepath.Dir(p) {
+			if fi, err := os.Stat(p); err != nil || fi.Mode()&want != want {
+				return p
+			}
+			if want = 0o001; p == filepath.Dir(p) {
+				break
+			}
+		}
+	}
+	return ""
+}
