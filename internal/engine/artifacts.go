@@ -137,6 +137,11 @@ func unitOf(n int64) (unit int64, name string) {
 // CloseSession ends a session that exists, with its runs and upload links. Download links go on working for as long as closed sessions
 // are retained. Refusals are invalid_id and session_not_found.
 func (e *Engine) CloseSession(ctx context.Context, caller session.Caller, sessionID string) error {
+	e.runs.cancelSession(caller, sessionID) // also those that wait for their turn
+	return e.closeSession(ctx, caller, sessionID)
+}
+
+func (e *Engine) closeSession(ctx context.Context, caller session.Caller, sessionID string) error {
 	hadFiles := e.hasFiles(caller, sessionID)
 	if err := e.cfg.Sessions.CloseSession(ctx, caller, sessionID); err != nil {
 		return e.wrapSession(sessionID, err)

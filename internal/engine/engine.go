@@ -7,6 +7,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -35,7 +36,8 @@ type Config struct {
 	Logger   *slog.Logger // nil: silent
 	Metrics  *Metrics     // nil: nothing is counted
 
-	ExecTimeout    time.Duration // of a run
+	ExecTimeout    time.Duration // of a run that does not ask for more
+	MaxExecTimeout time.Duration // of a run that does
 	MaxCodeBytes   int
 	MaxOutputBytes int // kept of each stream
 	MaxUploadBytes int
@@ -43,6 +45,9 @@ type Config struct {
 	Quota          workspace.Usage // of one workspace
 	NetworkAllowed bool
 	UploadTTL      time.Duration // how long an upload link works; zero: an hour
+
+	Instance string               // names this process among those that share the store
+	Alive    func(id string) bool // whether another process of that name is; nil: none is
 }
 
 // Engine runs code and moves files. Its methods are safe for concurrent use.
@@ -51,13 +56,14 @@ type Engine struct {
 	log    *slog.Logger
 	ids    runIDs
 	record *recorder
+	runs   runs
 
 	activity activity
 }
 
 // New returns an Engine. Close ends it; the session manager and the store it was given outlive it.
 func New(cfg Config) *Engine {
-	e := &Engine{cfg: cfg, log: cfg.Logger}
+	e := &Engine{cfg: cfg, log: cfg.Logger, runs: runs{byID: map[string]*run{}}}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
@@ -77,28 +83,24 @@ func New(cfg Config) *Engine {
 	return e
 }
 
-// Close returns when the records of finished runs are written, or ctx is done. Runs must have ended.
+// Close ends background runs, and returns when they have ended and the records and results of all runs are written, or ctx is
+// done. Other runs must have ended.
 func (e *Engine) Close(ctx context.Context) error {
+	err := e.runs.close(ctx)
 	if e.record == nil {
-		return nil
+		return err
 	}
-	return e.record.close(ctx)
+	return errors.Join(err, e.record.close(ctx))
 }
 
 // Runners returns the language environments that can be used now.
 func (e *Engine) Runners() runner.Set { return e.cfg.Runners() }
 
-// Run executes code and returns when nothing of it is left running. The failure of the program, and of the
-// sandbox under it, is a Result; a refusal or a sandbox that cannot be started is an *Error.
-// A done ctx ends the run, which gives a Result with the cause cancelled.
-func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (Result, error) {
-	r, err := e.check(req)
-	if err != nil {
-		return Result{}, err
-	}
-	now := time.Now()
-	res := Result{RunID: e.ids.next(now), Session: req.Session, Runner: r.Name, Started: now, Timeout: e.cfg.ExecTimeout, Persistent: req.Persistent}
-	log := e.log.With("session_id", req.Session, "run_id", res.RunID)
+// execute carries out a run that has been checked.
+func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runner.Runner, req Request) (Result, error) {
+	caller := run.caller
+	res := Result{RunID: run.id, Session: req.Session, Runner: r.Name, Tool: req.Tool, Started: run.started, Timeout: req.Timeout,
+		Persistent: req.Persistent, Once: req.Once}
 	log.InfoContext(ctx, "[MCP] Using runner: "+r.Image)
 
 	s, err := e.cfg.Sessions.Open(caller, req.Session)
@@ -131,6 +133,7 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 	stdout, stderr := newCollector(e.cfg.MaxOutputBytes), newCollector(e.cfg.MaxOutputBytes)
 	sres, err := s.Run(ctx, r, session.RunRequest{
 		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout, Persistent: req.Persistent, Begin: begin,
+		Started: func() { close(run.begun) },
 		Display: func(mime string, data []byte) { res.Displays = append(res.Displays, Display{mime, data}) },
 		Output: func(t wire.Type, p []byte) {
 			stream, c := Stdout, stdout
@@ -138,15 +141,13 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 				stream, c = Stderr, stderr
 			}
 			c.write(p)
-			if req.Output != nil {
-				req.Output(stream, p)
-			}
+			run.output(stream, p)
 		},
 	})
 	if err != nil {
 		return Result{}, e.failed(ctx, log, r, res, err)
 	}
-	res.Duration = time.Since(now)
+	res.Duration = time.Since(run.started)
 	res.ExitCode, res.Signal, res.Cause = sres.ExitCode, sres.Signal, sres.Cause
 	res.NotStarted, res.MaxRSSBytes = !sres.Started, sres.MaxRSSBytes
 	res.StateLost, res.Forgotten = sres.StateLost, sres.Forgotten
@@ -226,8 +227,8 @@ func (e *Engine) recordRun(caller session.Caller, res Result) {
 	if e.record == nil {
 		return
 	}
-	e.record.add(store.Run{
+	e.record.add(record{run: &store.Run{
 		ID: res.RunID, Caller: caller.ID, Session: res.Session, Runner: res.Runner,
 		Started: res.Started, Duration: res.Duration, ExitCode: res.ExitCode, Cause: string(res.Cause),
-	})
+	}})
 }

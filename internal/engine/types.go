@@ -37,16 +37,47 @@ type Request struct {
 	// Artifacts asks for the files that the run creates or changes, in place of all files. It is refused with session_busy
 	// while another run of the session is going, so that nobody else's files are taken for its own.
 	Artifacts bool
+	// Timeout bounds the run; zero: Config.ExecTimeout.
+	Timeout time.Duration
+	// Background has Run return when the run has begun, and the run go on. WaitRun tells the rest.
+	Background bool
+	// Handover has Run return after that time, and the run go on as a background run. Zero: never.
+	Handover time.Duration
+	// Once closes the session with the run.
+	Once bool
+	// Tool is for the caller's own use: every Result about the run has it.
+	Tool string
 	// Output gets the program's output as it comes, in order, in addition to the Result's. It must
 	// not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream Stream, p []byte)
 }
 
+// WaitRequest says how to wait for a run.
+type WaitRequest struct {
+	Timeout time.Duration                 // how long at most
+	Cursor  int64                         // of the Result before; zero: from the beginning
+	Output  func(stream Stream, p []byte) // as a Request's, from now on
+}
+
+// Output is what a program printed from some point on, both streams in the order they came.
+type Output struct {
+	Data   []byte
+	Missed int64 // bytes before Data that are no longer kept
+	Cursor int64 // where the next part begins
+}
+
 // Result is how a run ended. A failing program is a Result, not an error.
 type Result struct {
+	// Running is true while the run goes on. Then the fields that tell how it ended are zero.
+	Running bool
+	// Recent is what was printed since the cursor that was given; of background runs only.
+	Recent Output
+
 	RunID    string
 	Session  string
 	Runner   string // the runner's name, never an alias
+	Tool     string // the request's
+	Once     bool   // the request's
 	ExitCode int
 	Signal   int // what ended the program, 0 when it exited by itself
 	Cause    sandbox.Cause
@@ -139,6 +170,9 @@ const (
 	CodeNetworkDenied      Code = "network_denied"
 	CodeNotPersistent      Code = "not_persistent" // of a runner
 	CodeLinkExpired        Code = "link_expired"   // of an upload
+	CodeRunNotFound        Code = "run_not_found"
+	CodeRunElsewhere       Code = "run_elsewhere" // it goes on in another process
+	CodeInvalidTimeout     Code = "invalid_timeout"
 )
 
 // Error is a refusal that the caller can do something about, or that the operator can.

@@ -115,6 +115,9 @@ func (m *Manager) Limits() sandbox.Limits { return m.cfg.Limits }
 // MaxSessions is how many sessions may have a live sandbox at one time.
 func (m *Manager) MaxSessions() int { return m.cfg.MaxSessions }
 
+// MaxRunsPerSession is how many runs of one session may overlap; zero: any number.
+func (m *Manager) MaxRunsPerSession() int { return m.cfg.MaxRunsPerSession }
+
 // Open returns the caller's session of that id and makes it, with its directory and meta.json, on first use.
 // The session must be released. Errors are *IDError, ErrClosed, or the file system's.
 func (m *Manager) Open(caller Caller, id string) (*Session, error) {

@@ -41,6 +41,8 @@ type RunRequest struct {
 	Persistent bool
 	// Begin, if set, is called when it is the run's turn, before its code is sent; an error of it is Run's.
 	Begin func() error
+	// Started, if set, is called once, when the code has been sent to its sandbox.
+	Started func()
 	// Display gets what the code shows beside its output, such as a plot. It may be nil; otherwise it is
 	// as Output, but may keep data.
 	Display func(mime string, data []byte)
@@ -272,6 +274,9 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 		return nil, false, nil // the frame did not go out whole, and a part of one is not executed
 	}
 	run.opened(stream)
+	if req.Started != nil {
+		req.Started()
+	}
 	output := req.Output
 	if output == nil {
 		output = func(wire.Type, []byte) {}

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Result is what a run ended with, for those who ask later. While the run is going, Ended and Data are zero.
+// Result is what a run ended with, for those who ask later. While the run is going, Ended is zero.
 type Result struct {
 	ID, Caller, Session string
 	Instance            string // the process that runs it, or ran it
@@ -19,9 +19,9 @@ func (r Result) Running() bool { return r.Ended.IsZero() }
 // BeginResult notes that a run is going. It leaves alone what is stored of it already.
 func (s *Store) BeginResult(ctx context.Context, r Result) error {
 	_, err := s.db.ExecContext(ctx,
-		`INSERT INTO results (id, caller, session, instance, started, ended, data) VALUES (?, ?, ?, ?, ?, 0, x'')
+		`INSERT INTO results (id, caller, session, instance, started, ended, data) VALUES (?, ?, ?, ?, ?, 0, ?)
 		ON CONFLICT DO NOTHING`,
-		r.ID, r.Caller, r.Session, r.Instance, r.Started.UnixNano())
+		r.ID, r.Caller, r.Session, r.Instance, r.Started.UnixNano(), r.Data)
 	return err
 }
 

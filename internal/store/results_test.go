@@ -10,7 +10,7 @@ import (
 func TestResults(t *testing.T) {
 	ctx := t.Context()
 	s := open(t, filepath.Join(t.TempDir(), "state.db"))
-	begun := Result{ID: "r1", Caller: "ann", Session: "s", Instance: "i1", Started: now}
+	begun := Result{ID: "r1", Caller: "ann", Session: "s", Instance: "i1", Started: now, Data: []byte("what it is")}
 	ended := begun
 	ended.Ended, ended.Data = now.Add(time.Second), []byte("\x00 result")
 	step := func(err error) {
@@ -20,7 +20,7 @@ func TestResults(t *testing.T) {
 		}
 	}
 	step(s.BeginResult(ctx, begun))
-	if got, err := s.GetResult(ctx, "ann", "r1"); err != nil || !got.Running() || got.Instance != "i1" || got.Session != "s" || !got.Started.Equal(now) {
+	if got, err := s.GetResult(ctx, "ann", "r1"); err != nil || !got.Running() || string(got.Data) != "what it is" || got.Instance != "i1" || got.Session != "s" || !got.Started.Equal(now) {
 		t.Errorf("a run that is going: %+v, %v", got, err)
 	}
 	for _, other := range [][2]string{{"bob", "r1"}, {"", "r1"}, {"ann", "r2"}, {"ann", "%"}} {
@@ -48,8 +48,8 @@ func TestResults(t *testing.T) {
 		at := now.Add(time.Duration(i+2) * time.Second)
 		step(s.EndResult(ctx, Result{ID: fmt.Sprint("n", i), Caller: "ann", Started: at, Ended: at, Data: []byte("x")}, 2))
 	}
-	step(s.BeginResult(ctx, Result{ID: "going", Caller: "ann", Instance: "i1", Started: now.Add(-time.Hour)}))
-	step(s.BeginResult(ctx, Result{ID: "lost", Caller: "ann", Instance: "i0", Started: now.Add(-time.Hour)}))
+	step(s.BeginResult(ctx, Result{ID: "going", Caller: "ann", Instance: "i1", Started: now.Add(-time.Hour), Data: []byte{}}))
+	step(s.BeginResult(ctx, Result{ID: "lost", Caller: "ann", Instance: "i0", Started: now.Add(-time.Hour), Data: []byte{}}))
 	there := func(want map[string]bool) {
 		t.Helper()
 		for id, want := range want {

@@ -1,0 +1,218 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"time"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/store"
+)
+
+const (
+	keptResults  = 500     // of one caller
+	keptDisplays = 1 << 20 // bytes of what one run showed; images are files, too
+
+	// ResultRetention is how long a run's result can be had by its id.
+	ResultRetention = 24 * time.Hour
+
+	// pollInterval is between two looks for the end of a run of another process.
+	pollInterval = 500 * time.Millisecond
+)
+
+// storedRun is how a result is kept: bounded, without code, environment and signatures.
+type storedRun struct {
+	Result Result
+	Error  *storedError `json:",omitempty"` // the run was refused after it had been left to go on
+	Start  int64        `json:",omitempty"` // the tape's
+	Tape   []byte       `json:",omitempty"`
+}
+
+type storedError struct {
+	Code    Code // empty: the server's own failure
+	Message string
+}
+
+// pack is what is stored of a run: of one that is going, what is known already.
+func (e *Engine) pack(r *run, sr storedRun) (*store.Result, error) {
+	sr.Result.Files = append([]FileLink(nil), sr.Result.Files...)
+	for i := range sr.Result.Files {
+		sr.Result.Files[i].URL = "" // signed anew when it is asked for
+	}
+	var displays []Display
+	total := 0
+	for _, d := range sr.Result.Displays {
+		if total += len(d.Data); total > keptDisplays {
+			break
+		}
+		displays = append(displays, d)
+	}
+	sr.Result.Displays = displays
+	data, err := json.Marshal(sr)
+	if err != nil {
+		return nil, err
+	}
+	return &store.Result{ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Instance: e.cfg.Instance, Started: r.started, Data: data}, nil
+}
+
+// noteRunning stores that a background run is going, so that its loss with the server can be told.
+func (e *Engine) noteRunning(r *run) {
+	state := r.state(0)
+	state.Running, state.Recent = false, Output{}
+	row, err := e.pack(r, storedRun{Result: state})
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
+		defer cancel()
+		err = e.cfg.Store.BeginResult(ctx, *row)
+	}
+	if err != nil {
+		e.log.Error("cannot note a background run; a crash of the server would leave no trace of it", "run_id", r.id, "err", err)
+	}
+}
+
+// keepResult stores how a run ended: of a background run at once, of others some time soon.
+func (e *Engine) keepResult(log *slog.Logger, r *run, background bool) {
+	if e.record == nil || r.err != nil && !background {
+		return
+	}
+	sr := storedRun{Result: r.res}
+	if r.err != nil {
+		sr.Result = r.state(0)
+		sr.Result.Running, sr.Result.Recent = false, Output{}
+		sr.Error = &storedError{}
+		var refusal *Error
+		if errors.As(r.err, &refusal) {
+			*sr.Error = storedError{refusal.Code, refusal.Message}
+		}
+	}
+	if background {
+		r.mu.Lock()
+		sr.Start, sr.Tape = r.tape.start, r.tape.data
+		r.mu.Unlock()
+	}
+	row, err := e.pack(r, sr)
+	if err == nil {
+		row.Ended = time.Now()
+		if !background {
+			e.record.add(record{result: row})
+			return
+		}
+		err = e.record.write(record{result: row})
+	}
+	if err != nil {
+		log.Error("cannot keep the result of a run", "err", err)
+	}
+}
+
+func runNotFound() error {
+	return refuse(CodeRunNotFound, "There is no run with this id, or its result is no longer kept. Results are kept for %d hours.", int(ResultRetention.Hours()))
+}
+
+// WaitRun waits until a run of the caller's has ended, for as long as req says, and returns its Result, which is Running when it has
+// not. It works on runs of the past, and of other processes on the same store. Errors are those of Run, and run_not_found.
+func (e *Engine) WaitRun(ctx context.Context, caller session.Caller, id string, req WaitRequest) (Result, error) {
+	timer := time.NewTimer(req.Timeout)
+	defer timer.Stop()
+	if r := e.runs.find(caller, id); r != nil {
+		defer r.listen(req.Output)()
+		select {
+		case <-r.done:
+			return r.result(req.Cursor)
+		case <-timer.C:
+			return r.state(req.Cursor), nil
+		case <-ctx.Done():
+			return Result{}, context.Cause(ctx)
+		}
+	}
+	for {
+		res, err := e.storedResult(ctx, caller, id, req.Cursor)
+		if err != nil || !res.Running {
+			return res, err
+		}
+		select {
+		case <-timer.C:
+			return res, nil
+		case <-ctx.Done():
+			return Result{}, context.Cause(ctx)
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// CancelRun ends a run of the caller's and returns its Result, which is Running in the rare case that it takes long to end. One that
+// has ended already is left as it is. Errors are those of Run, run_not_found, and run_elsewhere for a run of another process.
+func (e *Engine) CancelRun(ctx context.Context, caller session.Caller, id string) (Result, error) {
+	r := e.runs.find(caller, id)
+	if r == nil {
+		res, err := e.storedResult(ctx, caller, id, 0)
+		if err == nil && res.Running {
+			return Result{}, refuse(CodeRunElsewhere, "This run is going in another server process on the same data directory. Cancel it through that one, or close its session.")
+		}
+		return res, err
+	}
+	e.log.InfoContext(ctx, "[MCP] Cancelling a run", "run_id", id)
+	r.cancel()
+	timer := time.NewTimer(cancelWait)
+	defer timer.Stop()
+	select {
+	case <-r.done:
+		return r.result(0)
+	case <-timer.C:
+		return r.state(0), nil
+	case <-ctx.Done():
+		return Result{}, context.Cause(ctx)
+	}
+}
+
+// result is how the run ended, once it has.
+func (r *run) result(cursor int64) (Result, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	res := r.res
+	res.Recent = r.tape.since(cursor, true)
+	return res, r.err
+}
+
+// storedResult is what the store knows of a run that this process does not have.
+func (e *Engine) storedResult(ctx context.Context, caller session.Caller, id string, cursor int64) (Result, error) {
+	if e.cfg.Store == nil {
+		return Result{}, runNotFound()
+	}
+	row, err := e.cfg.Store.GetResult(ctx, caller.ID, id)
+	if errors.Is(err, store.ErrNotFound) {
+		return Result{}, runNotFound()
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	var sr storedRun
+	if err := json.Unmarshal(row.Data, &sr); err != nil {
+		return Result{}, err
+	}
+	switch {
+	case row.Running():
+		res := sr.Result
+		if row.Instance != e.cfg.Instance && e.cfg.Alive != nil && e.cfg.Alive(row.Instance) {
+			res.Running = true
+			return res, nil
+		}
+		// Also when it was ours: it is not going, and its end could not be stored.
+		res.ExitCode, res.Cause, res.StateLost = -1, sandbox.CauseLost, res.Persistent
+		res.Hint = "The server ended while the code was running, and its output is lost. Some of it may have been executed: check the files before you run it again."
+		return res, nil
+	case sr.Error != nil && sr.Error.Code != "":
+		return Result{}, &Error{Code: sr.Error.Code, Message: sr.Error.Message}
+	case sr.Error != nil:
+		return Result{}, errors.New("the run failed for a reason of the server's, which its log has")
+	}
+	res := sr.Result
+	for i, f := range res.Files {
+		res.Files[i].URL = e.url(caller, row.Session, f.Name)
+	}
+	t := tape{start: sr.Start, data: sr.Tape}
+	res.Recent = t.since(cursor, true)
+	return res, nil
+}

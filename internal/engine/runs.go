@@ -1,0 +1,294 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/session"
+)
+
+// startWait is how long the start of a background run waits for its refusal: it is short beside any client's limit, and long
+// beside the start of a sandbox.
+const startWait = time.Second
+
+// cancelWait bounds how long CancelRun waits for the end: the time an interpreter has to heed an interrupt, and more.
+const cancelWait = 4 * time.Second
+
+// run is one run that is going.
+type run struct {
+	id      string
+	caller  session.Caller
+	req     Request // without code and environment
+	runner  string
+	started time.Time
+	cancel  context.CancelFunc
+	begun   chan struct{} // closed when the code has been sent to its sandbox
+	done    chan struct{} // closed when the run has ended and, of a background run, its result is stored
+
+	mu         sync.Mutex
+	tape       tape
+	listeners  map[*listener]struct{}
+	background bool // it goes on without the one who started it
+	ended      bool
+
+	// Set before done is closed.
+	res Result
+	err error
+}
+
+type listener struct {
+	output func(Stream, []byte)
+}
+
+// output takes what the program prints.
+func (r *run) output(stream Stream, p []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tape.limit > 0 {
+		r.tape.write(p)
+	}
+	for l := range r.listeners {
+		l.output(stream, p)
+	}
+}
+
+// listen calls output with what is printed from now on, until stop is called.
+func (r *run) listen(output func(Stream, []byte)) (stop func()) {
+	if output == nil {
+		return func() {}
+	}
+	l := &listener{output}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listeners[l] = struct{}{}
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.listeners, l)
+	}
+}
+
+// state is the run as it is while it goes.
+func (r *run) state(cursor int64) Result {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return Result{
+		Running: true, RunID: r.id, Session: r.req.Session, Runner: r.runner, Tool: r.req.Tool, Started: r.started,
+		Timeout: r.req.Timeout, Persistent: r.req.Persistent, Once: r.req.Once, Recent: r.tape.since(cursor, false),
+	}
+}
+
+// detach makes it a background run, unless it has ended.
+func (r *run) detach() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return false
+	}
+	r.background = true
+	return true
+}
+
+// end says that it has ended, and reports whether it did so in the background.
+func (r *run) end() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	return r.background
+}
+
+func (r *run) isBackground() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.background
+}
+
+// runs are those that are going.
+type runs struct {
+	mu     sync.Mutex
+	closed bool
+	byID   map[string]*run
+}
+
+// add takes a run in. It refuses a background run when its session has as many as it may have.
+func (rs *runs) add(r *run, limit int) error {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	switch {
+	case !r.req.Background:
+	case rs.closed:
+		return session.ErrClosed
+	case limit > 0 && rs.backgroundLocked(r) >= limit:
+		return session.ErrBusy
+	}
+	rs.byID[r.id] = r
+	return nil
+}
+
+// detach makes r a background run. It reports false when it has ended, or when its session has as many as it may have.
+func (rs *runs) detach(r *run, limit int) bool {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if rs.closed || limit > 0 && rs.backgroundLocked(r) >= limit {
+		return false
+	}
+	return r.detach()
+}
+
+// backgroundLocked counts the background runs of r's session.
+func (rs *runs) backgroundLocked(r *run) (n int) {
+	for _, other := range rs.byID {
+		if other != r && other.caller == r.caller && other.req.Session == r.req.Session && other.isBackground() {
+			n++
+		}
+	}
+	return n
+}
+
+func (rs *runs) remove(r *run) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	delete(rs.byID, r.id)
+}
+
+// find returns the caller's run of that id, or nil.
+func (rs *runs) find(caller session.Caller, id string) *run {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if r := rs.byID[id]; r != nil && r.caller == caller {
+		return r
+	}
+	return nil
+}
+
+// cancelSession ends the runs of a session.
+func (rs *runs) cancelSession(caller session.Caller, id string) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	for _, r := range rs.byID {
+		if r.caller == caller && r.req.Session == id {
+			r.cancel()
+		}
+	}
+}
+
+// close ends all, lets no more go on in the background, and waits until they have ended, or ctx is done.
+func (rs *runs) close(ctx context.Context) error {
+	rs.mu.Lock()
+	rs.closed = true
+	all := slices.Collect(maps.Values(rs.byID))
+	rs.mu.Unlock()
+	for _, r := range all {
+		r.cancel()
+	}
+	for _, r := range all {
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// Run executes code and returns when nothing of it is left running, or earlier, with a Result that is Running, where the request
+// says so. The failure of the program, and of the sandbox under it, is a Result; a refusal or a sandbox that cannot be started is
+// an *Error. A done ctx ends a run that has not been left to go on, which gives a Result with the cause cancelled.
+func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (Result, error) {
+	r, mute, err := e.start(ctx, caller, req)
+	if err != nil {
+		return Result{}, err
+	}
+	defer mute()
+	if req.Background {
+		timer := time.NewTimer(startWait)
+		defer timer.Stop()
+		select {
+		case <-r.done:
+			return r.res, r.err
+		case <-r.begun:
+		case <-timer.C:
+		}
+		e.noteRunning(r)
+		return r.state(0), nil
+	}
+	defer context.AfterFunc(ctx, func() {
+		if !r.isBackground() {
+			r.cancel()
+		}
+	})()
+	var patience <-chan time.Time // for ever
+	if req.Handover > 0 && e.cfg.Store != nil {
+		timer := time.NewTimer(req.Handover)
+		defer timer.Stop()
+		patience = timer.C
+	}
+	select {
+	case <-r.done:
+		return r.res, r.err
+	case <-patience:
+	}
+	if ctx.Err() == nil && e.runs.detach(r, e.cfg.Sessions.MaxRunsPerSession()) {
+		e.log.InfoContext(ctx, "[MCP] Run goes on in the background", "run_id", r.id)
+		e.noteRunning(r)
+		return r.state(0), nil
+	}
+	<-r.done
+	return r.res, r.err
+}
+
+// start checks a request and lets its run go. After mute is called, the request's Output gets no more.
+func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) (_ *run, mute func(), err error) {
+	rn, err := e.check(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	if req.Background && e.cfg.Store == nil {
+		return nil, nil, refuse(CodeBackendUnavailable, "This server keeps no results, so nothing can run in the background.")
+	}
+	if req.Timeout <= 0 {
+		req.Timeout = e.cfg.ExecTimeout
+	} else if most := max(e.cfg.MaxExecTimeout, e.cfg.ExecTimeout); req.Timeout > most {
+		return nil, nil, refuse(CodeInvalidTimeout, "A run may take %s at most.", seconds(most))
+	}
+	// It has the caller's values, but not its end: that is for Run to pass on.
+	runCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	now := time.Now()
+	r := &run{
+		id: e.ids.next(now), caller: caller, req: req, runner: rn.Name, started: now, cancel: cancel, background: req.Background,
+		begun: make(chan struct{}), done: make(chan struct{}), listeners: map[*listener]struct{}{},
+	}
+	r.req.Code, r.req.Env, r.req.Output = "", nil, nil
+	if req.Background || req.Handover > 0 {
+		r.tape.limit = e.cfg.MaxOutputBytes
+	}
+	if err := e.runs.add(r, e.cfg.Sessions.MaxRunsPerSession()); err != nil {
+		cancel()
+		return nil, nil, e.wrap(err)
+	}
+	log := e.log.With("session_id", req.Session, "run_id", r.id)
+	mute = r.listen(req.Output)
+	go e.carryOut(runCtx, log, r, rn, req)
+	return r, mute, nil
+}
+
+// carryOut executes a run to its end and tells everybody who waits for it.
+func (e *Engine) carryOut(ctx context.Context, log *slog.Logger, r *run, rn runner.Runner, req Request) {
+	defer r.cancel()
+	r.res, r.err = e.execute(ctx, log, r, rn, req)
+	if req.Once {
+		// Nothing of the session is kept but its files, for as long as those of closed sessions.
+		if err := e.closeSession(context.WithoutCancel(ctx), r.caller, req.Session); err != nil && r.err == nil {
+			log.WarnContext(ctx, "[MCP] Cannot close the session of a single run", "err", err)
+		}
+	}
+	background := r.end()
+	e.keepResult(log, r, background)
+	e.runs.remove(r)
+	close(r.done)
+}
