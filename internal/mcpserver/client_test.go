@@ -21,18 +21,19 @@ import (
 	"mcp-code-sandbox/internal/tools"
 )
 
-type bearer struct{}
+// bearer is a client's token.
+type bearer string
 
-func (bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", "Bearer t0ps3cret")
+	r.Header.Set("Authorization", "Bearer "+string(b))
 	return http.DefaultTransport.RoundTrip(r)
 }
 
 // connect returns a session of the SDK's own client.
 func (p *product) connect(t *testing.T, transport, version string, opts *mcp.ClientOptions) *mcp.ClientSession {
 	t.Helper()
-	var ct mcp.Transport = &mcp.StreamableClientTransport{Endpoint: p.url, HTTPClient: &http.Client{Transport: bearer{}}}
+	var ct mcp.Transport = &mcp.StreamableClientTransport{Endpoint: p.url, HTTPClient: &http.Client{Transport: bearer("t0ps3cret")}}
 	if transport == "stdio" {
 		inR, inW := io.Pipe()
 		outR, outW := io.Pipe()
@@ -104,7 +105,7 @@ func TestClients(t *testing.T) {
 			links := 0
 			for _, c := range got.Content[1:] {
 				link, ok := c.(*mcp.ResourceLink)
-				if ok && link.URI == res.Files[0].URL && link.Name == "plot.png" && link.MIMEType == "image/png" && *link.Size == 9 {
+				if ok && link.URI == "sandbox://sessions/abc123/plot.png" && link.Description == "Download: "+res.Files[0].URL && link.Name == "plot.png" && link.MIMEType == "image/png" && *link.Size == 9 {
 					links++
 				}
 			}

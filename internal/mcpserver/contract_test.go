@@ -27,6 +27,7 @@ import (
 
 // fakeEngine answers like contract 2's examples. What it was asked is kept.
 type fakeEngine struct {
+	fakeFiles
 	mu       sync.Mutex
 	caller   session.Caller
 	request  engine.Request
@@ -102,6 +103,8 @@ type product struct {
 	server *mcpserver.Server
 	url    string
 	log    *lockedBuffer
+
+	notified chan string // names of clients that are told of changed resources
 }
 
 type lockedBuffer struct {
@@ -123,17 +126,23 @@ func (l *lockedBuffer) String() string {
 
 func newProduct(t testing.TB) *product {
 	t.Helper()
-	p := &product{engine: &fakeEngine{}, log: new(lockedBuffer)}
+	p := &product{engine: &fakeEngine{}, log: new(lockedBuffer), notified: make(chan string, 1000)}
 	log := slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	p.server, err = mcpserver.New(mcpserver.Config{
-		Tools:  func(s *mcp.Server) { tools.Register(s, p.engine, tools.Options{Logger: log}) },
+		Tools: func(s *mcp.Server) {
+			s.AddSendingMiddleware(p.recordNotified)
+			tools.Register(s, p.engine, tools.Options{Logger: log})
+		},
 		Logger: log,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	verify := func(context.Context, string, *http.Request) (*auth.TokenInfo, error) {
+	verify := func(_ context.Context, token string, _ *http.Request) (*auth.TokenInfo, error) {
+		if token != "t0ps3cret" {
+			return &auth.TokenInfo{UserID: token}, nil // a user of that name
+		}
 		return &auth.TokenInfo{UserID: "local"}, nil
 	}
 	ts := httptest.NewServer(auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(p.server.Handler()))
@@ -179,7 +188,7 @@ func (p *product) call(t testing.TB, tool, args string, headers ...string) strin
 func exampleResult() engine.Result {
 	return engine.Result{
 		RunID: "run_1", Runner: "python", Duration: 12 * time.Millisecond, Stdout: []byte("Plot saved!\n"),
-		Files: []engine.FileLink{{File: workspace.File{Name: "plot.png", Size: 9}, URL: "https://example.com/files/abc123/plot.png?expires=9&sig=5ec2e7"}},
+		Files: []engine.FileLink{{File: workspace.File{Name: "plot.png", Size: 9}, Session: "abc123", URL: "https://example.com/files/abc123/plot.png?expires=9&sig=5ec2e7"}},
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 const (
 	// versionStateless is the first protocol version without sessions.
 	versionStateless = "2026-07-28"
+	// versionResources is the first protocol version that is told of resources by "initialize".
+	versionResources = "2025-03-26"
 
 	maxIDLength = 1024 // bytes of a request's id, which is echoed
 	maxMembers  = 32   // members of a message; the specification knows six

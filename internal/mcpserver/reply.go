@@ -233,7 +233,7 @@ func (r *reply) finish(m message) {
 		writeJSON(r.w, http.StatusOK, data)
 	case len(r.messages) > 0:
 		answer := r.messages[0]
-		if !r.newest && strings.HasSuffix(m.method, "/list") {
+		if !r.newest && (strings.HasSuffix(m.method, "/list") || m.method == "resources/read") {
 			answer = withoutCaching(answer)
 		}
 		writeJSON(r.w, http.StatusOK, answer)
@@ -249,7 +249,7 @@ func (r *reply) finish(m message) {
 	}
 }
 
-// withoutCaching takes the fields out of a list that came with the newest protocol version and that the SDK sends to all.
+// withoutCaching takes the fields out of a list, or of what was read, that came with the newest protocol version and that the SDK sends to all.
 func withoutCaching(answer json.RawMessage) json.RawMessage {
 	var msg struct {
 		Version json.RawMessage            `json:"jsonrpc"`

@@ -93,7 +93,10 @@ func New(cfg Config) (*Server, error) {
 	s.mcp = mcp.NewServer(
 		&mcp.Implementation{Name: "mcp-code-sandbox", Version: cfg.Version},
 		// The SDK's own logger stays silent: its messages may quote what a client sent.
-		&mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}},
+		&mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+			Tools:     &mcp.ToolCapabilities{},
+			Resources: &mcp.ResourceCapabilities{ListChanged: true},
+		}},
 	)
 	cfg.Tools(s.mcp)
 	// The last one added is the outermost.
@@ -187,16 +190,17 @@ func (s *Server) bind(next mcp.MethodHandler) mcp.MethodHandler {
 		if method != "initialize" {
 			res, err := next(ctx, method, req)
 			if discovered, ok := res.(*mcp.DiscoverResult); ok && err == nil {
-				// The SDK answers for prompts and resources, with empty lists; this version wants that declared. "initialize"
-				// declares what contract 2 shows.
+				// The SDK answers for prompts, with an empty list; this version wants that declared.
 				discovered.Capabilities.Prompts = new(mcp.PromptCapabilities)
-				discovered.Capabilities.Resources = new(mcp.ResourceCapabilities)
 			}
 			return res, err
 		}
 		s.log.Info("[MCP] Processing initialize request")
 		res, err := next(ctx, method, req)
 		if err == nil {
+			if init, ok := res.(*mcp.InitializeResult); ok && init.ProtocolVersion < versionResources {
+				init.Capabilities.Resources = nil // contract 2 shows what the oldest version gets
+			}
 			if ss != nil && ss.ID() != "" {
 				s.sessions.add(ss, user)
 			}

@@ -9,8 +9,10 @@ import (
 )
 
 const (
+	version20250326 = "2025-03-26" // the first that is told of changed resources
 	version20250618 = "2025-06-18" // structured content, resource links
 	version20251125 = "2025-11-25" // bad arguments are results
+	version20260728 = "2026-07-28" // no initialize
 )
 
 // client is what decides how a result looks.

@@ -95,16 +95,20 @@ func combine(stdout, stderr []byte) string {
 	return combined
 }
 
-// links are the newest files as resource links.
+// links are the newest files as resource links, which resources/read takes. Their signed address goes with them, for people.
 func links(files []engine.FileLink) []mcp.Content {
 	var out []mcp.Content
 	for _, f := range files[:min(len(files), maxLinks)] {
-		out = append(out, &mcp.ResourceLink{
-			URI:      f.URL,
+		link := &mcp.ResourceLink{
+			URI:      fileURI(f.Session, f.Name),
 			Name:     validUTF8([]byte(f.Name)),
 			MIMEType: mediatype.ByName(f.Name),
 			Size:     &f.Size,
-		})
+		}
+		if f.URL != "" {
+			link.Description = "Download: " + f.URL
+		}
+		out = append(out, link)
 	}
 	return out
 }

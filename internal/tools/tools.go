@@ -35,6 +35,7 @@ type Engine interface {
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
 	// Runners are the language environments there are now, always in the same order.
 	Runners() runner.Set
+	Files
 }
 
 var _ Engine = (*engine.Engine)(nil)
@@ -70,6 +71,7 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 		srv.AddTool(tool.Tool, t.handler(tool.Name, tool.call))
 	}
 	srv.AddReceivingMiddleware(t.middleware)
+	registerResources(srv, e)
 }
 
 type toolset struct {
