@@ -117,9 +117,10 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 	})
 	a.engine = engine.New(engine.Config{
 		Sessions: a.sessions, Runners: func() runner.Set { return a.runners }, Signer: a.signer, Store: a.store,
-		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout),
+		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: time.Duration(s.MaxExecTimeout),
 		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), MaxUploadBytes: int(s.MaxUploadBytes),
 		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
+		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 	})
 	a.onClose(a.engine.Close)
 	a.onClose(a.sessions.Close)
@@ -177,6 +178,9 @@ func (a *app) clean(ctx context.Context) {
 			continue
 		}
 		a.log.Info("cleaned up after a dead instance", "instance", d.ID())
+	}
+	if err := a.store.PurgeResults(ctx, time.Now().Add(-engine.ResultRetention), a.instance.ID()); err != nil && ctx.Err() == nil {
+		a.log.Warn("cannot forget old results", "error", err)
 	}
 	if err := a.store.Purge(ctx, time.Now().Add(-recordRetention)); err != nil && ctx.Err() == nil {
 		a.log.Warn("cannot forget old records", "error", err)

@@ -9,7 +9,9 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -64,7 +66,10 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 	return mcpserver.New(mcpserver.Config{
 		Version: versionString(),
 		Tools: func(srv *mcp.Server) {
-			tools.Register(srv, a.engine, tools.Options{Logger: a.log})
+			tools.Register(srv, a.engine, tools.Options{
+				Logger: a.log, MaxTimeout: time.Duration(a.settings.MaxExecTimeout), Handover: time.Duration(a.settings.Handover),
+				NoBackground: slices.Contains(unwanted, "wait_run"),
+			})
 			srv.RemoveTools(unwanted...)
 		},
 		MaxBodyBytes: httpapi.MCPBodyLimit(int64(a.settings.MaxUploadBytes)),

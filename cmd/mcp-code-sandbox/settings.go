@@ -40,7 +40,9 @@ type settings struct {
 	TmpBytes          byteSize `name:"tmp-bytes" environ:"SANDBOX_TMP_BYTES" group:"sandbox" default:"256MB" help:"Size of a run's private /tmp, and of its /dev/shm; both count as memory."`
 	Network           string   `name:"network" environ:"SANDBOX_NETWORK" group:"sandbox" default:"full" help:"What network: true gives a run: full (the internet, nothing private) or off."`
 	NetworkAllow      []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" group:"sandbox" placeholder:"CIDR" help:"Private addresses or networks that runs with network may reach after all."`
-	ExecTimeout       seconds  `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run (seconds, or 2m)."`
+	ExecTimeout       seconds  `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run that does not ask for more time (seconds, or 2m)."`
+	MaxExecTimeout    seconds  `name:"max-exec-timeout" environ:"SANDBOX_MAX_EXEC_TIMEOUT_S" group:"sandbox" default:"600s" help:"Most that a run can ask for with timeout_seconds (seconds, or 10m)."`
+	Handover          seconds  `name:"handover" environ:"SANDBOX_HANDOVER_S" group:"sandbox" default:"45s" help:"Time after which the tool run lets long code go on in the background (seconds); 0: never. Many clients give up after 60."`
 	MaxCodeBytes      byteSize `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" group:"sandbox" default:"100KB" help:"Longest piece of code."`
 	MaxOutputBytes    byteSize `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" group:"sandbox" default:"100KB" help:"Output kept of each of stdout and stderr; the middle of more is left out."`
 	MaxUploadBytes    byteSize `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" group:"sandbox" default:"50MB" help:"Largest uploaded file."`
@@ -123,6 +125,9 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	} {
 		bad(c.n > 0, c.name, "it must be greater than 0")
 	}
+	bad(s.MaxExecTimeout >= 0, "SANDBOX_MAX_EXEC_TIMEOUT_S", "it must not be negative")
+	bad(s.Handover >= 0, "SANDBOX_HANDOVER_S", "it must not be negative; 0 means never")
+	s.MaxExecTimeout = max(s.MaxExecTimeout, s.ExecTimeout)
 	bad(s.URLTTL >= 0, "SANDBOX_URL_TTL", "it must not be negative")
 	bad(s.ClosedRetention >= 0, "SANDBOX_CLOSED_RETENTION_H", "it must not be negative")
 	bad(s.IdleTimeout >= 0, "SESSION_IDLE_TIMEOUT", "it must not be negative")

@@ -59,6 +59,8 @@ func TestEverySettingByEnvironment(t *testing.T) {
 			return b.String()
 		}, "", "10.1.2.3/32 192.168.0.0/16 "},
 		{"SANDBOX_EXEC_TIMEOUT_S", "90", func(s *settings) any { return time.Duration(s.ExecTimeout) }, time.Minute, 90 * time.Second},
+		{"SANDBOX_MAX_EXEC_TIMEOUT_S", "120", func(s *settings) any { return time.Duration(s.MaxExecTimeout) }, 10 * time.Minute, 2 * time.Minute},
+		{"SANDBOX_HANDOVER_S", "5", func(s *settings) any { return time.Duration(s.Handover) }, 45 * time.Second, 5 * time.Second},
 		{"SANDBOX_SESSION_TTL_M", "5", func(s *settings) any { return s.idleTTL() }, 30 * time.Minute, 5 * time.Minute},
 		{"SESSION_IDLE_TIMEOUT", "45", func(s *settings) any { return s.idleTTL() }, 30 * time.Minute, 45 * time.Second},
 		{"SESSION_MAX_LIFETIME", "3600", func(s *settings) any { return time.Duration(s.MaxLifetime) }, time.Duration(0), time.Hour},

@@ -67,7 +67,7 @@ func forClients(t *testing.T, test func(t *testing.T, transport, version string)
 var runArgs = map[string]any{"conversationId": "a", "language": "python", "code": "1"}
 
 // unstructured are the tools whose results may have images: clients drop those where there is structured content.
-var unstructured = []string{"run", "run_code", "run_python", "read_artifact"}
+var unstructured = []string{"run", "run_code", "run_python", "read_artifact", "wait_run", "cancel_run"}
 
 // TestClients: each version gets what it knows, and nothing newer.
 func TestClients(t *testing.T) {

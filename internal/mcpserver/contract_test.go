@@ -232,8 +232,8 @@ func TestContract2(t *testing.T) {
 			}
 		}
 	}
-	if g := strings.Join(got, " "); g != "close_session(session_id) list_artifacts(session_id) list_runners() read_artifact(session_id,path) "+
-		"run(code,env) run_code(conversationId,language,code) run_python(code) upload_file(filename)" {
+	if g := strings.Join(got, " "); g != "cancel_run(run_id) close_session(session_id) list_artifacts(session_id) list_runners() read_artifact(session_id,path) "+
+		"run(code,env) run_code(conversationId,language,code) run_python(code) upload_file(filename) wait_run(run_id)" {
 		t.Errorf("tools: %s", g)
 	}
 

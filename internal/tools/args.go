@@ -25,7 +25,8 @@ type arguments struct {
 func known(name string) bool {
 	switch name {
 	case "conversationId", "session_id", "language", "code", "network", "environment",
-		"filename", "content", "content_base64", "overwrite", "path", "encoding", "env", "session":
+		"filename", "content", "content_base64", "overwrite", "path", "encoding", "env", "session",
+		"timeout_seconds", "background", "run_id", "cursor":
 		return true
 	}
 	return false

@@ -65,13 +65,16 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		Runner:    c.args.required("env"),
 		Network:   c.args.flag("network"),
 		Artifacts: true,
+		Handover:  t.handover,
+		Tool:      "run",
 	}
+	t.longWork(c.args, &req)
 	req.Session, req.Persistent = c.args.text("session")
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
 	if req.Persistent = req.Persistent && req.Session != ""; !req.Persistent {
-		req.Session = session.NewID() // it is closed below
+		req.Session, req.Once = session.NewID(), true
 	}
 	runners := t.engine.Runners()
 	r, ok := runners.Lookup(req.Runner)
@@ -81,28 +84,15 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 	req.Runner = r.Name
 	log := t.log.With("session_id", logSession(req.Session))
 	log.Info(fmt.Sprintf("[MCP] run: env=%s, codeLen=%d, persistent=%t, network=%t", r.Name, len(req.Code), req.Persistent, req.Network))
-	progress := startProgress(ctx, c.req)
-	req.Output = progress.output()
-	res, err := t.engine.Run(ctx, c.caller, req)
-	progress.stop()
-	if !req.Persistent {
-		// Nothing of a single run is kept but its files, for as long as those of closed sessions.
-		if cerr := t.engine.CloseSession(context.WithoutCancel(ctx), c.caller, req.Session); cerr != nil && err == nil {
-			log.Warn("[MCP] Cannot close the session of a single run", "error", cerr)
-		}
-	}
+	res, err := t.perform(ctx, c, req)
 	if err != nil {
 		return nil, err
 	}
-	log.Info("[MCP] run completed", "run_id", res.RunID)
-	if c.client.plain {
-		out := runJSON{runPythonJSON: runPythonResult(res), State: stateOf(res)}
-		if req.Persistent {
-			out.Session = req.Session
-		}
-		return textResult(out), nil
+	if res.Running {
+		return t.state(c.client, res, 0), nil
 	}
-	return t.runResult(c.client, res), nil
+	log.Info("[MCP] run completed", "run_id", res.RunID)
+	return t.result(c.client, res), nil
 }
 
 // runResult is the plain output, what was shown, and a line of facts when there is something to say.

@@ -60,7 +60,9 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 		Code:    c.args.required("code"),
 		Network: c.args.flag("network"),
 		Env:     c.args.stringMap("environment"),
+		Tool:    "run_code",
 	}
+	t.longWork(c.args, &req)
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
@@ -73,10 +75,7 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 		return unknownLanguage(runners), nil
 	}
 	req.Runner = r.Name
-	progress := startProgress(ctx, c.req)
-	req.Output = progress.output()
-	res, err := t.engine.Run(ctx, c.caller, req)
-	progress.stop()
+	res, err := t.perform(ctx, c, req)
 	var refusal *engine.Error
 	if errors.As(err, &refusal) && refusal.Code == engine.CodeUnknownRunner {
 		return unknownLanguage(t.engine.Runners()), nil // it went away in between
@@ -85,19 +84,15 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 		return nil, err
 	}
 
-	out := textResult(runCodeResult(res))
-	if !c.client.plain {
-		out.Content = append(out.Content, t.images.images(res.Displays)...)
-	}
-	if c.client.atLeast(version20250618) {
-		out.Content = append(out.Content, links(res.Files)...)
+	if res.Running {
+		return t.state(c.client, res, 0), nil
 	}
 	how := "successfully"
 	if !res.Success() {
 		how = "with a failure"
 	}
 	log.Info("[MCP] run_code completed "+how, "run_id", res.RunID)
-	return out, nil
+	return t.result(c.client, res), nil
 }
 
 func runCodeResult(res engine.Result) runCodeJSON {

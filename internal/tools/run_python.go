@@ -98,7 +98,9 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 		Network:   c.args.flag("network"),
 		Env:       c.args.stringMap("environment"),
 		Artifacts: true,
+		Tool:      "run_python",
 	}
+	t.longWork(c.args, &req)
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
@@ -108,22 +110,15 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 	log := t.log.With("session_id", logSession(req.Session))
 	log.Info(fmt.Sprintf("[MCP] run_python: session_id=%s, codeLen=%d, network=%t, envVars=%d",
 		logSession(req.Session), len(req.Code), req.Network, len(req.Env)))
-	progress := startProgress(ctx, c.req)
-	req.Output = progress.output()
-	res, err := t.engine.Run(ctx, c.caller, req)
-	progress.stop()
+	res, err := t.perform(ctx, c, req)
 	if err != nil {
 		return nil, err
 	}
-	out := textResult(runPythonResult(res))
-	if !c.client.plain {
-		out.Content = append(out.Content, t.images.images(res.Displays)...)
-	}
-	if c.client.atLeast(version20250618) {
-		out.Content = append(out.Content, links(res.Files)...)
+	if res.Running {
+		return t.state(c.client, res, 0), nil
 	}
 	log.Info("[MCP] run_python completed", "run_id", res.RunID)
-	return out, nil
+	return t.result(c.client, res), nil
 }
 
 func runPythonResult(res engine.Result) runPythonJSON {

@@ -35,6 +35,7 @@ type Engine interface {
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
 	// Runners are the language environments there are now, always in the same order.
 	Runners() runner.Set
+	Runs
 	Files
 }
 
@@ -44,6 +45,12 @@ var _ Engine = (*engine.Engine)(nil)
 type Options struct {
 	// Logger gets contract 2's lines, without code, contents, environment values or signatures. Nil is silent.
 	Logger *slog.Logger
+	// MaxTimeout is the most that timeout_seconds of a run may be. Zero is ten minutes.
+	MaxTimeout time.Duration
+	// Handover is how long run waits for the code's end before it lets it go on in the background. Zero is for ever.
+	Handover time.Duration
+	// NoBackground is for a server that does not offer wait_run: nothing goes on in the background.
+	NoBackground bool
 }
 
 // namePrefix may stand in front of a tool's name in a call (contract 1). Such names are not listed.
@@ -55,18 +62,26 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 		opt.Logger = slog.New(slog.DiscardHandler)
 	}
 	t := &toolset{engine: e, log: opt.Logger, images: make(scaling, 2)}
+	if t.maxTimeout = opt.MaxTimeout; t.maxTimeout <= 0 {
+		t.maxTimeout = defaultMaxTimeout
+	}
+	if t.noBackground = opt.NoBackground; !t.noBackground {
+		t.handover = opt.Handover
+	}
 	for _, tool := range []struct {
 		*mcp.Tool
 		call func(context.Context, call) (*mcp.CallToolResult, error)
 	}{
-		{runCodeTool(e.Runners()), t.runCode},
+		{t.withLongWork(runCodeTool(e.Runners())), t.runCode},
 		{uploadFileTool(), t.uploadFile},
 		{listRunnersTool(), t.listRunners},
-		{runPythonTool(e.Runners()), t.runPython},
+		{t.withLongWork(runPythonTool(e.Runners())), t.runPython},
 		{readArtifactTool(), t.readArtifact},
 		{listArtifactsTool(), t.listArtifacts},
 		{closeSessionTool(), t.closeSession},
-		{runTool(e.Runners()), t.run},
+		{t.withLongWork(runTool(e.Runners())), t.run},
+		{waitRunTool(), t.waitRun},
+		{cancelRunTool(), t.cancelRun},
 	} {
 		srv.AddTool(tool.Tool, t.handler(tool.Name, tool.call))
 	}
@@ -78,6 +93,9 @@ type toolset struct {
 	engine Engine
 	log    *slog.Logger
 	images scaling
+
+	maxTimeout, handover time.Duration
+	noBackground         bool
 }
 
 // call is one call of one tool.
@@ -156,7 +174,7 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 
 // Names are the tools that Register adds.
 func Names() []string {
-	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run"}
+	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run", "wait_run", "cancel_run"}
 }
 
 // logName keeps what a client made up out of the log.
@@ -174,11 +192,11 @@ func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
 	for i, tool := range list.Tools {
 		switch tool.Name {
 		case "run_code":
-			tool = runCodeTool(runners)
+			tool = t.withLongWork(runCodeTool(runners))
 		case "run_python":
-			tool = runPythonTool(runners)
+			tool = t.withLongWork(runPythonTool(runners))
 		case "run":
-			tool = runTool(runners)
+			tool = t.withLongWork(runTool(runners))
 		}
 		if !c.atLeast(version20250618) {
 			old := *tool

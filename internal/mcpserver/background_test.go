@@ -1,0 +1,122 @@
+package mcpserver_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
+)
+
+func (e *fakeEngine) WaitRun(_ context.Context, caller session.Caller, id string, req engine.WaitRequest) (engine.Result, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.caller, e.request = caller, engine.Request{Session: id, Timeout: req.Timeout}
+	return e.result, e.err
+}
+
+func (e *fakeEngine) CancelRun(_ context.Context, caller session.Caller, id string) (engine.Result, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.caller, e.request = caller, engine.Request{Session: id}
+	return e.result, e.err
+}
+
+// TestLongWork: what a plain caller and a client see of runs in the background.
+func TestLongWork(t *testing.T) {
+	p := newProduct(t)
+	const goOn = "The code goes on running, for 60 seconds at most. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it."
+	going := engine.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run_code", Timeout: time.Minute,
+		Recent: engine.Output{Data: []byte("so far\n"), Cursor: 7}}
+	ended := engine.Result{RunID: "run_1", Session: "s", Tool: "run_code", Stdout: []byte("so far\nall\n"), Duration: time.Second,
+		Recent: engine.Output{Data: []byte("all\n"), Cursor: 11}}
+	cancelled := ended
+	cancelled.Tool, cancelled.ExitCode, cancelled.Cause = "run_python", -1, sandbox.CauseCancelled
+	runCode := `{"success":true,"output":"so far\nall\n","files":[],"exit_code":0,"run_id":"run_1","duration_ms":1000}`
+	for _, tt := range []struct {
+		name, tool, args string
+		result           engine.Result
+		err              error
+		want             string
+	}{
+		{"started", "run_code", `{"conversationId":"s","language":"python","code":"1","background":true}`, going, nil,
+			`{"status":"running","run_id":"run_1","session_id":"s","output":"so far\n","cursor":7,"message":"` + goOn + `"}`},
+		{"handed over", "run", `{"env":"python","code":"1","session":"s"}`, going, nil,
+			`{"status":"running","run_id":"run_1","session_id":"s","output":"so far\n","cursor":7,"message":"` + goOn + `"}`},
+		{"still going", "wait_run", `{"run_id":"run_1","cursor":3}`, going, nil,
+			`{"status":"running","run_id":"run_1","session_id":"s","output":"so far\n","cursor":7,"message":"` + goOn + `"}`},
+		{"ended", "wait_run", `{"run_id":"run_1"}`, ended, nil,
+			`{"status":"completed","run_id":"run_1","session_id":"s","cursor":11,"result":` + runCode + `}`},
+		{"the rest", "sandbox.wait_run", `{"run_id":"run_1","cursor":7}`, ended, nil,
+			`{"status":"completed","run_id":"run_1","session_id":"s","output":"all\n","cursor":11,"result":` + runCode + `}`},
+		{"cancelled", "cancel_run", `{"run_id":"run_1"}`, cancelled, nil,
+			`{"status":"cancelled","run_id":"run_1","session_id":"s","cursor":11,"result":{"session_id":"s","run_id":"run_1","exit_code":-1,"stdout":"so far\nall\n","stderr":"",` +
+				`"stdout_truncated":false,"stderr_truncated":false,"artifacts":[],"duration_ms":1000,"cause":"cancelled"}}`},
+		{"unknown", "wait_run", `{"run_id":"run_2"}`, engine.Result{}, &engine.Error{Code: engine.CodeRunNotFound, Message: "There is none."},
+			`{"error":"run_not_found","message":"There is none."}`},
+	} {
+		p.engine.result, p.engine.err = tt.result, tt.err
+		got, isError := compact(t, p.call(t, tt.tool, tt.args))
+		if got != tt.want || isError != (tt.err != nil) {
+			t.Errorf("%s: error %t, %s\nwant %s", tt.name, isError, got, tt.want)
+		}
+	}
+	p.engine.err = nil
+
+	for _, tt := range []struct{ tool, args, want string }{
+		{"run_python", `{"code":"1","timeout_seconds":601}`, "timeout_seconds must be between 1 and 600"},
+		{"run_code", `{"conversationId":"s","language":"python","code":"1","timeout_seconds":0}`, "timeout_seconds must be between 1 and 600"},
+		{"run", `{"env":"python","code":"1","timeout_seconds":-1e300}`, "timeout_seconds must be between 1 and 600"},
+		{"run", `{"env":"python","code":"1","timeout_seconds":"60"}`, "timeout_seconds must be a number"},
+		{"run_python", `{"code":"1","background":"yes"}`, "background must be a boolean"},
+		{"wait_run", `{}`, "run_id is required"},
+		{"wait_run", `{"run_id":7}`, "run_id must be a string"},
+		{"wait_run", `{"run_id":"r","timeout_seconds":51}`, "timeout_seconds must be between 0 and 50"},
+		{"wait_run", `{"run_id":"r","cursor":-1}`, "cursor must not be negative"},
+		{"wait_run", `{"run_id":"r","cursor":1e99}`, "cursor must be an integer"},
+		{"cancel_run", `{"run_id":""}`, "run_id is required"},
+	} {
+		if got := p.call(t, tt.tool, tt.args); !strings.Contains(got, `{"code":-32602,"message":"`+tt.want+`"`) {
+			t.Errorf("%s %s: %s", tt.tool, tt.args, got)
+		}
+	}
+	for args, want := range map[string]time.Duration{`{"run_id":"r"}`: 30 * time.Second, `{"run_id":"r","timeout_seconds":0}`: 0, `{"run_id":"r","timeout_seconds":0.5}`: 500 * time.Millisecond} {
+		if p.call(t, "wait_run", args); p.engine.request.Timeout != want || p.engine.request.Session != "r" || p.engine.caller != session.Local {
+			t.Errorf("wait_run %s: %+v, want %v", args, p.engine.request, want)
+		}
+	}
+	p.call(t, "run_python", `{"code":"1","background":true,"timeout_seconds":90}`)
+	if r := p.engine.request; !r.Background || r.Timeout != 90*time.Second || r.Tool != "run_python" {
+		t.Errorf("asked of the engine: %+v", r)
+	}
+
+	// A client's run is plain text, and the line at its end says how to go on.
+	cs := p.connect(t, "http", "2025-11-25", nil)
+	texts := func(name string, args map[string]any) (all []string) {
+		t.Helper()
+		res, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range res.Content {
+			if text, ok := c.(*mcp.TextContent); ok {
+				all = append(all, text.Text)
+			}
+		}
+		return all
+	}
+	going.Tool, ended.Tool = "run", "run"
+	p.engine.result = going
+	if got := strings.Join(texts("run", map[string]any{"env": "python", "code": "1", "session": "s"}), "|"); got != "so far\n|[status: running; run_id: run_1; session: s; cursor: 7. "+goOn+"]" {
+		t.Errorf("a client's run: %q", got)
+	}
+	p.engine.result = ended
+	if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1", "cursor": 7}), "|"); got != "so far\nall\n|[status: completed; run_1]" {
+		t.Errorf("a client's wait_run: %q", got)
+	}
+}

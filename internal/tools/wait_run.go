@@ -1,0 +1,52 @@
+package tools
+
+import (
+	"context"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/engine"
+)
+
+func waitRunTool() *mcp.Tool {
+	return &mcp.Tool{
+		Name:  "wait_run",
+		Title: "Wait for a run",
+		Description: "Wait for code that goes on running in the background: get what it has printed since the cursor and, once it has ended, its result, as the tool " +
+			"that started it would give it. Call it again, with the cursor of the answer, for as long as the status is running. Results can be had for a day.",
+		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: new(false)},
+		InputSchema: &jsonschema.Schema{
+			Type: "object",
+			Properties: map[string]*jsonschema.Schema{
+				"run_id": {Type: "string", Description: "The run_id of the result that said status: running"},
+				"timeout_seconds": {Type: "number", Minimum: new(0.0), Maximum: new(maxWait.Seconds()),
+					Description: "How long to wait for the end before answering with the output so far (default: 30)"},
+				"cursor": {Type: "integer", Minimum: new(0.0), Description: "The cursor of the last answer; without it output comes from the beginning"},
+			},
+			PropertyOrder: []string{"run_id", "timeout_seconds", "cursor"},
+			Required:      []string{"run_id"},
+		},
+	}
+}
+
+func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, error) {
+	id := c.args.required("run_id")
+	req := engine.WaitRequest{Cursor: c.args.cursor()}
+	timeout, given := c.args.seconds("timeout_seconds", 0, maxWait)
+	if req.Timeout = timeout; !given {
+		req.Timeout = defaultWait
+	}
+	if c.args.err != nil {
+		return nil, c.args.err
+	}
+	progress := startProgress(ctx, c.req)
+	defer progress.stop()
+	req.Output = progress.output()
+	res, err := t.engine.WaitRun(ctx, c.caller, id, req)
+	if err != nil {
+		return nil, err
+	}
+	t.log.Info("[MCP] wait_run: "+statusOf(res), "run_id", res.RunID, "session_id", logSession(res.Session))
+	return t.state(c.client, res, req.Cursor), nil
+}
