@@ -14,7 +14,7 @@ import (
 var layers = [][]string{
 	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "runners"},
 	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor"},
-	{"internal/backend/jail"},
+	{"internal/backend/jail", "internal/backend/wrapper"},
 	{"internal/session"},
 	{"internal/engine", "internal/session/sessiontest"},
 	{"internal/tools"},

@@ -41,6 +41,7 @@ type Spec struct {
 	SessionID string // the id the caller chose (for contract 4's label); hostile
 	Runner    string // the runner's name (for labels and logs)
 	Image     string // the image to start, for backends that have images
+	Wrapper   string // host directory of an environment that isolates itself, for the backend that starts those; else empty
 	Workspace string // host directory that becomes /data, /mnt/data and /workspace
 	Mounts    []Mount
 	Network   bool

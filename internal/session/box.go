@@ -215,17 +215,22 @@ func (m *Manager) retire(b *box) {
 func (m *Manager) spec(s *Session, r runner.Runner, network bool) sandbox.Spec {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
+	limits := m.cfg.Limits
+	if r.MemoryMB > 0 {
+		limits.MemoryBytes = int64(r.MemoryMB) << 20
+	}
 	return sandbox.Spec{
 		ID:        s.key[:12] + "-" + hex.EncodeToString(b[:]),
 		Session:   s.key,
 		SessionID: s.id,
 		Runner:    r.Name,
 		Image:     r.Image,
+		Wrapper:   r.Wrapper,
 		Workspace: filepath.Join(s.dir, filesDir),
 		Mounts:    r.Mounts,
 		Network:   network,
 		Forward:   m.cfg.Dial != nil,
-		Limits:    m.cfg.Limits,
+		Limits:    limits,
 	}
 }
 
@@ -309,6 +314,9 @@ func environment(r runner.Runner) string {
 		return r.Image
 	}
 	var b strings.Builder
+	if r.MemoryMB > 0 {
+		fmt.Fprintf(&b, "%d MB\x00", r.MemoryMB)
+	}
 	for _, m := range r.Mounts {
 		b.WriteString(m.Source)
 		b.WriteByte(0)
