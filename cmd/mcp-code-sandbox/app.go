@@ -18,7 +18,6 @@ import (
 	"mcp-code-sandbox/internal/engine"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/logging"
-	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/session"
@@ -43,9 +42,9 @@ type app struct {
 	signer   *signedurl.Signer
 	engine   *engine.Engine
 	sessions *session.Manager
-	runners  runner.Set
-	problems []runner.Problem
 	metrics  http.Handler
+
+	environments environments
 
 	tasks    *tasks
 	instance *instance.Instance
@@ -95,7 +94,7 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 	}
 	a.onClose(func(context.Context) error { return a.store.Close() })
 
-	a.runners, a.problems = runner.Detect(ctx, runnersDir(s))
+	a.environments.change(discover(ctx, s))
 	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, time.Duration(s.URLTTL), time.Now)
 
 	registry := prometheus.NewRegistry()
@@ -116,18 +115,19 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
 	})
 	a.engine = engine.New(engine.Config{
-		Sessions: a.sessions, Runners: func() runner.Set { return a.runners }, Signer: a.signer, Store: a.store,
+		Sessions: a.sessions, Runners: a.environments.runners, Signer: a.signer, Store: a.store,
 		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: time.Duration(s.MaxExecTimeout),
 		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), MaxUploadBytes: int(s.MaxUploadBytes),
 		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 	})
-	a.onClose(a.engine.Close)
 	a.onClose(a.sessions.Close)
+	a.onClose(a.engine.Close) // first: what runs in the background closes its own sessions
 
 	a.tasks = newTasks()
 	a.onClose(a.tasks.close)
 	a.tasks.start(a.keepClean)
+	a.addFlakes(ctx)
 	return a, nil
 }
 
@@ -200,13 +200,11 @@ func (a *app) probe(ctx context.Context) error {
 			return &sandbox.Error{Op: c.Name, Err: errors.New(c.Detail), Fix: c.Fix}
 		}
 	}
-	if len(a.runners) == 0 {
+	if len(a.environments.runners()) == 0 {
 		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: "mcp-code-sandbox runners install"}
 	}
 	return nil
 }
-
-func runnersDir(s *settings) string { return filepath.Join(s.Root, "runners") }
 
 // loadKeys takes the operator's secrets, and makes and keeps those that are not given.
 func loadKeys(s *settings) (k keys, err error) {

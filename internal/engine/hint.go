@@ -25,12 +25,31 @@ var (
 	fileTooBig = regexp.MustCompile(`File too large|EFBIG`)
 )
 
-// hint says in a sentence or two what to do about a failure that is not obvious from the output.
+// noWorkspace is said with every result of an environment that isolates itself.
+const noWorkspace = "This environment has no /data: it sees no file of the session, and files it writes are not kept."
+
+// hint says in a sentence or two what to do about a failure that is not obvious from the output, and what cannot be known
+// about the environment.
 func (e *Engine) hint(res Result, r runner.Runner, network bool) string {
+	hint := e.failureHint(res, r, network)
+	if r.Wrapper != "" {
+		hint = strings.TrimSpace(hint + " " + noWorkspace)
+	}
+	return hint
+}
+
+func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
 	limits := e.cfg.Sessions.Limits()
+	if r.MemoryMB > 0 {
+		limits.MemoryBytes = int64(r.MemoryMB) << 20
+	}
 	switch res.Cause {
 	case sandbox.CauseTimeout:
-		return res.TimeoutMessage() + ". Do less in one run, or save intermediate results to /data and go on in the next run."
+		more := ""
+		if res.Timeout < e.cfg.MaxExecTimeout {
+			more = fmt.Sprintf("ask for more time with timeout_seconds (%g at most), ", e.cfg.MaxExecTimeout.Seconds())
+		}
+		return res.TimeoutMessage() + ". Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
 	case sandbox.CauseCancelled:
 		return "The run was cancelled."
 	case sandbox.CauseOutOfMemory:

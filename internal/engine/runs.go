@@ -253,6 +253,9 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 	}
 	if req.Timeout <= 0 {
 		req.Timeout = e.cfg.ExecTimeout
+		if rn.TimeoutSeconds > 0 {
+			req.Timeout = time.Duration(rn.TimeoutSeconds) * time.Second
+		}
 	} else if most := max(e.cfg.MaxExecTimeout, e.cfg.ExecTimeout); req.Timeout > most {
 		return nil, nil, refuse(CodeInvalidTimeout, "A run may take %s at most.", seconds(most))
 	}
