@@ -153,6 +153,13 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	handler := http.Handler(s.stateless)
 	switch {
 	case r.Header.Get(versionHeader) >= versionStateless:
+		if m.method == "subscriptions/listen" { // it lasts until the client goes
+			release, ok := s.openStream(w, m.id)
+			if !ok {
+				return
+			}
+			defer release()
+		}
 	case session != "":
 		handler = s.stateful
 		defer s.sessions.use(session, s.user(r))()

@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"encoding/json"
 	"net/http"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -35,13 +36,11 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	if s.streams.Add(1) > int64(s.cfg.MaxSessions) {
-		s.streams.Add(-1)
-		w.Header().Set("Retry-After", "10")
-		writeError(w, http.StatusServiceUnavailable, nil, rpcErrorf(codeUnavailable, "too many event streams; close one, or try again later"))
+	release, ok := s.openStream(w, nil)
+	if !ok {
 		return
 	}
-	defer s.streams.Add(-1)
+	defer release()
 	s.log.Info("[HTTP] Event stream from " + r.RemoteAddr)
 	inner.Header.Del("Last-Event-ID") // nothing is kept for a stream without a session
 	transport := &mcp.StreamableServerTransport{Stateless: true}
@@ -60,6 +59,17 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 		return // Close may have missed this session
 	}
 	s.serveStream(rep, inner, transport)
+}
+
+// openStream counts an event stream without a session until release is called. If there are too many it says so to the client.
+func (s *Server) openStream(w http.ResponseWriter, id json.RawMessage) (release func(), ok bool) {
+	if s.streams.Add(1) > int64(s.cfg.MaxSessions) {
+		s.streams.Add(-1)
+		w.Header().Set("Retry-After", "10")
+		writeError(w, http.StatusServiceUnavailable, id, rpcErrorf(codeUnavailable, "too many event streams; close one, or try again later"))
+		return nil, false
+	}
+	return func() { s.streams.Add(-1) }, true
 }
 
 func (s *Server) serveStream(rep *reply, r *http.Request, h http.Handler) {

@@ -32,7 +32,7 @@ type Config struct {
 	Tools func(*mcp.Server)
 	// MaxBodyBytes limits one request's body and one line of stdio. Default 70 MiB: a 50 MB file in base64.
 	MaxBodyBytes int64
-	// MaxSessions limits the transport sessions, and apart from them the event streams without one. Default 1000.
+	// MaxSessions limits the transport sessions, and apart from them the event streams without one, those that listen among them. Default 1000.
 	MaxSessions int
 	// SessionIdle ends a transport session that has had no request and no open stream for so long. Default 30 minutes.
 	SessionIdle time.Duration
