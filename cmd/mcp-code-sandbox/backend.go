@@ -30,11 +30,45 @@ func newBackend(s *settings, i *instance.Instance, log *slog.Logger) (sandbox.Ba
 		var owner workspace.Owner
 		var closeBackend func()
 		if b, owner, closeBackend, err = c.make(s, i, log); err == nil {
-			return b, owner, closeBackend
+			b, closeWrappers := withWrappers(s, b, log)
+			return b, owner, func() { closeWrappers(); closeBackend() }
 		}
 		break
 	}
-	return refusing{err}, workspace.Owner{UID: -1, GID: -1}, func() {}
+	b, closeWrappers := withWrappers(s, refusing{err}, log)
+	return b, workspace.Owner{UID: -1, GID: -1}, closeWrappers
+}
+
+// routed starts environments that isolate themselves by one backend, and all else by the other.
+type routed struct {
+	sandbox.Backend
+	wrappers sandbox.Backend
+}
+
+var (
+	_ sandbox.Prober = routed{}
+	_ sandbox.Reaper = routed{}
+)
+
+func (r routed) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if spec.Wrapper != "" {
+		return r.wrappers.Start(ctx, spec)
+	}
+	return r.Backend.Start(ctx, spec)
+}
+
+func (r routed) Probe(ctx context.Context) []sandbox.Check {
+	if p, ok := r.Backend.(sandbox.Prober); ok {
+		return p.Probe(ctx)
+	}
+	return nil
+}
+
+func (r routed) Reap(ctx context.Context, instance string) error {
+	if p, ok := r.Backend.(sandbox.Reaper); ok {
+		return p.Reap(ctx, instance)
+	}
+	return nil
 }
 
 // refusing stands for a backend that cannot be made here. No isolation, no run.

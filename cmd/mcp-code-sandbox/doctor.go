@@ -13,7 +13,6 @@ import (
 
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/instance"
-	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -31,6 +30,7 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 		}
 	}
 	checks = append(checks, checkRunners(ctx, s)...)
+	checks = append(checks, checkCustom(s)...)
 	checks = append(checks, checkPort(ctx, s))
 	printChecks(inv.stdout, checks)
 
@@ -77,10 +77,14 @@ func probeBackend(ctx context.Context, s *settings) []sandbox.Check {
 }
 
 func checkRunners(ctx context.Context, s *settings) []sandbox.Check {
-	set, problems := runner.Detect(ctx, runnersDir(s))
+	set, problems := discover(ctx, s)
 	var checks []sandbox.Check
 	for _, r := range set {
-		checks = append(checks, sandbox.Check{Name: r.Name, Detail: r.Version})
+		c := sandbox.Check{Name: r.Name, Detail: r.Version}
+		if r.Wrapper != "" {
+			c.Detail += ", isolates itself: " + r.Wrapper
+		}
+		checks = append(checks, c)
 	}
 	for _, p := range problems {
 		checks = append(checks, sandbox.Check{Name: p.Runner, Status: sandbox.Warn, Detail: p.Problem, Fix: p.Fix})

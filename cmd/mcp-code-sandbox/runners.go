@@ -20,7 +20,7 @@ type runnersCmd struct {
 type runnersListCmd struct{}
 
 func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
-	set, problems := runner.Detect(ctx, runnersDir(inv.settings))
+	set, problems := discover(ctx, inv.settings)
 	printRunners(inv.stdout, set, problems)
 	if len(set) == 0 {
 		return errors.New("no language environment can be used; try: mcp-code-sandbox runners install")
@@ -35,13 +35,13 @@ func (*runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
 	if err := os.MkdirAll(inv.settings.Root, 0o700); err != nil {
 		return fmt.Errorf("make the data directory: %w (set SANDBOX_ROOT to a directory you may write to)", err)
 	}
-	failed := runner.Install(ctx, dir, func(format string, args ...any) {
-		fmt.Fprintf(inv.stderr, format+"\n", args...)
-	})
+	progress := func(format string, args ...any) { fmt.Fprintf(inv.stderr, format+"\n", args...) }
+	failed := runner.Install(ctx, dir, progress)
+	failed = append(failed, runner.InstallOwn(ctx, dir, ownRunnersDir(inv.settings), progress)...)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	set, problems := runner.Detect(ctx, dir)
+	set, problems := discover(ctx, inv.settings)
 	printRunners(inv.stdout, set, append(failed, problems...))
 	if len(set) == 0 {
 		return errors.New("no language environment can be used")

@@ -103,7 +103,7 @@ func (a *app) reportReadiness(ctx context.Context) {
 	if err := a.probe(ctx); err != nil && ctx.Err() == nil {
 		a.log.Error("no code can be run here; mcp-code-sandbox doctor says more", "error", err)
 	}
-	for _, p := range a.problems {
+	for _, p := range a.environments.missing() {
 		a.log.Warn("a runner is missing something", "runner", p.Runner, "problem", p.Problem, "fix", p.Fix)
 	}
 }
@@ -117,7 +117,7 @@ func banner(w io.Writer, a *app, base string) {
 		page += "#token=" + token
 		shown = token + "  (kept in " + filepath.Join(a.settings.Root, "keys", "api-token") + ")"
 	}
-	languages := strings.Join(a.runners.Names(), ", ")
+	languages := strings.Join(a.environments.runners().Names(), ", ")
 	if languages == "" {
 		languages = "none yet: run mcp-code-sandbox runners install"
 	}

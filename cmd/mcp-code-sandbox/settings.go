@@ -34,6 +34,11 @@ type settings struct {
 
 	Root              string   `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
 	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto or jail."`
+	RunnersDir        string   `name:"runners-dir" environ:"SANDBOX_RUNNERS_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of your own runners, a directory each. Default: runners.d under the root."`
+	WrapperDir        string   `name:"nix-sandbox-dir" environ:"NIX_SANDBOX_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of environments that isolate themselves, a directory each with metadata.json and bin/run. Default: ~/.config/nix-sandbox-mcp/sandboxes."`
+	NixEnvs           []string `name:"nix-sandbox-envs" environ:"NIX_SANDBOX_ENVS" group:"sandbox" placeholder:"REF" help:"Flake references of such environments, to build with nix at the start."`
+	ProjectDir        string   `name:"project-dir" environ:"PROJECT_DIR" group:"sandbox" placeholder:"DIR" help:"Directory that all code sees, read-only; an absolute path."`
+	ProjectMount      string   `name:"project-mount" environ:"PROJECT_MOUNT" group:"sandbox" default:"/project" placeholder:"DIR" help:"Where code sees it."`
 	MemoryLimit       byteSize `name:"memory-limit" environ:"SANDBOX_MEMORY_LIMIT" group:"sandbox" default:"512MB" help:"Memory of a sandbox (512MB, 512m, or bytes; 1 KB is 1024 bytes)."`
 	CPULimit          float64  `name:"cpu-limit" environ:"SANDBOX_CPU_LIMIT" group:"sandbox" default:"1.0" help:"CPU cores of a sandbox."`
 	PIDsLimit         int      `name:"pids-limit" environ:"SANDBOX_PIDS_LIMIT" group:"sandbox" default:"256" help:"Processes and threads of a sandbox."`
@@ -139,6 +144,16 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	root, err := filepath.Abs(s.Root)
 	bad(err == nil && s.Root != "", "SANDBOX_ROOT", "no data directory is known for this user; set it to an absolute path")
 	s.Root = root
+	if s.WrapperDir == "" && env["HOME"] != "" {
+		s.WrapperDir = filepath.Join(env["HOME"], ".config", "nix-sandbox-mcp", "sandboxes")
+	}
+	for _, ref := range s.NixEnvs {
+		ref = strings.TrimSpace(ref)
+		bad(ref != "" && ref[0] != '-', "NIX_SANDBOX_ENVS", "%q is no flake reference; write it like github:me/envs#data-science", ref)
+	}
+	if err := s.checkProject(); err != nil {
+		errs = append(errs, err)
+	}
 	switch {
 	case s.LogFile == "none":
 		s.LogFile = ""
