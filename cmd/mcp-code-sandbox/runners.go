@@ -28,15 +28,20 @@ func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 	return nil
 }
 
-type runnersInstallCmd struct{}
+type runnersInstallCmd struct {
+	Own bool `help:"Only your own runners, those of --runners-dir."`
+}
 
-func (*runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
+func (c *runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
 	dir := runnersDir(inv.settings)
 	if err := os.MkdirAll(inv.settings.Root, 0o700); err != nil {
 		return fmt.Errorf("make the data directory: %w (set SANDBOX_ROOT to a directory you may write to)", err)
 	}
 	progress := func(format string, args ...any) { fmt.Fprintf(inv.stderr, format+"\n", args...) }
-	failed := runner.Install(ctx, dir, progress)
+	var failed []runner.Problem
+	if !c.Own {
+		failed = runner.Install(ctx, dir, progress)
+	}
 	failed = append(failed, runner.InstallOwn(ctx, dir, ownRunnersDir(inv.settings), progress)...)
 	if err := ctx.Err(); err != nil {
 		return err
