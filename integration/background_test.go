@@ -215,7 +215,7 @@ func TestBackgroundRunFromElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	foreign := store.Result{ID: "run_20260206T123456Z_a1b2", Caller: "ann", Session: "x", Started: time.Now(), Ended: time.Now(), Data: []byte(`{"Result":{"Stdout":"c2VjcmV0"}}`)}
+	foreign := store.Result{ID: "run_20260206T123456Z_a1b2", Caller: "ann", Session: "x", Started: time.Now(), Ended: time.Now(), Data: []byte(`{"Result":{"RunID":"run_20260206T123456Z_a1b2","Stdout":"c2VjcmV0"}}`)}
 	if err := db.EndResult(t.Context(), foreign, 10); err != nil {
 		t.Fatal(err)
 	}
