@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -42,7 +43,7 @@ func customRoot(t *testing.T) string {
 // commandWith runs the program with settings and returns all that it prints, and its exit code.
 func commandWith(t *testing.T, settings []string, args ...string) (string, int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Env = append(append(baseEnv(), "SANDBOX_HTTP_PORT=0"), settings...)
@@ -95,6 +96,11 @@ while True:
     send({"type": "result", "id": m["id"], "stdout": o.getvalue(), "stderr": e.getvalue(), "exit_code": code})
 `
 
+// selfJailed is the start of a wrapper that jails itself.
+const selfJailed = `#!/bin/sh
+exec bwrap --unshare-all --die-with-parent --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \
+  --proc /proc --dev /dev --tmpfs /tmp --ro-bind "$PROJECT_DIR" "$PROJECT_MOUNT" `
+
 func metadata(name string, timeout, memory int) string {
 	return fmt.Sprintf(`{"name":%q,"interpreter_type":"python","timeout_seconds":%d,"memory_mb":%d}`, name, timeout, memory)
 }
@@ -106,6 +112,7 @@ func TestWrappers(t *testing.T) {
 		"short/metadata.json": metadata("short", 1, 64), "short/bin/run": "#!/bin/sh\nexec python3 -\n", "short/bin/session-run": sessionRun,
 		"shell/metadata.json": metadata("shell", 0, 0), "shell/bin/run": "#!/bin/sh\necho not the bundled one\n",
 		"broken/metadata.json": metadata("broken", 0, 0),
+		"jailed/metadata.json": metadata("jailed", 0, 0), "jailed/bin/run": selfJailed + "python3 -\n", "jailed/bin/session-run": selfJailed + "python3 -c '" + strings.ReplaceAll(sessionRun, "'", `'"'"'`) + "'\n",
 	})
 	project := publicDir(t, map[string]string{"hello.txt": "hello"})
 	s := serve(t, "NIX_SANDBOX_DIR="+dir, "PROJECT_DIR="+project, "PROJECT_MOUNT=/code")
@@ -119,6 +126,17 @@ func TestWrappers(t *testing.T) {
 	}
 	if !strings.Contains(r.Hint, "no /data") {
 		t.Errorf("a result must say that there is no /data: %+v", r)
+	}
+	// One that does what it must: a jail of its own, with the project in it.
+	see := "import os; print(open('/code/hello.txt').read(), os.path.exists('/etc/passwd'), os.getpid() < 10)"
+	if r := s.run(t, "w", "jailed", see); !r.Success || !strings.Contains(r.Output, "hello False True") {
+		t.Errorf("a wrapper with a jail: %+v", r)
+	}
+	if c := s.cell(t, "w", "jailed", "y = 1; "+see); c.Stdout != "hello False True\n" {
+		t.Errorf("a wrapper with a jail, with state: %+v", c)
+	}
+	if c := s.cell(t, "w", "jailed", "print(y)"); c.Stdout != "1\n" {
+		t.Errorf("a wrapper with a jail, with state: %+v", c)
 	}
 	if c := s.cell(t, "w", "ds", "x = 20"); c.ExitCode != 0 {
 		t.Errorf("state: %+v", c)
@@ -165,6 +183,46 @@ func TestWrappers(t *testing.T) {
 	for _, p := range commandLines(t) {
 		if strings.Contains(p, "87654") {
 			t.Errorf("a process survived the server: %q", p)
+		}
+	}
+}
+
+// TestWrapperOfOrdinaryUser: without root and, mostly, without control groups.
+func TestWrapperOfOrdinaryUser(t *testing.T) {
+	dir := publicDir(t, map[string]string{"ds/metadata.json": metadata("ds", 3, 256), "ds/bin/run": "#!/bin/sh\nexec python3 -\n", "ds/bin/session-run": sessionRun})
+	root, err := os.MkdirTemp("", "integration-wrapper-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	attr := &syscall.SysProcAttr{}
+	if os.Geteuid() == 0 {
+		attr.Credential = &syscall.Credential{Uid: ordinaryUser, Gid: ordinaryUser, Groups: []uint32{}}
+		if err := os.Chown(root, ordinaryUser, ordinaryUser); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := serveWith(t, func(cmd *exec.Cmd) { cmd.SysProcAttr, cmd.Dir = attr, root },
+		"SANDBOX_ROOT="+filepath.Join(root, "data"), "HOME="+root, "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "NIX_SANDBOX_DIR="+dir)
+	daemon := func(seconds string) string {
+		return "import subprocess; p = subprocess.Popen(['setsid', '-f', 'sleep', '" + seconds + "'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); p.wait()\n"
+	}
+	if r := s.run(t, "u", "ds", daemon("65431")+"print('done')"); !r.Success || r.Output != "done\n" {
+		t.Errorf("a fresh run: %+v", r)
+	}
+	s.cell(t, "u", "ds", daemon("65432")+"x = 5")
+	if c := s.cell(t, "u", "ds", "print(x)"); c.Stdout != "5\n" {
+		t.Errorf("state: %+v", c)
+	}
+	if c := s.cell(t, "u", "ds", "import time; time.sleep(60)"); c.Cause != "timeout" || c.State == "" {
+		t.Errorf("a timeout: %+v", c)
+	}
+	if r := s.run(t, "u", "ds", "x = bytearray(1 << 30)"); r.Success {
+		t.Errorf("memory: %+v", r)
+	}
+	for _, p := range commandLines(t) {
+		if strings.Contains(p, "sleep 6543") {
+			t.Errorf("a daemon survived: %q", p)
 		}
 	}
 }
@@ -266,13 +324,15 @@ func TestOwnRunner(t *testing.T) {
 		"tiny/runner.json":      `{"base":"python","title":"Tiny","libraries":["six"],"env":{"GREETING":"hi"},"timeout_seconds":2,"memory_mb":128}`,
 		"tiny/requirements.txt": "six==1.16.0\n",
 		"strict/runner.json":    `{"base":"shell","timeout_seconds":1}`,
+		"js/runner.json":        `{"base":"node","libraries":["ms"]}`,
+		"js/package.json":       `{"name":"js","version":"1.0.0","dependencies":{"ms":"2.1.3"}}`,
 	})
 	settings := []string{"SANDBOX_ROOT=" + root, "SANDBOX_RUNNERS_DIR=" + own}
 	out, code := commandWith(t, settings, "runners", "install", "--own")
 	if code != 0 {
 		t.Fatalf("runners install: %d: %s", code, out)
 	}
-	if strings.Contains(out, "requirements.txt could not be installed") {
+	if strings.Contains(out, "could not be installed") {
 		skip(t, "the package index cannot be used here: %s", out)
 	}
 	s := serve(t, settings...)
@@ -294,6 +354,9 @@ func TestOwnRunner(t *testing.T) {
 	}
 	if r := s.run(t, "o", "python", "import numpy; x = bytearray(200 << 20); print('ok')"); !r.Success {
 		t.Errorf("the bundled runner must be as it was: %+v", r)
+	}
+	if r := s.run(t, "o", "js", "import ms from 'ms'; console.log(ms('1h'), require('ms')('2m'))"); r.Output != "3600000 120000\n" {
+		t.Errorf("js: %+v", r)
 	}
 	if r := s.run(t, "o", "strict", "sleep 30"); r.Cause != "timeout" {
 		t.Errorf("a runner without files: %+v", r)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"mcp-code-sandbox/internal/backend/wrapper"
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/sandbox"
@@ -83,6 +84,9 @@ func checkRunners(ctx context.Context, s *settings) []sandbox.Check {
 		c := sandbox.Check{Name: r.Name, Detail: r.Version}
 		if r.Wrapper != "" {
 			c.Detail += ", isolates itself: " + r.Wrapper
+			if os.Geteuid() == 0 {
+				c.Detail += fmt.Sprintf(" (started as uid %d)", wrapper.UID)
+			}
 		}
 		checks = append(checks, c)
 	}

@@ -59,7 +59,7 @@ func wrappers(dir string) (list []Runner, problems []Problem) {
 			continue
 		}
 		if closed := unreachable(run); closed != "" {
-			bad("keep it in a directory that everybody may read, such as /opt/sandboxes, and set NIX_SANDBOX_DIR to that",
+			bad("keep it in a directory that everybody may read, such as /opt/sandboxes; a link to it may stay",
 				"a root server starts wrappers as another user, who cannot reach %s", closed)
 			continue
 		}

@@ -6,3 +6,7 @@
 // protocol itself, over a pipe within the server; sessions cannot tell the difference. What comes from a wrapper is
 // hostile: the code that runs in it may have taken it over.
 package wrapper
+
+// UID is the host uid and gid of wrappers when the server is root. It is not that of the jail's sandboxes, whose processes
+// a wrapper could otherwise signal.
+const UID = 61001

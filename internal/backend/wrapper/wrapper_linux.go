@@ -16,10 +16,6 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// UID is the host uid and gid of wrappers when the server is root. It is not that of the jail's sandboxes, whose processes
-// a wrapper could otherwise signal.
-const UID = 61001
-
 // Group limits the processes of one wrapper and can end all of them.
 type Group interface {
 	// Start calls fork so that the process it starts is in the group from its first instruction.
