@@ -2,6 +2,7 @@ package wrapper
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -35,29 +36,43 @@ const (
 // of the thread that started it.
 type thread struct {
 	jobs chan func()
+	quit chan struct{}
 	done chan struct{}
 }
 
 func newThread() *thread {
-	t := &thread{jobs: make(chan func()), done: make(chan struct{})}
+	t := &thread{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
 	go func() {
 		defer close(t.done)
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		for job := range t.jobs {
-			job()
+		for {
+			select {
+			case job := <-t.jobs:
+				job()
+			case <-t.quit:
+				return
+			}
 		}
 	}()
 	return t
 }
 
+var errClosed = errors.New("the backend is closed")
+
+// do calls f on the thread and waits for it.
 func (t *thread) do(f func() error) error {
 	errc := make(chan error, 1)
-	t.jobs <- func() { errc <- f() }
-	return <-errc
+	select {
+	case t.jobs <- func() { errc <- f() }:
+		return <-errc
+	case <-t.done:
+		return errClosed
+	}
 }
 
+// close ends the thread. It is called once.
 func (t *thread) close() {
-	close(t.jobs)
+	close(t.quit)
 	<-t.done
 }
 
