@@ -185,6 +185,7 @@ func TestWrappers(t *testing.T) {
 			t.Errorf("a process survived the server: %q", p)
 		}
 	}
+	s.wantNoResidue(t)
 }
 
 // TestWrapperOfOrdinaryUser: without root and, mostly, without control groups.
