@@ -2,8 +2,11 @@ package engine
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -283,7 +286,7 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 // carryOut executes a run to its end and tells everybody who waits for it.
 func (e *Engine) carryOut(ctx context.Context, log *slog.Logger, r *run, rn runner.Runner, req Request) {
 	defer r.cancel()
-	r.res, r.err = e.execute(ctx, log, r, rn, req)
+	r.res, r.err = e.executeRecovering(ctx, log, r, rn, req)
 	if req.Once {
 		// Nothing of the session is kept but its files, for as long as those of closed sessions.
 		if err := e.closeSession(context.WithoutCancel(ctx), r.caller, req.Session); err != nil && r.err == nil {
@@ -294,4 +297,15 @@ func (e *Engine) carryOut(ctx context.Context, log *slog.Logger, r *run, rn runn
 	e.keepResult(log, r, background)
 	e.runs.remove(r)
 	close(r.done)
+}
+
+// executeRecovering is execute for a goroutine that nobody else guards: a defect of ours costs one run, not the server.
+func (e *Engine) executeRecovering(ctx context.Context, log *slog.Logger, r *run, rn runner.Runner, req Request) (res Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.ErrorContext(ctx, "[MCP] A run panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = errors.New("the run panicked")
+		}
+	}()
+	return e.execute(ctx, log, r, rn, req)
 }

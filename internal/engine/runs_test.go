@@ -299,3 +299,15 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 		}
 	})
 }
+
+// TestPanic: a defect while a run goes on costs that run, not the server.
+func TestPanic(t *testing.T) {
+	r := newRig(t, nil, nil)
+	_, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Code: "print", Output: func(Stream, []byte) { panic("a defect") }})
+	if err == nil {
+		t.Fatal("the run panicked and nobody was told")
+	}
+	if res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Code: "print"}); err != nil || !res.Success() {
+		t.Errorf("the next run: %+v, %v", res, err)
+	}
+}
