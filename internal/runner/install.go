@@ -56,6 +56,12 @@ func Install(ctx context.Context, dir string, progress func(format string, args 
 	return problems
 }
 
+// nodeFiles are the programs of the Node environment: the launcher of fresh runs, the driver of living interpreters, and what
+// they are made of.
+func nodeFiles() []string {
+	return []string{"launch.cjs", "modules.cjs", "driver.cjs", "cell.cjs", "interrupt.cjs"}
+}
+
 func sameNode(_, now string) bool { return atLeast(now, nodeMajor, nodeMinor) }
 
 type installer struct {
@@ -269,12 +275,12 @@ func (in installer) node(ctx context.Context) *Problem {
 	if npmErr != nil {
 		problem.Fix = "apt-get install npm, then " + fixInstall
 	}
-	// JavaScript needs the launcher alone. An older complete environment is better still.
+	// JavaScript needs these alone. An older complete environment is better still.
 	if s, ok := current(ctx, in.dir, "node", probeNode, sameNode); ok && s.Complete {
 		return problem
 	}
 	err = in.stage("node", func(staging string) error {
-		return errors.Join(copyFiles(in.files, "node", staging, "launch.cjs"), stamp{Interpreter: node}.write(staging))
+		return errors.Join(copyFiles(in.files, "node", staging, nodeFiles()...), stamp{Interpreter: node}.write(staging))
 	})
 	if err != nil {
 		problem.Problem += "; " + err.Error()
@@ -287,7 +293,7 @@ func (in installer) fillNode(ctx context.Context, node interpreter, npm, staging
 	if err := in.npm(ctx, npm, "node", staging); err != nil {
 		return err
 	}
-	if err := copyFiles(in.files, "node", staging, "launch.cjs"); err != nil {
+	if err := copyFiles(in.files, "node", staging, nodeFiles()...); err != nil {
 		return err
 	}
 	check := filepath.Join(staging, "check.ts")

@@ -13,8 +13,8 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// launcher prepares an installed Node environment with the launcher of this tree, and returns the command in front of a file.
-func launcher(t *testing.T) []string {
+// nodeProgram prepares an installed Node environment with the programs of this tree, and returns the command that starts one.
+func nodeProgram(t *testing.T, name string, flags ...string) []string {
 	t.Helper()
 	dir := os.Getenv("SANDBOX_TEST_RUNNERS")
 	s, err := readStamp(dir, "node")
@@ -26,18 +26,19 @@ func launcher(t *testing.T) []string {
 		t.Skip(reason)
 	}
 	env := t.TempDir()
-	if err := copyFiles(runners.Files, "node", env, "launch.cjs"); err != nil {
+	if err := copyFiles(runners.Files, "node", env, nodeFiles()...); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(filepath.Join(dir, "node", "node_modules"), filepath.Join(env, "node_modules")); err != nil {
 		t.Fatal(err)
 	}
-	return []string{s.Interpreter.Path, "--experimental-vm-modules", "--disable-warning=ExperimentalWarning", filepath.Join(env, "launch.cjs")}
+	flags = append([]string{s.Interpreter.Path, "--experimental-vm-modules", "--disable-warning=ExperimentalWarning"}, flags...)
+	return append(flags, filepath.Join(env, name))
 }
 
 // The launcher runs outside a sandbox here: what it does with code is the same.
 func TestLauncher(t *testing.T) {
-	command := launcher(t)
+	command := nodeProgram(t, "launch.cjs")
 	data, tmp := t.TempDir(), t.TempDir()
 	for name, content := range map[string]string{
 		"x.json":                      `{"k": "from json", "list": [1, 2]}`,
@@ -123,7 +124,7 @@ func TestLauncher(t *testing.T) {
 			if want == "" && stderr != "" || !strings.Contains(stderr, want) {
 				t.Errorf("stderr:\n%s\nwant:\n%s", stderr, want)
 			}
-			if strings.Contains(stderr, "launch.cjs") || strings.Contains(stderr, "node:internal") {
+			if strings.Contains(stderr, ".cjs") || strings.Contains(stderr, "node:internal") {
 				t.Errorf("stderr shows the launcher:\n%s", stderr)
 			}
 		})
@@ -132,7 +133,7 @@ func TestLauncher(t *testing.T) {
 
 // Source that makes the compiler take all memory ends with a message. The limit is the shell's here, the sandbox's otherwise.
 func TestLauncherCompilerOutOfMemory(t *testing.T) {
-	command := launcher(t)
+	command := nodeProgram(t, "launch.cjs")
 	file := filepath.Join(t.TempDir(), "main-1.ts")
 	if err := os.WriteFile(file, []byte(strings.Repeat("{", 50_000)+strings.Repeat("}", 50_000)), 0o644); err != nil {
 		t.Fatal(err)

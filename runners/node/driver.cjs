@@ -1,0 +1,350 @@
+// Runs a user's JavaScript or TypeScript cell by cell: node <flags> driver.cjs javascript|typescript
+//
+// The agent starts it; see internal/agent/cells_linux.go for the lines it reads and writes on descriptor 3. It needs
+// --expose-internals for the parser of Node's REPL (cell.cjs) and to unwind what was interrupted (interrupt.cjs).
+//
+// Declarations, imports and the working directory live on. Each cell has its own stdout and stderr: pipes that the agent reads
+// until the cell has ended. What callbacks of an earlier cell print is dropped. The value of a cell's last expression is shown,
+// awaited if it is a promise. What a cell started and did not wait for goes on, and can neither end the interpreter by an
+// error of its own nor be seen.
+'use strict';
+
+// Cells may declare names such as Map and process anew, and these are global: keep the real ones.
+const { ArrayBuffer, Atomics, Buffer, Date, Error, Int32Array, Map, Math, Number, Object, Promise, Set, SharedArrayBuffer, String, SyntaxError, TypeError, Uint8Array, process, setImmediate, setTimeout } = globalThis;
+
+const { AsyncLocalStorage } = require('node:async_hooks');
+const fs = require('node:fs');
+const path = require('node:path');
+const vm = require('node:vm');
+const { inspect } = require('node:util');
+const { Writable } = require('node:stream');
+const { CompileError, becomeMain, compileTypeScript, defineGlobals, describe, dynamicImport, esbuildBinary, importMeta, positions, sourceLine, sources, transpiled } = require('./modules.cjs');
+
+const CHANNEL = 3;
+const REMEMBERED = 1000; // cells whose source is kept, for stack traces
+const language = process.argv[2];
+const directory = process.cwd();
+const cells = new AsyncLocalStorage(); // the cell that what runs now was started by
+const builtins = new Set(Object.getOwnPropertyNames(globalThis));
+let current; // the cell that runs: {number, name, stdout, stderr}
+
+// ---- output ----
+
+function writeFully(fd, data) {
+  for (let at = 0; at < data.length;) {
+    try {
+      at += fs.writeSync(fd, data, at);
+    } catch (error) {
+      if (error.code !== 'EAGAIN') throw error;
+    }
+  }
+}
+
+function tell(line) {
+  writeFully(CHANNEL, Buffer.from(line + '\n'));
+}
+
+// print writes to a stream of the cell that runs, unless another cell is printing.
+function print(stream, data) {
+  const from = cells.getStore();
+  if (current === undefined || (from !== undefined && from !== current)) return;
+  try {
+    writeFully(current[stream], data);
+  } catch {
+    // nobody reads it any more
+  }
+}
+
+// output makes process.stdout and process.stderr. Their write does not use the machinery of streams, which would not survive being
+// interrupted in the middle; nor can they be closed.
+function output(stream, fd) {
+  const out = new Writable({ decodeStrings: false });
+  out.fd = fd;
+  out._type = 'pipe';
+  out._isStdio = true;
+  out.write = (data, encoding, callback) => {
+    if (typeof data === 'string') data = Buffer.from(data, typeof encoding === 'string' ? encoding : 'utf8');
+    else if (!ArrayBuffer.isView(data)) throw Object.assign(new TypeError('The "chunk" argument must be of type string or an instance of Buffer, TypedArray or DataView'), { code: 'ERR_INVALID_ARG_TYPE' });
+    print(stream, data instanceof Uint8Array ? data : new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+    const done = typeof encoding === 'function' ? encoding : callback;
+    if (typeof done === 'function') process.nextTick(done);
+    return true;
+  };
+  out.end = (data, encoding, callback) => {
+    if (data !== undefined && data !== null && typeof data !== 'function') out.write(data, encoding);
+    const done = [data, encoding, callback].find((f) => typeof f === 'function');
+    if (done) process.nextTick(done);
+    return out;
+  };
+  out.destroy = out.destroySoon = () => out;
+  Object.defineProperty(process, stream, { value: out, configurable: true, enumerable: true, writable: true });
+}
+
+// point makes a descriptor lead somewhere else. Node has no dup2, but the lowest free descriptor is always the next. Should another
+// thread take it in between, it is that thread's: then only what writes to the descriptor by its number is lost.
+function point(fd, file) {
+  try {
+    fs.closeSync(fd);
+  } catch {
+    // a cell has closed it
+  }
+  const below = [];
+  let opened = fs.openSync(file, fs.constants.O_WRONLY);
+  for (; opened < fd; opened = fs.openSync(file, fs.constants.O_WRONLY)) below.push(opened);
+  if (opened > fd) below.push(opened);
+  below.forEach((extra) => fs.closeSync(extra));
+}
+
+// The driver's own descriptors of the pipes are apart from 1 and 2: a child may make those non-blocking.
+function openOutput(cell, dir) {
+  const pipes = ['stdout', 'stderr'].map((name) => path.join(dir, name));
+  [cell.stdout, cell.stderr] = pipes.map((pipe) => fs.openSync(pipe, fs.constants.O_WRONLY));
+  pipes.forEach((pipe, i) => point(i + 1, pipe));
+}
+
+function closeOutput(cell) {
+  for (const fd of [1, 2]) point(fd, '/dev/null');
+  for (const stream of ['stdout', 'stderr']) {
+    const fd = cell[stream];
+    cell[stream] = undefined;
+    if (fd !== undefined) fs.closeSync(fd);
+  }
+}
+
+// ---- cells ----
+
+// withBuiltins runs a function with the globals that the interpreter started with: the parser needs them, whatever cells have
+// called Map or Array.
+function withBuiltins(f) {
+  const shadows = [];
+  for (const [name, builtin] of shadowed) {
+    shadows.push([name, Object.getOwnPropertyDescriptor(globalThis, name)]);
+    Object.defineProperty(globalThis, name, builtin);
+  }
+  try {
+    return f();
+  } finally {
+    for (const [name, shadow] of shadows) Object.defineProperty(globalThis, name, shadow);
+  }
+}
+
+const shadowed = new Map(); // name → descriptor of the built-in that a cell has declared anew
+
+function compile(source, name) {
+  const { rewrite, wrap } = require('./cell.cjs');
+  let rewritten;
+  if (language === 'typescript') {
+    rewritten = rewrite(compileTypeScript(source, name, { language, keepImports: true }), source);
+  } else {
+    try {
+      rewritten = rewrite(source);
+    } catch (error) {
+      // The compiler either knows it (JSX) or says exactly what is wrong and where.
+      if (!fs.existsSync(esbuildBinary)) throw syntaxError(error, name);
+      rewritten = rewrite(compileTypeScript(source, name, { keepImports: true }), source);
+    }
+  }
+  transpiled.set(name, { ...transpiled.get(name), source, unedit: rewritten.unedit });
+  const options = { filename: name, importModuleDynamically: (specifier) => dynamicImport(specifier, { identifier: path.join(directory, name) }) };
+  return {
+    rewritten,
+    functions: rewritten.functions && new vm.Script(rewritten.functions, options),
+    body: new vm.Script(wrap(rewritten), { ...options, lineOffset: -1 }),
+  };
+}
+
+function syntaxError(error, name) {
+  if (!error.loc) return error;
+  const at = { file: name, line: error.loc.line, column: error.loc.column + 1 };
+  return new CompileError(`${sourceLine(at)}SyntaxError: ${error.message.replace(/ \(\d+:\d+\)$/, '')}`);
+}
+
+// declare prepares the globals that a cell assigns to.
+function declare({ globals, vars, fresh, strict }) {
+  const undeclared = { value: undefined, writable: true, configurable: true, enumerable: true };
+  for (const name of globals) {
+    const known = Object.getOwnPropertyDescriptor(globalThis, name);
+    if (known === undefined) {
+      if (strict || vars.has(name)) Object.defineProperty(globalThis, name, undeclared);
+    } else if (builtins.has(name) && known.configurable && !shadowed.has(name)) {
+      shadowed.set(name, known);
+    }
+    if (known?.configurable && !known.writable) { // such as crypto, which Node makes when it is first asked for
+      Object.defineProperty(globalThis, name, { ...undeclared, value: globalThis[name] });
+    }
+    if (fresh.has(name)) globalThis[name] = undefined;
+  }
+}
+
+function importer(cell, imports) {
+  return async (i) => {
+    const { specifier, bindings, line, column } = imports[i];
+    try {
+      const { namespace } = await dynamicImport(specifier, { identifier: path.join(directory, cell.name) });
+      for (const [, imported] of bindings) {
+        // In TypeScript it may be the name of a type.
+        if (language === 'typescript' || imported === undefined || imported in namespace) continue;
+        throw new SyntaxError(`The requested module '${specifier}' does not provide an export named '${imported}'`);
+      }
+      return namespace;
+    } catch (error) {
+      if (typeof error === 'object' && error !== null) {
+        void error.stack; // sets its position if it has one
+        if (!positions.has(error)) positions.set(error, { file: cell.name, line, column });
+      }
+      throw error;
+    }
+  };
+}
+
+async function run(cell, source) {
+  let code = 1;
+  try {
+    const { rewritten, functions, body } = withBuiltins(() => compile(source, cell.name));
+    declare(rewritten);
+    functions?.runInThisContext();
+    const value = await body.runInThisContext()(importer(cell, rewritten.imports));
+    for (let i = 0; i < 2; i++) await new Promise((resolve) => setImmediate(resolve)); // what needs no waiting happens in this cell
+    if (value !== undefined) process.stdout.write(inspect(value, { showProxy: true }) + '\n');
+    code = Number(process.exitCode ?? 0) & 0xff;
+  } catch (error) {
+    if (error?.signal === 'SIGINT') await new Promise((resolve) => setTimeout(resolve, 100)); // a child was interrupted, so this cell will be
+    report(cell, error);
+  }
+  process.exitCode = undefined;
+  finish(cell, code);
+}
+
+function report(cell, error) {
+  if (cell !== current) return;
+  let text;
+  try {
+    text = describe(error);
+  } catch {
+    text = 'Uncaught error that cannot be shown';
+  }
+  cells.exit(() => print('stderr', Buffer.from(text + '\n')));
+}
+
+// finish ends a cell, once. If it is itself interrupted, it can be called again.
+function finish(cell, code) {
+  if (cell !== current) return;
+  closeOutput(cell);
+  tell(`result ${cell.number} ${code}`);
+  current = undefined;
+  channel.ref();
+}
+
+function execute(cell, dir) {
+  if (cell !== current) return; // interrupted already
+  if (!unwound) channel.unref(); // so that a cell that waits for nothing ends
+  try {
+    openOutput(cell, dir);
+    const source = fs.readFileSync(path.join(dir, 'code'), 'utf8').replace(/^#!/, '//');
+    sources.set(cell.name, source);
+    for (const known of [sources, transpiled]) known.delete(`<cell ${cell.number - REMEMBERED}>`);
+    if (!process.listeners('uncaughtException').includes(uncaught)) process.on('uncaughtException', uncaught);
+    cells.run(cell, run, cell, source);
+  } catch (error) {
+    report(cell, error);
+    finish(cell, 126);
+  }
+}
+
+// ---- what happens outside the flow of a cell ----
+
+// An error that nobody caught would have ended the program. It ends the cell that it comes from, if that still runs.
+function uncaught(error) {
+  if (current === undefined || process.listenerCount('uncaughtException') > 1) return; // or the user's own code handles it
+  const cell = current;
+  report(cell, error);
+  if (cells.getStore() === cell) finish(cell, 1);
+}
+
+function interrupt() {
+  if (current === undefined) return;
+  cells.exit(() => print('stderr', Buffer.from('Interrupted.\n')));
+  finish(current, 130);
+}
+
+// answer is called when interrupt.cjs asks. If that took long, unwind has interrupted the cell that was meant.
+function answer(question) {
+  if (question > interrupted) interrupt();
+  interrupted = Math.max(interrupted, question);
+  Atomics.add(answers, 0, 1);
+  Atomics.notify(answers, 0);
+}
+
+// unwind runs on top of JavaScript that did not let interrupt run, and says whether to end that now. It must not wait with
+// Atomics.wait: the user's code may be doing just that.
+function unwind(question) {
+  if (question > interrupted) interrupt();
+  interrupted = Math.max(interrupted, question);
+  const [innermost] = framesBelow();
+  const ready = innermost !== undefined && !/^node:(internal\/)?(async_hooks|promise_hooks|process|timers)/.test(innermost);
+  if (ready) {
+    unwound = true; // if this is in a timer, Node counts timers wrongly from now on: there may seem to be none when there are
+    require('internal/async_hooks').clearAsyncIdStack();
+  }
+  Atomics.store(answers, 2, ready ? END : AGAIN);
+  Atomics.notify(answers, 2);
+  const deadline = Date.now() + 1000;
+  while (Atomics.load(answers, 1) < question && Date.now() < deadline);
+}
+
+const [AGAIN, END] = [1, 2];
+
+// framesBelow returns the files of the functions that unwind interrupted, the innermost first.
+function framesBelow() {
+  const prepare = Error.prepareStackTrace;
+  Error.prepareStackTrace = (_, frames) => frames;
+  const { stack } = new Error();
+  Error.prepareStackTrace = prepare;
+  return stack.map((frame) => String(frame.getFileName() ?? '')).slice(3); // this function, unwind, and what the inspector evaluates
+}
+
+const answers = new Int32Array(new SharedArrayBuffer(12));
+let interrupted = 0; // the last question of interrupt.cjs
+let unwound = false;
+
+// Cells run when it watches: code that does not return could not be interrupted otherwise.
+const watching = new Promise((resolve) => {
+  const { Worker } = require('node:worker_threads');
+  const worker = new Worker(path.join(__dirname, 'interrupt.cjs'), {
+    workerData: answers, execArgv: [], resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 2 },
+  });
+  worker.on('message', (question) => question === 0 ? resolve() : answer(question));
+  worker.unref();
+});
+
+// ---- the interpreter ----
+
+output('stdout', 1);
+output('stderr', 2);
+for (const fd of [1, 2]) point(fd, '/dev/null');
+const file = path.join(directory, language === 'typescript' ? 'cell.ts' : 'cell.js');
+defineGlobals({ ...becomeMain(file, []), import_meta: importMeta({}, file) });
+Object.defineProperty(globalThis, '__unwind', { value: unwind });
+process.on('SIGINT', interrupt); // after a cell has used breakOnSigint itself
+process.on('uncaughtException', uncaught);
+process.on('beforeExit', () => {
+  if (current === undefined) return;
+  cells.exit(() => print('stderr', Buffer.from(`Warning: the top-level await of ${current.name} never finished: nothing is left that could resolve it\n`)));
+  finish(current, 13);
+});
+
+let pending = '';
+const channel = new (require('node:net').Socket)({ fd: CHANNEL, readable: true, writable: false });
+channel.setEncoding('utf8');
+channel.on('data', (data) => {
+  const lines = (pending + data).split('\n');
+  pending = lines.pop();
+  for (const line of lines) {
+    const [verb, number, dir] = line.split(' ');
+    if (verb !== 'execute') continue;
+    const cell = current = { number: Number(number), name: `<cell ${number}>`, stdout: undefined, stderr: undefined };
+    watching.then(() => setImmediate(execute, cell, dir)); // not from here: a stream does not survive an interruption
+  }
+});
+channel.on('end', () => process.exit(0));
+tell('ready');
