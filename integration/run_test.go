@@ -90,6 +90,39 @@ func TestNotebook(t *testing.T) {
 	}
 }
 
+// TestNodeNotebook: the same for JavaScript and TypeScript.
+func TestNodeNotebook(t *testing.T) {
+	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=3")
+	for _, env := range []string{"javascript", "typescript"} {
+		number := map[string]string{"typescript": ": number"}[env]
+		for i, step := range []struct{ code, want string }{
+			{"let x" + number + " = 1; const y = 2; class C { m() { return 3 } }; function f() { return 4 }", ""},
+			{"x + y + new C().m() + f()", "10\n"},
+			{"let x" + number + " = 5; const y = 6; x + y", "11\n"},
+			{"await Promise.resolve(7)", "7\n"},
+			{"import fs from 'node:fs'; const path = require('node:path'); path.basename(fs.realpathSync('/data'))", "'data'\n"},
+			{"import Papa from 'papaparse'; Papa.parse('a,b').data[0].length", "2\n"},
+			{"console.log('log'); process.stdout.write('write\\n')", "log\nwrite\ntrue\n"},
+		} {
+			if r := s.cell(t, "nb", env, step.code); r.Stdout != step.want || r.Stderr != "" || r.ExitCode != 0 {
+				t.Errorf("%s, cell %d: %+v", env, i+1, r)
+			}
+		}
+		if r := s.cell(t, "nb", env, "\nnull.x"); r.ExitCode != 1 || !strings.Contains(r.Stderr, "<cell 8>:2") || strings.Contains(r.Stderr, ".cjs") {
+			t.Errorf("%s: an error: %+v", env, r)
+		}
+		if r := s.cell(t, "nb", env, "while (true) {}"); r.Cause != "timeout" || !strings.Contains(r.State, "kept") {
+			t.Errorf("%s: an endless loop: %+v", env, r)
+		}
+		if r := s.cell(t, "nb", env, "x"); r.Stdout != "5\n" {
+			t.Errorf("%s: after it: %+v", env, r)
+		}
+		if r := s.cell(t, "nb", env, "console.log('bye'); process.exit(4)"); r.ExitCode != 4 || r.Stdout != "bye\n" || !strings.Contains(r.State, "lost") {
+			t.Errorf("%s: exit: %+v", env, r)
+		}
+	}
+}
+
 // TestFigures: a fresh run gives its figures back, too; one that was saved is a file already.
 func TestFigures(t *testing.T) {
 	s := serve(t)

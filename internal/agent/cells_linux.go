@@ -33,6 +33,7 @@ const maxLine = 4 << 10
 //	ready                            once, when it has started
 //	display <n> <MIME type> <name>   the file <dir>/<name> holds something to show
 //	result <n> <exit code>           when the cell has ended and its output is flushed
+//	exit <exit code>                 before it kills itself, where it cannot end in another way
 //
 // Lines that make no sense are ignored: user code may have written them.
 type cells struct {
@@ -45,7 +46,9 @@ type cells struct {
 	mu      sync.Mutex
 	current *cell
 	over    bool // the interpreter has ended
+	exit    *int // what it said before it killed itself
 	idle    sync.WaitGroup
+	heard   chan struct{} // closed when the last line has been read
 }
 
 type cell struct {
@@ -70,12 +73,13 @@ func driverSocket() (ours, theirs *os.File, err error) {
 
 // serveCells serves the agent from when the interpreter is ready until it has ended.
 func serveCells(pid int, driver *os.File) *cells {
-	c := &cells{pid: pid, driver: driver}
+	c := &cells{pid: pid, driver: driver, heard: make(chan struct{})}
 	go c.listen()
 	return c
 }
 
 func (c *cells) listen() {
+	defer close(c.heard)
 	lines := bufio.NewScanner(c.driver)
 	lines.Buffer(make([]byte, 0, maxLine), maxLine)
 	for lines.Scan() {
@@ -89,6 +93,12 @@ func (c *cells) listen() {
 				case cell.result <- code:
 				default:
 				}
+			}
+		case len(f) == 2 && f[0] == "exit":
+			if code := atoi(f[1]); code >= 0 && code <= 255 {
+				c.mu.Lock()
+				c.exit = &code
+				c.mu.Unlock()
 			}
 		case len(f) == 4 && f[0] == "display":
 			if cell := c.named(f[1]); cell != nil {
@@ -128,9 +138,17 @@ func (c *cells) ready() {
 	}
 }
 
-// end is called when the interpreter has ended: the cell that ran gets its output, and the agent the news.
-func (c *cells) end() {
+// end is called when the interpreter has ended: the cell that ran gets its output, and the agent the news. It returns how the
+// interpreter meant to end.
+func (c *cells) end(exit wire.Exit) wire.Exit {
+	select {
+	case <-c.heard:
+	case <-time.After(100 * time.Millisecond): // a child of the interpreter has the descriptor
+	}
 	c.mu.Lock()
+	if c.exit != nil && exit.Signal == int(syscall.SIGKILL) {
+		exit.Code, exit.Signal = *c.exit, 0
+	}
 	c.over = true
 	if c.current != nil {
 		close(c.current.result)
@@ -141,6 +159,7 @@ func (c *cells) end() {
 	if conn != nil {
 		_ = conn.Close()
 	}
+	return exit
 }
 
 func (c *cells) serve(s *wire.Stream, f wire.Frame) {

@@ -146,8 +146,7 @@ func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, 
 	}
 	cells := serveCells(pid, driver)
 	exit, err := waitFor(pid)
-	cells.end()
-	return exit, err
+	return cells.end(exit), err
 }
 
 // waitFor reaps every child until the program itself has ended.

@@ -145,7 +145,7 @@ func (d *nodeDriver) run(code string) cellResult {
 		to.WriteString(rest)
 	}
 	res := cellResult{stdout: out.String(), stderr: errs.String(), exit: -1}
-	if line == "" {
+	if line == "" || strings.HasPrefix(line, "exit ") {
 		return res
 	}
 	var n int
