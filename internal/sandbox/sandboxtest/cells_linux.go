@@ -88,6 +88,52 @@ func (s *suite) testCells(t *testing.T) {
 			}
 		}
 	})
+	t.Run("Flood", func(t *testing.T) {
+		b := s.start(t, sandbox.Spec{})
+		for language, code := range map[string]string{
+			"python": "import sys; _ = sys.stdout.write('x' * 5_000_000); _ = sys.stderr.write('y' * 5_000_000)",
+			"shell":  "head -c 5000000 /dev/zero; head -c 5000000 /dev/zero >&2",
+		} {
+			res := b.Run(t, Cell(t, language, code))
+			if len(res.Stdout) != 5_000_000 || len(res.Stderr) != 5_000_000 || res.Exit.Code != 0 || res.Exit.Lost {
+				t.Errorf("%s: %d and %d bytes, %+v", language, len(res.Stdout), len(res.Stderr), res.Exit)
+			}
+		}
+	})
+	t.Run("Kill", func(t *testing.T) {
+		b := s.start(t, sandbox.Spec{})
+		for language, code := range map[string]string{
+			"python": "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('on')\nwhile True: pass",
+			"shell":  "trap '' INT TERM; echo on; while :; do :; done",
+		} {
+			r := b.Begin(t, Cell(t, language, code))
+			r.Until(t, "on\n")
+			r.Send(t, wire.TypeKill)
+			if res := r.WaitFor(t, time.Second); res.Exit.Signal != 9 || !res.Exit.Lost {
+				t.Errorf("%s: %+v", language, res.Exit)
+			}
+		}
+	})
+	t.Run("Show", func(t *testing.T) {
+		b := s.start(t, sandbox.Spec{})
+		res := b.Run(t, Cell(t, "python", `
+class P:
+    def _repr_png_(self): return b"png"
+class M:
+    def _repr_markdown_(self): return "*m*"
+class H:
+    def _repr_html_(self): return "<b>h</b>"
+    def __repr__(self): return "H()"
+class B:
+    def _repr_png_(self): raise ValueError
+    def __repr__(self): return "B()"
+display(P(), M(), H(), B(), 1)
+P()`))
+		if got := strings.Join(res.Displays, "|"); got != "image/png png|text/markdown *m*|text/html <b>h</b>|image/png png" ||
+			string(res.Stdout) != "H()\nB()\n1\n" || res.Exit.Code != 0 {
+			t.Errorf("%q %q %s", got, res.Stdout, res.Stderr)
+		}
+	})
 	t.Run("Output", func(t *testing.T) {
 		b := s.start(t, sandbox.Spec{})
 		res := b.Run(t, Cell(t, "python", `

@@ -1,0 +1,78 @@
+package tools
+
+import (
+	"bytes"
+	"image"
+	"image/color"
+	"image/png"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/engine"
+)
+
+// picture is a PNG: noise compresses badly, one colour well.
+func picture(t *testing.T, w, h int, noise bool) []byte {
+	t.Helper()
+	img := image.NewNRGBA(image.Rect(0, 0, w, h))
+	for i := range img.Pix {
+		img.Pix[i] = 200
+		if noise {
+			img.Pix[i] = byte(rand.Uint32())
+		}
+	}
+	img.Set(0, 0, color.Black)
+	var b bytes.Buffer
+	if err := png.Encode(&b, img); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// TestImagesFit: what a model gets is of a size it can use; small images are left as they are.
+func TestImagesFit(t *testing.T) {
+	s := make(scaling, 1)
+	bomb := picture(t, 10, 10, false)
+	copy(bomb[16:], []byte{0, 0, 0xff, 0xff, 0, 0, 0xff, 0xff}) // 65535 × 65535, says the header
+	for _, test := range []struct {
+		name  string
+		file  string
+		data  []byte
+		shown bool
+		same  bool
+	}{
+		{"small", "a.png", picture(t, 640, 480, false), true, true},
+		{"wide", "a.png", picture(t, 4000, 100, false), true, false},
+		{"heavy", "a.png", picture(t, 1500, 1500, true), true, false},
+		{"too many pixels", "a.png", bomb, false, false},
+		{"not an image", "a.png", []byte("<svg onload=alert(1)>"), false, false},
+		{"cut off", "a.png", picture(t, 3000, 3000, false)[:200], false, false},
+		{"not called an image", "a.txt", picture(t, 10, 10, false), false, false},
+		{"empty", "a.png", nil, false, false},
+	} {
+		c, ok := s.content(test.file, test.data).(*mcp.ImageContent)
+		if ok != test.shown {
+			t.Errorf("%s: shown: %v", test.name, ok)
+			continue
+		}
+		if !ok {
+			continue
+		}
+		config, _, err := image.DecodeConfig(bytes.NewReader(c.Data))
+		if err != nil || max(config.Width, config.Height) > maxImageSide || len(c.Data) > 2*maxImageBytes {
+			t.Errorf("%s: %d × %d, %d bytes, %v", test.name, config.Width, config.Height, len(c.Data), err)
+		}
+		if bytes.Equal(c.Data, test.data) != test.same {
+			t.Errorf("%s: unchanged: %v", test.name, !test.same)
+		}
+	}
+	many := make([]engine.Display, 30)
+	for i := range many {
+		many[i] = engine.Display{MIME: "image/png", Data: picture(t, 2, 2, false)}
+	}
+	if got := s.images(append(many, engine.Display{MIME: "text/html", Data: []byte("<b>")})); len(got) != maxImages {
+		t.Errorf("%d images", len(got))
+	}
+}
