@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -88,7 +87,7 @@ type cellResult struct {
 // marker in a cell's output asks for an interrupt.
 const marker = "interrupt me\n"
 
-// run runs a cell to its end. Output that comes after the result is the test's failure to see, as it is the agent's.
+// run runs a cell to its end. As for the agent, what is not in the pipes when the result comes is not the cell's output.
 func (d *nodeDriver) run(code string) cellResult {
 	d.t.Helper()
 	d.n++
@@ -125,6 +124,9 @@ func (d *nodeDriver) run(code string) cellResult {
 					asked = true
 					_ = syscall.Kill(-d.cmd.Process.Pid, syscall.SIGINT)
 				}
+				if errors.Is(err, os.ErrDeadlineExceeded) {
+					to.WriteString(leftover(r))
+				}
 				if err != nil {
 					return
 				}
@@ -140,10 +142,6 @@ func (d *nodeDriver) run(code string) cellResult {
 		_ = r.SetReadDeadline(now)
 	}
 	pumps.Wait()
-	for i, to := range []*strings.Builder{&out, &errs} { // what was in the pipe at the deadline
-		rest, _ := unixDrain(filepath.Join(dir, []string{"stdout", "stderr"}[i]))
-		to.WriteString(rest)
-	}
 	res := cellResult{stdout: out.String(), stderr: errs.String(), exit: -1}
 	if line == "" || strings.HasPrefix(line, "exit ") {
 		return res
@@ -155,15 +153,24 @@ func (d *nodeDriver) run(code string) cellResult {
 	return res
 }
 
-func unixDrain(path string) (string, error) {
-	r, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+// leftover returns what is in a pipe whose deadline has passed.
+func leftover(r *os.File) string {
+	var all strings.Builder
+	raw, err := r.SyscallConn()
 	if err != nil {
-		return "", err
+		return ""
 	}
-	defer r.Close()
-	_ = r.SetReadDeadline(time.Now().Add(time.Millisecond))
-	b, err := io.ReadAll(r)
-	return string(b), err
+	_ = raw.Control(func(fd uintptr) {
+		buf := make([]byte, 64<<10)
+		for {
+			n, _ := syscall.Read(int(fd), buf)
+			if n <= 0 {
+				return
+			}
+			all.Write(buf[:n])
+		}
+	})
+	return all.String()
 }
 
 type nodeCell struct {
