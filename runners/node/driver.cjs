@@ -277,10 +277,10 @@ function answer(question) {
 
 // unwind runs on top of JavaScript that did not let interrupt run, and says whether to end that now. It must not wait with
 // Atomics.wait: the user's code may be doing just that.
-function unwind(question) {
+function unwind(question, attempt) {
   if (question > interrupted) interrupt();
   interrupted = Math.max(interrupted, question);
-  const [innermost] = framesBelow();
+  const innermost = framesBelow().find((file) => file !== ''); // built-in functions have no file
   const ready = innermost !== undefined && !/^node:(internal\/)?(async_hooks|promise_hooks|process|timers)/.test(innermost);
   if (ready) {
     unwound = true; // if this is in a timer, Node counts timers wrongly from now on: there may seem to be none when there are
@@ -289,7 +289,7 @@ function unwind(question) {
   Atomics.store(answers, 2, ready ? END : AGAIN);
   Atomics.notify(answers, 2);
   const deadline = Date.now() + 1000;
-  while (Atomics.load(answers, 1) < question && Date.now() < deadline);
+  while (Atomics.load(answers, 1) < attempt && Date.now() < deadline);
 }
 
 const [AGAIN, END] = [1, 2];
@@ -307,16 +307,6 @@ const answers = new Int32Array(new SharedArrayBuffer(12));
 let interrupted = 0; // the last question of interrupt.cjs
 let unwound = false;
 
-// Cells run when it watches: code that does not return could not be interrupted otherwise.
-const watching = new Promise((resolve) => {
-  const { Worker } = require('node:worker_threads');
-  const worker = new Worker(path.join(__dirname, 'interrupt.cjs'), {
-    workerData: answers, execArgv: [], resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 2 },
-  });
-  worker.on('message', (question) => question === 0 ? resolve() : answer(question));
-  worker.unref();
-});
-
 // ---- the interpreter ----
 
 output('stdout', 1);
@@ -331,6 +321,17 @@ process.on('beforeExit', () => {
   if (current === undefined) return;
   cells.exit(() => print('stderr', Buffer.from(`Warning: the top-level await of ${current.name} never finished: nothing is left that could resolve it\n`)));
   finish(current, 13);
+});
+
+// Cells run when it watches: code that does not return could not be interrupted otherwise. The thread starts when 1 and 2 are taken:
+// it opens descriptors.
+const watching = new Promise((resolve) => {
+  const { Worker } = require('node:worker_threads');
+  const worker = new Worker(path.join(__dirname, 'interrupt.cjs'), {
+    workerData: answers, execArgv: [], resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 2 },
+  });
+  worker.on('message', (question) => question === 0 ? resolve() : answer(question));
+  worker.unref();
 });
 
 let pending = '';

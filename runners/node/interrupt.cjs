@@ -15,9 +15,10 @@ const { parentPort, workerData } = require('node:worker_threads');
 const PATIENCE = 100; // ms
 const END = 2; // unwind's answer
 
-const answers = workerData; // [0] counts the questions answered; [1] is the question that unwind may leave; [2] is what unwind says
+const answers = workerData; // [0] counts the questions answered; [1] the attempts that unwind may leave; [2] is what unwind says
 const never = new Int32Array(new SharedArrayBuffer(4));
 let question = 0;
+let attempt = 0;
 
 function interrupted() {
   const answered = Atomics.load(answers, 0);
@@ -28,14 +29,15 @@ function interrupted() {
 }
 
 function end() {
+  attempt++;
   Atomics.store(answers, 2, 0);
   const session = new inspector.Session();
   session.connectToMainThread();
-  session.post('Runtime.evaluate', { expression: `__unwind(${question})` });
+  session.post('Runtime.evaluate', { expression: `__unwind(${question}, ${attempt})` });
   Atomics.wait(answers, 2, 0); // as long as something that is not JavaScript runs
   const now = Atomics.load(answers, 2) === END;
   if (now) session.post('Runtime.terminateExecution');
-  Atomics.store(answers, 1, question);
+  Atomics.store(answers, 1, attempt);
   session.disconnect();
   return now;
 }
