@@ -163,7 +163,7 @@ func TestSingleRun(t *testing.T) {
 	}
 }
 
-// TestInterruptAndLoss: a timeout keeps the state if the code heeds it, and what is lost is said once.
+// TestInterruptAndLoss: a timeout keeps the state if the code heeds it; what is lost is said at once and by the next run.
 func TestInterruptAndLoss(t *testing.T) {
 	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=1")
 	s.cell(t, "x", "python", "kept = 1")
@@ -179,8 +179,11 @@ func TestInterruptAndLoss(t *testing.T) {
 	if r.Cause != "timeout" || !strings.Contains(r.State, "lost") {
 		t.Errorf("code that does not heed an interrupt: %+v", r)
 	}
-	if r := s.cell(t, "x", "python", "'kept' in globals()"); r.Stdout != "False\n" || r.State != "" {
-		t.Errorf("the loss was said already: %+v", r)
+	if r := s.cell(t, "x", "python", "'kept' in globals()"); r.Stdout != "False\n" || !strings.Contains(r.State, "had ended") {
+		t.Errorf("the next run starts clean and says so: %+v", r)
+	}
+	if r := s.cell(t, "x", "python", "1"); r.State != "" {
+		t.Errorf("and only that one: %+v", r)
 	}
 	s.stop(t)
 	again := serve(t, "SANDBOX_ROOT="+s.Root)

@@ -38,8 +38,8 @@ func (s *Session) takeTurn(ctx context.Context, key interpreterKey) (done func()
 	}
 }
 
-// noteState remembers, in meta.json, which runners hold state, so that a session whose interpreter ended while
-// nobody looked can say so, in this server or a later one.
+// noteState remembers, in meta.json, which runners have had an interpreter, so that the first run of another one can say
+// that the state is lost, in this server or a later one, whoever saw the end.
 func (s *Session) noteState(key interpreterKey, res *RunResult) {
 	name := key.runner
 	if key.network {
@@ -53,14 +53,10 @@ func (s *Session) noteState(key interpreterKey, res *RunResult) {
 	}
 	had := slices.Contains(md.State, name)
 	res.Forgotten = res.Fresh && had
-	switch {
-	case res.StateLost && had:
-		md.State = slices.DeleteFunc(md.State, func(n string) bool { return n == name })
-	case !res.StateLost && !had && res.Fresh:
-		md.State = append(md.State, name)
-	default:
+	if had || !res.Fresh {
 		return
 	}
+	md.State = append(md.State, name)
 	if err := s.writeMeta(md); err != nil {
 		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
 	}

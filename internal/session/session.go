@@ -113,7 +113,7 @@ type meta struct {
 	Created  time.Time  `json:"created"`
 	LastUsed time.Time  `json:"last_used"`
 	ClosedAt *time.Time `json:"closed_at"`       // null while the session is open
-	State    []string   `json:"state,omitempty"` // the runners whose interpreters held variables when last used
+	State    []string   `json:"state,omitempty"` // the runners that have had an interpreter that lives on
 }
 
 // load opens the workspace, once. Without create a session that is not on disk is ErrNotFound.
