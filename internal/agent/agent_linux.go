@@ -95,6 +95,7 @@ type agent struct {
 	cfg      Config
 	conn     *wire.Conn
 	starting chan struct{} // holds one for each run that is being started
+	spare    spare
 
 	mu           sync.Mutex
 	interpreters map[string]*interpreter // that live on between runs, by name

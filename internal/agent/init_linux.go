@@ -26,7 +26,7 @@ import (
 const (
 	specFD    = 3
 	statusFD  = 4
-	channelFD = 5 // with spec.Channel
+	channelFD = 5
 )
 
 // workDir is where a run starts: the session's workspace.
@@ -41,20 +41,21 @@ var baseEnv = map[string]string{
 	"USER":   "sandbox",
 }
 
-// RunInit is process 1 of a run's namespaces. It makes the run's private mounts, gives up everything, starts
-// the program as its only child, reports how that ended, and exits; the kernel then kills what is left.
-func RunInit() error {
+// RunInit is process 1 of a run's namespaces. It makes the run's private mounts and gives up everything, waits for
+// its spec, starts the program as its only child, reports how that ended, and exits; the kernel then kills what is
+// left. tmpBytes is the size of the run's /tmp, in its argument.
+func RunInit(tmpBytes string) error {
 	unix.CloseOnExec(specFD)
 	unix.CloseOnExec(statusFD)
 	unix.CloseOnExec(channelFD)
-	status, err := runInit()
+	status, err := runInit(tmpBytes)
 	if err != nil {
 		status.Exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
 	return json.NewEncoder(os.NewFile(statusFD, "status")).Encode(status)
 }
 
-func runInit() (initStatus, error) {
+func runInit(tmpBytes string) (initStatus, error) {
 	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this one.
 	runtime.LockOSThread()
 	spareThreads(initSpare)
@@ -67,6 +68,9 @@ func runInit() (initStatus, error) {
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals)
+	if err := confine(tmpBytes); err != nil {
+		return initStatus{}, err
+	}
 
 	specFile := os.NewFile(specFD, "spec")
 	defer specFile.Close()
@@ -82,21 +86,30 @@ func runInit() (initStatus, error) {
 	return status, err
 }
 
-func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, error) {
-	if err := privateMounts(spec.TmpBytes); err != nil {
-		return wire.Exit{}, err
+// confine is what a run's isolation is made of, whatever the run.
+func confine(tmpBytes string) error {
+	size, err := strconv.ParseInt(tmpBytes, 10, 64)
+	if err != nil {
+		return fmt.Errorf("size of /tmp: %w", err)
+	}
+	if err := privateMounts(size); err != nil {
+		return err
 	}
 	if err := os.Chdir(workDir); err != nil {
-		return wire.Exit{}, err
+		return err
 	}
+	if err := setLimits(fixedLimits); err != nil {
+		return err
+	}
+	return giveUpPrivileges()
+}
+
+func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, error) {
 	argv, err := spec.argv()
 	if err != nil {
 		return wire.Exit{}, err
 	}
-	if err := spec.setLimits(); err != nil {
-		return wire.Exit{}, err
-	}
-	if err := giveUpPrivileges(); err != nil {
+	if err := setLimits(spec.limits()); err != nil {
 		return wire.Exit{}, err
 	}
 	if spec.Displays {
@@ -288,29 +301,33 @@ func hide(path string) error {
 	return nil
 }
 
-// setLimits sets the rlimits that the program inherits.
-func (spec *initSpec) setLimits() error {
-	limits := []struct {
-		resource int
-		max      uint64
-	}{
-		{unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
-		{unix.RLIMIT_SIGPENDING, 1024},
-		{unix.RLIMIT_NOFILE, 4096},
-		{unix.RLIMIT_MEMLOCK, 64 << 10},
-		{unix.RLIMIT_MSGQUEUE, 0},
+// rlimit is a limit on what a process of the run may use.
+type rlimit struct {
+	resource int
+	max      uint64
+}
+
+// fixedLimits hold for the processes of every run.
+var fixedLimits = []rlimit{
+	{unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
+	{unix.RLIMIT_SIGPENDING, 1024},
+	{unix.RLIMIT_NOFILE, 4096},
+	{unix.RLIMIT_MEMLOCK, 64 << 10},
+	{unix.RLIMIT_MSGQUEUE, 0},
+}
+
+// limits are those of this run.
+func (spec *initSpec) limits() []rlimit {
+	limits := []rlimit{
+		{unix.RLIMIT_FSIZE, spec.FileBytes},
+		{unix.RLIMIT_DATA, spec.DataBytes},
+		{unix.RLIMIT_NPROC, spec.Processes},
 	}
-	add := func(resource int, max uint64) {
-		if max > 0 {
-			limits = append(limits, struct {
-				resource int
-				max      uint64
-			}{resource, max})
-		}
-	}
-	add(unix.RLIMIT_FSIZE, spec.FileBytes)
-	add(unix.RLIMIT_DATA, spec.DataBytes)
-	add(unix.RLIMIT_NPROC, spec.Processes)
+	return slices.DeleteFunc(limits, func(l rlimit) bool { return l.max == 0 })
+}
+
+// setLimits sets rlimits that the program inherits.
+func setLimits(limits []rlimit) error {
 	for _, l := range limits {
 		var old syscall.Rlimit
 		if err := syscall.Getrlimit(l.resource, &old); err != nil {

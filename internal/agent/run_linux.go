@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -71,6 +72,9 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
+	if f.Run.Interpreter == "" {
+		a.spare.prepare(func() (*initProcess, error) { return a.newInit(f.Run.Limits.TmpBytes) })
+	}
 }
 
 func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
@@ -130,56 +134,69 @@ func exitOf(state *os.ProcessState) wire.Exit {
 
 // initProcess is a started run-init and the agent's ends of its pipes.
 type initProcess struct {
-	proc                   *os.Process
-	status, stdout, stderr *os.File
-	channel                *os.File // nil without spec.Channel
+	proc                         *os.Process
+	spec, status, stdout, stderr *os.File
+	channel                      *os.File // for cells
+
+	tmpBytes int64
 }
 
-// startInit starts run-init in namespaces of its own and hands it the spec.
-func (a *agent) startInit(spec initSpec) (_ *initProcess, err error) {
-	a.starting <- struct{}{}
-	defer func() { <-a.starting }()
+// startInit hands the spec to a run-init, the one that waits for it if there is one.
+func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 	text, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
 	}
+	p := a.spare.take(spec.TmpBytes)
+	if p == nil {
+		if p, err = a.newInit(spec.TmpBytes); err != nil {
+			return nil, err
+		}
+	}
+	go func() { // ends when run-init has read it, or has ended
+		_, _ = p.spec.Write(text)
+		_ = p.spec.Close()
+	}()
+	return p, nil
+}
+
+// newInit starts a run-init in namespaces of its own, which makes everything ready and waits for its spec.
+func (a *agent) newInit(tmpBytes int64) (_ *initProcess, err error) {
+	a.starting <- struct{}{}
+	defer func() { <-a.starting }()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return nil, err
 	}
 	theirs := []*os.File{null}
-	p := &initProcess{}
-	var specW *os.File
+	p := &initProcess{tmpBytes: tmpBytes}
 	defer func() {
 		for _, f := range theirs {
 			_ = f.Close()
 		}
 		if err != nil {
-			_ = specW.Close()
 			p.close()
 		}
 	}()
 	// Their ends, in the order of run-init's descriptors from 1 on.
-	for _, ours := range []**os.File{&p.stdout, &p.stderr, &specW, &p.status} {
+	for _, ours := range []**os.File{&p.stdout, &p.stderr, &p.spec, &p.status} {
 		r, w, err := os.Pipe()
 		if err != nil {
 			return nil, err
 		}
-		if ours == &specW {
+		if ours == &p.spec {
 			r, w = w, r
 		}
 		*ours = r
 		theirs = append(theirs, w)
 	}
-	if spec.Channel {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		if err != nil {
-			return nil, err
-		}
-		p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
-		theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
 	}
-	p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init"}, &os.ProcAttr{
+	p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
+	theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
+	p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init", strconv.FormatInt(tmpBytes, 10)}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{},
 		Files: theirs,
@@ -188,15 +205,11 @@ func (a *agent) startInit(spec initSpec) (_ *initProcess, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("start run: %w", err)
 	}
-	go func() { // ends when run-init has read it, or has ended
-		_, _ = specW.Write(text)
-		_ = specW.Close()
-	}()
 	return p, nil
 }
 
 func (p *initProcess) close() {
-	for _, f := range []*os.File{p.status, p.stdout, p.stderr, p.channel} {
+	for _, f := range []*os.File{p.spec, p.status, p.stdout, p.stderr, p.channel} {
 		_ = f.Close() // a nil file says so and does nothing
 	}
 }

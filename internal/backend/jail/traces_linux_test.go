@@ -341,3 +341,62 @@ func TestClose(t *testing.T) {
 	}
 	boxB.Alive(t)
 }
+
+// TestSpare: the run-init that waits for the next run has no privilege left, and its death costs nobody a run.
+func TestSpare(t *testing.T) {
+	needRoot(t, "reads other users' /proc")
+	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
+	b.Alive(t)
+	spare := awaitSpare(t, b.Workspace)
+	b.Alive(t) // by the spare
+	if next := awaitSpare(t, b.Workspace); next == spare {
+		t.Errorf("the run left the spare %d alone", spare)
+	} else {
+		fd, err := unix.PidfdOpen(next, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Kill(next, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
+			t.Fatalf("the spare does not die: %v", err)
+		}
+	}
+	b.Alive(t)
+}
+
+// awaitSpare returns the run-init that waits for a run, once it has given up everything.
+func awaitSpare(t *testing.T, workspace string) int {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for range 2000 {
+		for _, pid := range processes(t, workspace) {
+			cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if strings.HasPrefix(string(cmdline), "run-init\x00") && powerless(t, pid) {
+				return pid
+			}
+		}
+		<-tick.C
+	}
+	t.Fatal("no spare run-init without privileges came up")
+	return 0
+}
+
+// powerless reports whether no thread of a process has a capability, and its main thread can get none.
+func powerless(t *testing.T, pid int) bool {
+	t.Helper()
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, task := range tasks {
+		status, _ := os.ReadFile(task)
+		for _, set := range []string{"CapPrm", "CapEff", "CapAmb"} {
+			if !strings.Contains(string(status), set+":\t0000000000000000\n") {
+				return false
+			}
+		}
+	}
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	return len(tasks) > 0 && strings.Contains(string(status), "NoNewPrivs:\t1\n") && strings.Contains(string(status), "Seccomp:\t2\n")
+}
