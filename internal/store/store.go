@@ -9,6 +9,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -52,12 +53,7 @@ func Open(ctx context.Context, path string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	// SQLite gives its -wal and -shm files the mode of the database.
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("opening the database: %w", err)
-	}
-	if err := errors.Join(f.Chmod(0o600), f.Close()); err != nil {
+	if err := makePrivate(path); err != nil {
 		return nil, fmt.Errorf("opening the database: %w", err)
 	}
 	db, err := sql.Open("sqlite", dsn(path))
@@ -73,6 +69,27 @@ func Open(ctx context.Context, path string) (*Store, error) {
 		return nil, fmt.Errorf("preparing the database %s: %w", path, err)
 	}
 	return s, nil
+}
+
+// makePrivate sees to it that the file is there and its owner's alone. SQLite gives its -wal and -shm files the same mode.
+// It never opens the file itself: closing it would end the locks that another Store of this process holds on it.
+func makePrivate(path string) error {
+	err := os.Chmod(path, 0o600)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }
 
 // Close closes the database.
