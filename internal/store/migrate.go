@@ -39,6 +39,7 @@ var migrations = [...]string{
 	) STRICT;
 	CREATE INDEX results_caller ON results (caller, ended);
 	CREATE INDEX results_started ON results (started);`,
+	connectionsTables,
 }
 
 // migrate applies what is missing, in one transaction that no other process can be inside of.

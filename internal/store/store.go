@@ -1,7 +1,7 @@
 // Package store keeps what must outlive a process and be shared by several on one root: upload tickets, the record of
 // runs and, for a time, their results, in one SQLite file.
 //
-// It never sees code, environment or credentials. It knows rows, and nothing of what they are used for.
+// It never sees code or environment, and credentials only sealed. It knows rows, and nothing of what they are used for.
 package store
 
 import (
