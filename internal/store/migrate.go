@@ -40,6 +40,7 @@ var migrations = [...]string{
 	CREATE INDEX results_caller ON results (caller, ended);
 	CREATE INDEX results_started ON results (started);`,
 	connectionsTables,
+	oauthTables,
 }
 
 // migrate applies what is missing, in one transaction that no other process can be inside of.
