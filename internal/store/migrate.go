@@ -39,6 +39,7 @@ var migrations = [...]string{
 	) STRICT;
 	CREATE INDEX results_caller ON results (caller, ended);
 	CREATE INDEX results_started ON results (started);`,
+	tokensTables,
 	connectionsTables,
 	oauthTables,
 }
