@@ -5,7 +5,26 @@ trap 'return 130' INT # out of the cell, back to the loop
 printf 'ready\n' >&3
 while IFS=' ' read -r __verb __cell __dir <&3; do
 	[ "$__verb" = execute ] || continue
+	# Variables that the cell has for itself.
+	__names=()
+	declare -A __before=()
+	if [ -f "$__dir/env" ]; then
+		while IFS= read -r -d '' __given; do
+			__name=${__given%%=*}
+			__names+=("$__name")
+			if [ -n "${!__name+set}" ]; then __before[$__name]=${!__name}; fi
+			export "${__given?}" 2>/dev/null || :
+		done <"$__dir/env"
+	fi
 	# The redirections hold for the cell alone; descriptor 3 is not the cell's.
 	. "$__dir/code" </dev/null >"$__dir/stdout" 2>"$__dir/stderr" 3>&-
-	printf 'result %s %s\n' "$__cell" "$?" >&3
+	__status=$?
+	for __name in ${__names[@]+"${__names[@]}"}; do
+		if [ -n "${__before[$__name]+set}" ]; then
+			export "$__name=${__before[$__name]}" 2>/dev/null || :
+		else
+			unset -v "$__name" 2>/dev/null || :
+		fi
+	done
+	printf 'result %s %s\n' "$__cell" "$__status" >&3
 done
