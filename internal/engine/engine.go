@@ -224,14 +224,21 @@ func (e *Engine) links(caller session.Caller, id string, files []workspace.File)
 	return links
 }
 
-// url is where a file can be downloaded. Links name the session by its id, which is the local caller's;
-// for any other caller they would name somebody else's session, so there are none.
+// url is where a file can be downloaded.
 func (e *Engine) url(caller session.Caller, id, name string) string {
-	if caller != session.Local {
-		return ""
-	}
-	return e.cfg.Signer.FileURL(id, name)
+	return e.cfg.Signer.FileURL(e.linkID(caller, id), name)
 }
+
+// linkID is how links name a session: the local caller's by its id, any other's by its key, since ids are each caller's own. No id
+// begins as a key does.
+func (e *Engine) linkID(caller session.Caller, id string) string {
+	if caller == session.Local {
+		return id
+	}
+	return keyPrefix + e.cfg.Sessions.Key(caller, id)
+}
+
+const keyPrefix = "~"
 
 func (e *Engine) recordRun(caller session.Caller, res Result) {
 	if e.record == nil {

@@ -130,7 +130,7 @@ func (r Result) Success() bool {
 type FileLink struct {
 	workspace.File
 	Session string
-	URL     string // empty for a caller who has no such addresses
+	URL     string
 }
 
 // Artifact is a file with what is in it.
