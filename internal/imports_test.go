@@ -17,7 +17,7 @@ var layers = [][]string{
 	{"internal/backend/jail", "internal/backend/wrapper"},
 	{"internal/executiontoken", "internal/credential"},
 	{"internal/proxy"},
-	{"internal/oauth"},
+	{"internal/oauth", "internal/oauth/oauthtest"},
 	{"internal/serviceconfig"},
 	{"internal/session"},
 	{"internal/engine", "internal/session/sessiontest"},
