@@ -130,7 +130,7 @@ func (s *Server) client(ctx context.Context, id string) (client, error) {
 
 // cleanName makes a client's name fit to be shown: one short line, without characters that hide or turn around others.
 func cleanName(name string) string {
-	name = strings.Join(strings.FieldsFunc(name, func(r rune) bool {
+	name = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(name, "\uFFFD"), func(r rune) bool {
 		return unicode.IsSpace(r) || !unicode.IsPrint(r) // IsPrint is false for control and format characters, such as U+202E
 	}), " ")
 	if runes := []rune(name); len(runes) > maxClientName {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -245,7 +244,7 @@ func wantPage(t *testing.T, p *oauthtest.Page, status int, text string) {
 	}
 }
 
-// services is a pair of fake connections.
+// fakeConnection notes what is asked of it.
 type fakeConnection struct {
 	at string
 
@@ -274,14 +273,4 @@ func (c *fakeConnection) Disconnect(_ context.Context, caller string) error {
 	defer c.mu.Unlock()
 	c.disconnected = append(c.disconnected, caller)
 	return c.err
-}
-
-func listen(t *testing.T) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	return l
 }
