@@ -32,10 +32,12 @@ func connectSite(t *testing.T) (s *site, datadog, linear *fakeConnection) {
 
 func (s *site) login(b *oauthtest.Browser, u oauthtest.User) string {
 	s.t.Helper()
+	if s.loggedIn(b) {
+		b.Submit(b.Get(s.url("/connections")), "/connections/logout", nil)
+	}
 	s.idp.SetUser(u)
-	b.Get(s.url("/oauth/login"))
-	if !s.loggedIn(b) {
-		s.t.Fatal("not logged in")
+	if p := b.Get(s.url("/oauth/login")); !strings.Contains(p.Body, u.Email) {
+		s.t.Fatalf("not logged in as %s:\n%s", u.Email, p.Body)
 	}
 	return person{issuer: s.idp.URL, subject: u.Subject}.caller()
 }
@@ -74,7 +76,6 @@ func TestConnectionIsMadeByWhoBeganIt(t *testing.T) {
 	wantPage(t, ann.Get(s.callback("datadog", answer)), 400, "cannot be used")
 	s.login(ann, annsAccount)
 	answer = s.startConnect(ann, "datadog")
-	ann.Submit(ann.Get(s.url("/connections")), "/connections/logout", nil)
 	s.login(ann, bobsAccount)
 	wantPage(t, ann.Get(s.callback("datadog", answer)), 400, "cannot be used")
 	s.login(ann, annsAccount)
