@@ -67,7 +67,7 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	for _, svc := range file.Services {
 		if svc.OAuth != nil {
 			c := vault.OAuth(*svc.OAuth, nil)
-			svc.Credential, svc.ConnectURL = c, strings.TrimRight(baseURL, "/")+"/connections"
+			svc.Credential, svc.ConnectURL = c, strings.TrimRight(baseURL, "/")+"/connections#"+svc.Name
 			connections[svc.Name] = &connection{Connection: c, service: svc.Name, services: v}
 		}
 		if !svc.Disabled {

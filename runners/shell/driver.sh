@@ -15,6 +15,7 @@ while IFS=' ' read -r __verb __cell __dir <&3; do
 			if [ -n "${!__name+set}" ]; then __before[$__name]=${!__name}; fi
 			export "${__given?}" 2>/dev/null || :
 		done <"$__dir/env"
+		unset -v __given __name
 	fi
 	# The redirections hold for the cell alone; descriptor 3 is not the cell's.
 	. "$__dir/code" </dev/null >"$__dir/stdout" 2>"$__dir/stderr" 3>&-
@@ -26,5 +27,6 @@ while IFS=' ' read -r __verb __cell __dir <&3; do
 			unset -v "$__name" 2>/dev/null || :
 		fi
 	done
+	unset -v __name
 	printf 'result %s %s\n' "$__cell" "$__status" >&3
 done
