@@ -47,10 +47,11 @@ func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn io.Read
 				close(served)
 			}
 		},
-		ReadHeaderTimeout: sandboxHeaderTimeout,
-		IdleTimeout:       sandboxIdleTimeout,
-		MaxHeaderBytes:    sandboxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
+		ReadHeaderTimeout:            sandboxHeaderTimeout,
+		IdleTimeout:                  sandboxIdleTimeout,
+		MaxHeaderBytes:               sandboxHeaderBytes,
+		DisableGeneralOptionsHandler: true,
+		ErrorLog:                     slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()

@@ -9,6 +9,7 @@ import (
 	"html"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"net/url"
 	"strings"
 	"testing"
@@ -135,6 +136,10 @@ func TestScrub(t *testing.T) {
 	// Two secrets that overlap are both masked to their ends.
 	if got := scrubAll(t, []string{"aaaabbbb", "bbbbcccc"}, iotest.OneByteReader(strings.NewReader("-aaaabbbbcccc-")), 4096); got != "-************-" {
 		t.Errorf("overlapping: %q", got)
+	}
+	h := http.Header{"X-Abc-Def-Ghi": {"1"}, "X-Echo": {"b3RoZXI6", "abc-def-ghi"}}
+	if newScrubber([]string{"abc-DEF-ghi", "abc-def-ghi"}).header(h); len(h) != 1 || h["X-Echo"][0] != "b3RoZXI6" || h["X-Echo"][1] != "***********" {
+		t.Errorf("header: %v", h)
 	}
 	if newScrubber([]string{"short", ""}) != nil {
 		t.Error("texts that are too short are looked for")
