@@ -251,10 +251,17 @@ func TestOAuthConformance(t *testing.T) {
 	}
 	browser := oauthtest.NewBrowser(t, nil)
 	var out strings.Builder
+	var at string
+	listening := false // it may say where to go before it can be answered
 	for sc := bufio.NewScanner(stdout); sc.Scan(); {
 		out.WriteString(sc.Text() + "\n")
+		listening = listening || strings.HasPrefix(sc.Text(), "Callback server started")
 		if strings.HasPrefix(sc.Text(), s.URL+"/oauth/authorize?") {
-			agree(browser, sc.Text())
+			at = sc.Text()
+		}
+		if at != "" && listening {
+			agree(browser, at)
+			at = ""
 		}
 	}
 	if err := cmd.Wait(); err != nil {
