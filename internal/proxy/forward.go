@@ -63,18 +63,24 @@ func (c *call) forward(w http.ResponseWriter) {
 	fired := make(chan struct{})
 	stop := context.AfterFunc(c.ctx, func() {
 		defer close(fired)
-		end := time.Now().Add(grace)
-		_ = errors.Join(rc.SetReadDeadline(end), rc.SetWriteDeadline(end)) // unsupported by test recorders alone
+		now := time.Now() // nothing more is wanted of the client; the answer it may still have
+		_ = errors.Join(rc.SetReadDeadline(now), rc.SetWriteDeadline(now.Add(grace)))
 	})
+	body := &watchedBody{c: c}
+	body.ended.Store(c.r.ContentLength == 0)
 	defer func() {
 		if !stop() {
-			<-fired // and should the answer be complete all the same, the next request is not to suffer from it
-			_ = errors.Join(rc.SetReadDeadline(time.Time{}), rc.SetWriteDeadline(time.Time{}))
+			<-fired
+		}
+		if c.err == nil { // a complete answer: the next one on this connection is not to suffer
+			_ = rc.SetWriteDeadline(time.Time{})
+		}
+		if !body.ended.Load() { // the server is going to read the rest; it sets deadlines of its own afterwards
+			_ = rc.SetReadDeadline(time.Now().Add(grace))
 		}
 	}()
 
 	out := &statusWriter{ResponseWriter: w, c: c}
-	body := &watchedBody{ReadCloser: c.r.Body, c: c}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			c.rewrite(pr)
@@ -91,7 +97,6 @@ func (c *call) forward(w http.ResponseWriter) {
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			c.err = c.failure(err, body.failed.Load())
 			w.Header().Set("Connection", "close") // a deadline may be set on it, or a body half read
-			refuseBody(w, c.r)
 			writeError(w, c.err)
 		},
 	}

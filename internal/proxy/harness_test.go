@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -169,8 +170,9 @@ func raw(t *testing.T, addr, text string) string {
 		t.Fatal(err)
 	}
 	answer, err := io.ReadAll(conn)
-	if err != nil && len(answer) == 0 {
-		t.Fatalf("no answer to %q: %v", text, err)
+	var network net.Error
+	if err != nil && (len(answer) == 0 || errors.As(err, &network) && network.Timeout()) {
+		t.Fatalf("the connection was not closed after %q, %q: %v", text, answer, err)
 	}
 	return string(answer)
 }

@@ -279,10 +279,10 @@ func (c *call) complete() {
 	switch cause := context.Cause(c.ctx); {
 	case c.err != nil:
 		failed = c.err.why()
-	case cause != nil && c.r.Context().Err() == nil:
-		failed = cause.Error()
-	case cause != nil:
+	case errors.Is(cause, context.Canceled):
 		failed = "the client went away"
+	case cause != nil:
+		failed = cause.Error()
 	}
 	rec.Reason, rec.Received = clip(failed, 256), c.received
 	c.p.metrics.answered(c.service, c.status, took)

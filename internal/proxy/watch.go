@@ -62,6 +62,7 @@ func (w *watchdog) stop() { w.timer.Stop() }
 type watchedBody struct {
 	io.ReadCloser
 	c      *call
+	ended  atomic.Bool // it was read to its end
 	failed atomic.Bool // the client's side broke off
 }
 
@@ -70,7 +71,11 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.c.watch.moved(false)
 	b.c.sent.Add(int64(n))
-	if err != nil && err != io.EOF {
+	switch err {
+	case nil:
+	case io.EOF:
+		b.ended.Store(true)
+	default:
 		b.failed.Store(true)
 	}
 	return n, err
