@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -63,12 +64,13 @@ func newSecret() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// cookieName is protected by the browser where https allows it: neither another host of the domain nor plain http can set it.
+// cookieName is protected by the browser where https allows it: neither another host of the domain nor plain http can set it. Elsewhere
+// it has the port, since browsers send one server's cookies to all on a host.
 func (s *Server) cookieName(name string) string {
 	if s.secure {
 		return "__Host-" + name
 	}
-	return name
+	return strings.TrimSuffix(name+"_"+s.base.Port(), "_")
 }
 
 func (s *Server) setCookie(w http.ResponseWriter, name, value string, age time.Duration) {
@@ -201,6 +203,10 @@ func (s *Server) page(h handler) http.Handler {
 		header.Set("X-Content-Type-Options", "nosniff")
 		// Not no-referrer: with it, browsers send forms with "Origin: null", which cannot be told from a stranger's.
 		header.Set("Referrer-Policy", "same-origin")
+		if r.Method == http.MethodGet && s.misaddressed(r.Host) {
+			redirect(w, s.url(r.URL.RequestURI()))
+			return
+		}
 		v, err := s.visit(r)
 		if err == nil {
 			err = h(w, r, v)
@@ -209,6 +215,13 @@ func (s *Server) page(h handler) http.Handler {
 			s.showError(w, r, err)
 		}
 	})
+}
+
+// misaddressed reports whether a person on this computer has called it by another of its names (localhost, 127.0.0.1). The login provider
+// sends the browser back to the public one, where it would not have its cookies.
+func (s *Server) misaddressed(host string) bool {
+	u := url.URL{Host: host}
+	return host != s.base.Host && u.Port() == s.base.Port() && isLoopback(u.Hostname()) && isLoopback(s.base.Hostname())
 }
 
 // form serves what a form of ours sends: from our own page, in the browser that was shown it, to whom is logged in there.

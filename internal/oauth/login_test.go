@@ -88,18 +88,18 @@ func TestLoginSessionIsNew(t *testing.T) {
 		return ""
 	}
 	planted := newSecret()
-	b.SetCookies(s.url("/"), &http.Cookie{Name: sessionCookie, Value: planted, Path: "/"})
+	b.SetCookies(s.url("/"), &http.Cookie{Name: s.srv.cookieName(sessionCookie), Value: planted, Path: "/"})
 	b.Get(s.url("/oauth/login"))
-	first := value(sessionCookie)
+	first := value(s.srv.cookieName(sessionCookie))
 	if first == planted || first == "" || !s.loggedIn(b) {
 		t.Fatalf("session %q, planted %q", first, planted)
 	}
 	p := b.Get(s.url("/connections"))
 	b.Submit(p, "/connections/logout", nil)
-	if s.loggedIn(b) || value(sessionCookie) != "" {
+	if s.loggedIn(b) || value(s.srv.cookieName(sessionCookie)) != "" {
 		t.Error("still logged in")
 	}
-	b.SetCookies(s.url("/"), &http.Cookie{Name: sessionCookie, Value: first, Path: "/"})
+	b.SetCookies(s.url("/"), &http.Cookie{Name: s.srv.cookieName(sessionCookie), Value: first, Path: "/"})
 	if s.loggedIn(b) {
 		t.Error("the session outlives the logout")
 	}
@@ -298,6 +298,23 @@ func TestCookiesAreTheHostsOwn(t *testing.T) {
 	}
 	if !maps.Equal(names, map[string]bool{"__Host-mcs_browser": true, "__Host-mcs_session": true}) {
 		t.Errorf("%v", names)
+	}
+}
+
+// On one's own computer, one comes by whatever name; the provider sends everybody back to the public one.
+func TestLoginByAnotherNameOfThisComputer(t *testing.T) {
+	s := newSite(t)
+	other := strings.Replace(s.srv.cfg.Issuer, "127.0.0.1", "localhost", 1)
+	b := s.browser()
+	if p := b.Get(other + "/oauth/login?x=1"); p.URL.String() != s.url("/connections") || !s.loggedIn(b) {
+		t.Errorf("%d at %s", p.Status, p.URL)
+	}
+	for host, want := range map[string]bool{
+		"localhost:" + s.srv.base.Port(): true, s.srv.base.Host: false, "localhost:1": false, "evil.example:" + s.srv.base.Port(): false, "localhost": false, "": false,
+	} {
+		if got := s.srv.misaddressed(host); got != want {
+			t.Errorf("%q: %v", host, got)
+		}
 	}
 }
 
