@@ -264,7 +264,9 @@ func (w *wire) serve(conn net.Conn, answer string) {
 			}
 			return
 		}
-		_, _ = io.Copy(io.Discard, req.Body)
+		if _, err := io.Copy(io.Discard, req.Body); err != nil {
+			return // it was cut off: no request
+		}
 		w.mu.Lock()
 		w.seen = append(w.seen, kept.String()) // a client of this package sends the next request after the answer only
 		w.mu.Unlock()

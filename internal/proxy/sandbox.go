@@ -26,15 +26,17 @@ func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn io.Read
 	}
 	// A stream has no deadlines; a pipe does.
 	inner, outer := net.Pipe()
-	var pumps sync.WaitGroup
-	pumps.Go(func() {
+	read, written := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(read)
 		defer outer.Close()
 		_, _ = io.Copy(outer, conn) // either side's end ends the other's
-	})
-	pumps.Go(func() {
+	}()
+	go func() {
+		defer close(written)
 		defer conn.Close()
 		_, _ = io.Copy(conn, outer)
-	})
+	}()
 
 	served := make(chan struct{})
 	listener := &oneConn{conn: make(chan net.Conn, 1), closed: make(chan struct{})}
@@ -58,11 +60,19 @@ func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn io.Read
 	_ = server.Serve(listener) // until the connection is closed
 	_ = server.Close()
 	_ = inner.Close()
-	_ = conn.Close()
-	pumps.Wait()
 	if len(listener.conn) == 0 { // it was accepted
 		<-served
 	}
+	late := time.NewTimer(grace)
+	defer late.Stop()
+	select {
+	case <-written: // the last answer is out
+	case <-ctx.Done():
+	case <-late.C: // the sandbox does not take it
+	}
+	_ = conn.Close()
+	<-read
+	<-written
 }
 
 // oneConn is a listener with one connection to accept. It ends with that.
