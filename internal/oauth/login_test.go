@@ -251,8 +251,13 @@ func TestLoginWithAPIToken(t *testing.T) {
 	}
 	p := b.Submit(page, "/connections/login", map[string]string{"token": apiToken})
 	wantPage(t, p, 200, "holder of the API token")
-	// Whoever holds it is no user: for an MCP client, a person logs in.
+	old := b.Cookies(s.url("/"))
+	// Whoever holds it is no user: for an MCP client, a person logs in, and the old session ends.
 	wantPage(t, b.Get(s.authorizeURL(s.ask(s.register(), loopbackRedirect))), 200, "ann@example.com")
+	b.SetCookies(s.url("/"), old...)
+	if s.loggedIn(b) {
+		t.Error("the session of before the login still works")
+	}
 
 	guesser := s.browser()
 	page = guesser.Get(s.url("/connections"))
