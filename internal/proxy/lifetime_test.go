@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func TestHTTPProxyCutsCallsInFlight(t *testing.T) {
 		"revoked":            {time.Minute, false, func(tok Token) error { return f.p.Revoke(t.Context(), "ann", tok.JTI) }, errRevoked.Error()},
 		"disconnected":       {time.Minute, false, func(Token) error { return f.p.RevokeService(t.Context(), "ann", "datadog") }, errRevoked.Error()},
 		"by another process": {time.Minute, false, func(tok Token) error { return other.Revoke(t.Context(), "ann", tok.JTI) }, errRevoked.Error()},
-		"expired":            {2 * time.Second, false, func(Token) error { return nil }, errExpired.Error()},
+		"expired":            {3 * time.Second, false, func(Token) error { return nil }, errExpired.Error()},
 		"the run ended":      {time.Minute, true, func(Token) error { return f.p.RevokeRun(t.Context(), "run-1") }, errRevoked.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -85,7 +86,9 @@ func TestHTTPProxyCutsCallsInFlight(t *testing.T) {
 			case <-time.After(patience):
 				t.Error("the service's connection stays")
 			}
-			eventually(t, "noted as "+tc.reason, func() bool { return f.records()[len(f.records())-1].Reason == tc.reason })
+			eventually(t, "noted as "+tc.reason, func() bool {
+				return slices.ContainsFunc(f.records(), func(r Record) bool { return r.JTI == tok.JTI && r.Event == EventComplete && r.Reason == tc.reason })
+			})
 			// And no call begins any more.
 			answer := ""
 			if tc.sandbox {
@@ -102,9 +105,10 @@ func TestHTTPProxyCutsCallsInFlight(t *testing.T) {
 
 // A client that does not read keeps nothing alive.
 func TestHTTPProxyCutsClientsThatDoNotRead(t *testing.T) {
-	ended := make(chan struct{})
+	begun, ended := make(chan struct{}), make(chan struct{})
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer close(ended)
+		close(begun)
 		block := make([]byte, 1<<20)
 		for {
 			if _, err := w.Write(block); err != nil {
@@ -119,7 +123,7 @@ func TestHTTPProxyCutsClientsThatDoNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Fprintf(f.sandbox(t, f.p, "sb"), "GET /proxy/datadog/x HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\n\r\n", tokens[0].Token)
-	eventually(t, "the call is going", func() bool { return strings.Contains(fmt.Sprint(f.records()), EventIntent) })
+	<-begun
 	if err := f.p.RevokeRun(t.Context(), "run"); err != nil {
 		t.Fatal(err)
 	}
