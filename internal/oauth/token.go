@@ -153,9 +153,12 @@ func apiForm(w http.ResponseWriter, r *http.Request) (url.Values, *apiError) {
 			return nil, &apiError{http.StatusBadRequest, "invalid_request", "a parameter is repeated"}
 		}
 	}
-	if r.Header.Get("Authorization") != "" || r.PostForm.Get("client_id") == "" {
+	switch {
+	case r.Header.Get("Authorization") != "": // nothing is used up: some clients try this first
 		w.Header().Set("WWW-Authenticate", "Basic")
 		return nil, &apiError{http.StatusUnauthorized, "invalid_client", "send client_id as a parameter, and no secret (token_endpoint_auth_method none)"}
+	case r.PostForm.Get("client_id") == "":
+		return nil, &apiError{http.StatusBadRequest, "invalid_request", "client_id is missing"}
 	}
 	return r.PostForm, nil
 }
