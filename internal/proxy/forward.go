@@ -299,7 +299,7 @@ func (w *statusWriter) Write(p []byte) (int, error) {
 // bufferPool lends the buffers in which bodies are copied.
 type bufferPool struct{ pool sync.Pool }
 
-const copyBuffer = 128 << 10
+const copyBuffer = 256 << 10
 
 func (b *bufferPool) Get() []byte {
 	if p, ok := b.pool.Get().(*[copyBuffer]byte); ok {

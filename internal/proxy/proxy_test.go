@@ -125,7 +125,7 @@ func TestHTTPProxyRefusals(t *testing.T) {
 		{"not enabled", "GET", "/proxy/off/x", "Bearer " + tok, 400, "proxy not enabled for service off"},
 		{"not connected", "GET", "/proxy/none/x", "Bearer " + bobs.Token, 401, "401 Unauthorized: user credentials not found for service none"},
 		{"path", "GET", "/proxy/datadog/api/v3/metrics", "Bearer " + tok, 403, "403 Forbidden: path /api/v3/metrics not allowed for this execution"},
-		{"wider claims", "GET", "/proxy/datadog/api/v3/metrics", "Bearer " + f.cfg.Keys.Sign(wider), 403, "not allowed"},
+		{"wider claims", "GET", "/proxy/datadog/api/v3/metrics", "Bearer " + f.cfg.Keys.Sign(wider), 401, invalid},
 		{"method", "DELETE", "/proxy/datadog/api/v1/m", "Bearer " + tok, 403, "method DELETE not allowed for this execution"},
 		{"TRACE", "TRACE", "/proxy/datadog/api/v1/m", "Bearer " + tok, 403, "method TRACE"},
 		{"method in small letters", "get", "/proxy/datadog/api/v1/m", "Bearer " + tok, 403, "method get"},

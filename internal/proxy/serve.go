@@ -55,7 +55,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, sandboxID string) 
 	c.ctx, c.cancel = context.WithCancelCause(r.Context())
 	defer c.cancel(nil)
 	if e := c.authorize(); e != nil {
-		c.deny(w, e)
+		c.deny(w, c.orRevoked(e))
 		return
 	}
 	// From here on a revocation cuts the call: it is entered before the row is looked at for the last time.
@@ -74,7 +74,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, sandboxID string) 
 	c.forward(w)
 }
 
-// authorize checks everything that changes nothing: the token, and what of the request it allows.
+// authorize checks what takes no look at the store: the token's text, and whether that allows the request.
 func (c *call) authorize() *Error {
 	r := c.r
 	name, rest, e := splitTarget(r)
@@ -91,9 +91,19 @@ func (c *call) authorize() *Error {
 		return e
 	}
 	c.service = service
-	if result := c.lookUp(claims); result != "" {
+	switch {
+	case claims.Aud != executiontoken.Audience(service.Name):
+		result = "service"
+	case claims.Bnd != binding(c.sandboxID):
+		result = "binding"
+	}
+	if result != "" {
 		c.p.metrics.validated(result)
 		return invalidToken().because("token: %s", result)
+	}
+	c.row = store.ExecutionToken{
+		JTI: claims.JTI, Caller: claims.Sub, Service: service.Name, Execution: claims.RID, Sandbox: c.sandboxID,
+		Paths: claims.Pth, Methods: claims.Mth, Expires: time.Unix(claims.Exp, 0),
 	}
 	if ok, retry := c.p.live.take(c.row.JTI, c.row.Expires, c.p.now(), service.TokenRate); !ok {
 		return tooMany("too many requests of this execution", retry)
@@ -160,46 +170,53 @@ func (c *call) claims() (claims executiontoken.Claims, result string, ok bool) {
 	return claims, "", true
 }
 
-// lookUp finds the token's row, which has the last word. If the token is not good here and now, result says why.
-func (c *call) lookUp(claims executiontoken.Claims) (result string) {
-	p := c.p
-	switch {
-	case claims.Aud != executiontoken.Audience(c.service.Name):
-		return "service"
-	case claims.Bnd != binding(c.sandboxID):
-		return "binding"
+// orRevoked returns e, or, if the token it is about is not alive, that it is not valid: a dead token tells nothing about paths.
+func (c *call) orRevoked(e *Error) *Error {
+	if c.row.JTI == "" || e.Code == CodeRateLimited { // which costs as little as can be
+		return e
 	}
-	row, err := p.store.ExecutionToken(c.r.Context(), claims.JTI, p.now())
-	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return "revoked"
-	case err != nil:
-		p.log.Error("execution_proxy: Token not looked up", "err", err)
-		return "error"
-	case row.Service != c.service.Name || row.Caller != claims.Sub:
-		return "service"
-	case row.Sandbox != c.sandboxID || row.Sandbox != "" && row.Instance != p.instance:
-		return "binding"
+	if _, err := c.p.store.ExecutionToken(c.r.Context(), c.row.JTI, c.p.now()); err != nil {
+		return c.notUsable(err)
+	}
+	return e
+}
+
+// use counts the call. The stored row has the last word: it must be alive, of this process if it is a run's, and say what the token says.
+func (c *call) use() *Error {
+	p, signed := c.p, c.row
+	row, err := p.store.UseExecutionToken(c.ctx, signed.JTI, p.now())
+	if err != nil {
+		return c.notUsable(err)
+	}
+	if row.Caller != signed.Caller || row.Service != signed.Service || row.Execution != signed.Execution || row.Sandbox != signed.Sandbox ||
+		row.Sandbox != "" && row.Instance != p.instance || !slices.Equal(row.Paths, signed.Paths) || !slices.Equal(row.Methods, signed.Methods) {
+		p.metrics.validated("binding")
+		return invalidToken().because("token: it is not what was issued here")
 	}
 	c.row = row
-	return ""
+	p.metrics.validated("valid")
+	return nil
+}
+
+func (c *call) notUsable(err error) *Error {
+	switch {
+	case errors.Is(err, store.ErrExhausted):
+		c.p.metrics.validated("exhausted")
+		return refuse(http.StatusTooManyRequests, CodeExhausted, "the execution token has been used for all of its requests")
+	case errors.Is(err, store.ErrNotFound):
+		c.p.metrics.validated("revoked")
+		return invalidToken().because("token: revoked")
+	}
+	return internalError(err)
 }
 
 // prepare does what has to be done before the service hears of the call: count, get the credential, leave a trace.
 func (c *call) prepare() *Error {
 	p := c.p
-	switch _, err := p.store.UseExecutionToken(c.ctx, c.row.JTI, p.now()); {
-	case errors.Is(err, store.ErrExhausted):
-		p.metrics.validated("exhausted")
-		return refuse(http.StatusTooManyRequests, CodeExhausted, "the execution token has been used for all of its %d requests", c.row.Max)
-	case errors.Is(err, store.ErrNotFound):
-		p.metrics.validated("revoked")
-		return invalidToken().because("token: revoked")
-	case err != nil:
-		return internalError(err)
+	e := c.use()
+	if e != nil {
+		return e
 	}
-	p.metrics.validated("valid")
-	var e *Error
 	if c.cred, e = p.credential(c.ctx, c.service, c.row.Caller); e != nil {
 		return e
 	}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"modernc.org/sqlite"
@@ -27,7 +28,8 @@ const busyTimeout = 5 * time.Second
 
 // Store is an open database. It is safe for concurrent use, and any number of processes may have the same file open.
 type Store struct {
-	db *sql.DB
+	db       *sql.DB
+	prepared sync.Map // *sql.Stmt by its text, for what is asked often
 }
 
 // Ticket is the right to upload one file, once.
@@ -77,6 +79,22 @@ func Open(ctx context.Context, path string) (*Store, error) {
 
 // Close closes the database.
 func (s *Store) Close() error { return s.db.Close() }
+
+// statement prepares a statement once.
+func (s *Store) statement(ctx context.Context, text string) (*sql.Stmt, error) {
+	if stmt, ok := s.prepared.Load(text); ok {
+		return stmt.(*sql.Stmt), nil
+	}
+	stmt, err := s.db.PrepareContext(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	if first, there := s.prepared.LoadOrStore(text, stmt); there {
+		stmt.Close()
+		return first.(*sql.Stmt), nil
+	}
+	return stmt, nil
+}
 
 func dsn(path string) string {
 	path = filepath.ToSlash(path)

@@ -85,20 +85,23 @@ func (s *Store) ExecutionToken(ctx context.Context, jti string, now time.Time) (
 	return t, notFound(err)
 }
 
-// UseExecutionToken counts one use and returns how many there have been. Looking and counting are one step: however many try
-// at once, in whatever process, no more than Max succeed. Its errors are [ErrNotFound], also for a token that was revoked or has
-// expired, and [ErrExhausted].
-func (s *Store) UseExecutionToken(ctx context.Context, jti string, now time.Time) (used int64, err error) {
-	err = s.db.QueryRowContext(ctx,
-		`UPDATE execution_tokens SET used = used + 1 WHERE jti = ? AND used < max AND revoked = 0 AND expires > ? RETURNING used`,
-		jti, now.UnixNano()).Scan(&used)
+// UseExecutionToken counts one use and returns the token. Looking and counting are one step: however many try at once, in
+// whatever process, no more than Max succeed. Its errors are [ErrNotFound], also for a token that was revoked or has expired, and
+// [ErrExhausted].
+func (s *Store) UseExecutionToken(ctx context.Context, jti string, now time.Time) (ExecutionToken, error) {
+	stmt, err := s.statement(ctx,
+		`UPDATE execution_tokens SET used = used + 1 WHERE jti = ? AND used < max AND revoked = 0 AND expires > ? RETURNING `+tokenColumns)
+	if err != nil {
+		return ExecutionToken{}, err
+	}
+	t, err := scanToken(stmt.QueryRowContext(ctx, jti, now.UnixNano()))
 	if err = notFound(err); err != ErrNotFound {
-		return used, err
+		return t, err
 	}
 	if _, err := s.ExecutionToken(ctx, jti, now); err != nil {
-		return 0, err
+		return ExecutionToken{}, err
 	}
-	return 0, ErrExhausted
+	return ExecutionToken{}, ErrExhausted
 }
 
 // ExecutionTokens returns a caller's tokens that may be used now, oldest first.
