@@ -17,19 +17,19 @@ const (
 	// maxEscape bounds the spelling of one character: %XX, \u00XX, &#0047;.
 	maxEscape = 8
 	maxWindow = 64
-	hashSize  = 1 << 12
+	hashSize  = 1 << 13
 )
 
 // scrubber finds secrets in what a service answers and masks them, byte by byte, so that lengths stay as they are. It looks for each
 // secret as it is, in hexadecimal, and in base64 (both alphabets) wherever in a longer text it stands; and for all of these with any
 // of their characters spelt as in a URL, in JSON or in HTML.
 //
-// Plain occurrences are found as by Wu and Manber: of each window, the last two bytes tell how far to skip. One with
+// Plain occurrences are found as by Wu and Manber: of each window, the last three bytes tell how far to skip. One with
 // escapes is found from its first escape, since all before that is literal.
 type scrubber struct {
 	needles [][]byte
 	window  int             // the length of the shortest needle, at most maxWindow
-	shift   [hashSize]uint8 // by the hash of a window's last two bytes
+	shift   [hashSize]uint8 // by the hash of a window's last three bytes
 	within  [256]bool       // bytes of any needle
 	first   [256]bool       // bytes with which an occurrence can begin
 	hold    int             // no occurrence is longer
@@ -70,18 +70,18 @@ func newScrubber(secrets []string) *scrubber {
 		s.first[c] = true
 	}
 	for i := range s.shift {
-		s.shift[i] = uint8(s.window - 1)
+		s.shift[i] = uint8(s.window - 2)
 	}
 	for _, n := range s.needles {
-		for i := 1; i < s.window; i++ {
-			h := hash(n[i-1], n[i])
+		for i := 2; i < s.window; i++ {
+			h := hash(n[i-2], n[i-1], n[i])
 			s.shift[h] = min(s.shift[h], uint8(s.window-1-i))
 		}
 	}
 	return s
 }
 
-func hash(a, b byte) int { return (int(a)<<5 ^ int(b)) & (hashSize - 1) }
+func hash(a, b, c byte) uint { return (uint(a)<<8 ^ uint(b)<<4 ^ uint(c)) & (hashSize - 1) }
 
 // spellings returns the texts by which a secret is found.
 func spellings(secret string) [][]byte {
@@ -134,7 +134,7 @@ func (s *scrubber) mask(buf []byte, end bool) (done int) {
 
 func (s *scrubber) findPlain(buf []byte) {
 	for i := s.window - 1; i < len(buf); {
-		if skip := s.shift[hash(buf[i-1], buf[i])]; skip > 0 {
+		if skip := s.shift[hash(buf[i-2], buf[i-1], buf[i])]; skip > 0 {
 			i += int(skip)
 			continue
 		}
