@@ -174,20 +174,24 @@ func addRefreshToken(ctx context.Context, tx *sql.Tx, grant string, t RefreshTok
 
 // GetGrant returns a grant that is alive, or [ErrNotFound].
 func (s *Store) GetGrant(ctx context.Context, id string, now time.Time) (Grant, error) {
-	return getGrant(ctx, s.db, id, now)
+	stmt, err := s.statement(ctx, selectGrant) // asked at every call of a user's
+	if err != nil {
+		return Grant{}, err
+	}
+	return scanGrant(id, stmt.QueryRowContext(ctx, id, now.UnixNano()))
 }
 
-type queryer interface {
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+const selectGrant = `SELECT g.caller, g.client, g.client_name, g.resource, g.scope, g.created, g.used, g.expires, u.email
+	FROM oauth_grants g JOIN users u ON u.id = g.caller WHERE g.id = ? AND g.revoked = 0 AND g.expires > ?`
+
+func getGrant(ctx context.Context, tx *sql.Tx, id string, now time.Time) (Grant, error) {
+	return scanGrant(id, tx.QueryRowContext(ctx, selectGrant, id, now.UnixNano()))
 }
 
-func getGrant(ctx context.Context, q queryer, id string, now time.Time) (Grant, error) {
+func scanGrant(id string, row *sql.Row) (Grant, error) {
 	g := Grant{ID: id}
 	var created, used, expires int64
-	err := q.QueryRowContext(ctx,
-		`SELECT g.caller, g.client, g.client_name, g.resource, g.scope, g.created, g.used, g.expires, u.email
-		FROM oauth_grants g JOIN users u ON u.id = g.caller WHERE g.id = ? AND g.revoked = 0 AND g.expires > ?`, id, now.UnixNano()).
-		Scan(&g.Caller, &g.Client, &g.ClientName, &g.Resource, &g.Scope, &created, &used, &expires, &g.Email)
+	err := row.Scan(&g.Caller, &g.Client, &g.ClientName, &g.Resource, &g.Scope, &created, &used, &expires, &g.Email)
 	if err != nil {
 		return Grant{}, notFound(err)
 	}
