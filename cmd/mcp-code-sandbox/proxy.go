@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 
 	"mcp-code-sandbox/internal/proxy"
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/serviceconfig"
 )
 
@@ -22,9 +23,9 @@ type proxyValidateCmd struct {
 
 // Run reads the file, and the secrets it refers to, as the server would. It contacts nobody.
 func (c *proxyValidateCmd) Run(inv *invocation) error {
-	file, err := serviceconfig.Load(c.File, func(name string) (string, bool) { v, ok := inv.env[name]; return v, ok })
+	file, err := loadServices(c.File, inv.env)
 	if err != nil {
-		return fmt.Errorf("%s cannot be used:\n  %s", c.File, strings.ReplaceAll(err.Error(), "\n", "\n  "))
+		return err
 	}
 	t := tabwriter.NewWriter(inv.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SERVICE\tADDRESS\tCREDENTIAL\tPATHS")
@@ -52,6 +53,28 @@ func (c *proxyValidateCmd) Run(inv *invocation) error {
 		fmt.Fprintf(inv.stdout, "\nPeople log in at %s.\n", file.Login.AuthorizationURL)
 	}
 	return nil
+}
+
+// checkServices is doctor's look at the configuration file.
+func checkServices(inv *invocation) []sandbox.Check {
+	name := inv.settings.Config
+	if name == "" {
+		return nil
+	}
+	file, err := loadServices(name, inv.env)
+	if err != nil {
+		return []sandbox.Check{{Name: "services", Status: sandbox.Fail, Detail: err.Error(), Fix: "mend " + name + " (SANDBOX_CONFIG); mcp-code-sandbox proxy validate " + name + " checks it"}}
+	}
+	return []sandbox.Check{{Name: "services", Detail: fmt.Sprintf("%d in %s", len(file.Services), name)}}
+}
+
+// loadServices reads a configuration file, and the secrets it refers to.
+func loadServices(name string, env map[string]string) (*serviceconfig.File, error) {
+	file, err := serviceconfig.Load(name, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be used:\n  %s", name, strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	}
+	return file, nil
 }
 
 type proxyAuditCmd struct {

@@ -43,9 +43,9 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	if s.Config == "" {
 		return nil, nil
 	}
-	file, err := serviceconfig.Load(s.Config, func(name string) (string, bool) { v, ok := a.env[name]; return v, ok })
+	file, err := loadServices(s.Config, a.env)
 	if err != nil {
-		return nil, fmt.Errorf("SANDBOX_CONFIG: %s cannot be used:\n  %s", s.Config, strings.ReplaceAll(err.Error(), "\n", "\n  "))
+		return nil, fmt.Errorf("SANDBOX_CONFIG: %w", err)
 	}
 	root, older, err := rootKeys(s)
 	if err != nil {
