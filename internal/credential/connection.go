@@ -55,6 +55,7 @@ var _ Source = (*Connection)(nil)
 func (v *Vault) OAuth(c OAuthClient, client *http.Client) *Connection {
 	if client == nil {
 		transport := http.DefaultTransport.(*http.Transport).Clone()
+		transport.Proxy = nil // nothing but the settings decides where secrets go
 		client = &http.Client{
 			Transport:     transport,
 			Timeout:       refreshTimeout,
@@ -157,15 +158,19 @@ func (c *Connection) revoke(ctx context.Context, t Token) error {
 			continue
 		}
 		form := url.Values{"token": {token.text}, "token_type_hint": {token.kind}}
-		if c.client.ClientSecret.IsZero() {
+		inForm := oauth2.AuthStyle(c.style.Load()) == oauth2.AuthStyleInParams
+		if inForm {
 			form.Set("client_id", c.client.ClientID)
+			if !c.client.ClientSecret.IsZero() {
+				form.Set("client_secret", c.client.ClientSecret.Reveal())
+			}
 		}
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.client.RevocationURL, strings.NewReader(form.Encode()))
 		if err != nil {
 			return err
 		}
 		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		if !c.client.ClientSecret.IsZero() {
+		if !inForm {
 			req.SetBasicAuth(url.QueryEscape(c.client.ClientID), url.QueryEscape(c.client.ClientSecret.Reveal()))
 		}
 		resp, err := c.http.Do(req)

@@ -202,6 +202,10 @@ func newService(t *testing.T) *service {
 		json.NewEncoder(w).Encode(map[string]any{"access_token": fmt.Sprintf("access-%d", n), "refresh_token": s.current, "token_type": "Bearer", "expires_in": 3600})
 	})
 	mux.HandleFunc("POST /revoke", func(w http.ResponseWriter, r *http.Request) {
+		if _, pw, basic := r.BasicAuth(); s.inParams == basic || (basic && pw != "client-secret") || (!basic && r.FormValue("client_secret") != "client-secret") {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.revoked = append(s.revoked, r.FormValue("token"))
