@@ -14,6 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/auth"
 
 	"mcp-code-sandbox/internal/credential"
+	"mcp-code-sandbox/internal/store"
 )
 
 // ask calls the API as a caller; "" is nobody.
@@ -158,6 +159,26 @@ func TestAPIRefuses(t *testing.T) {
 		}
 		if res, text := f.get("/proxy/bare/x", v["token"].(string)); res.StatusCode != 403 {
 			t.Errorf("%s %s", res.Status, text)
+		}
+	}
+}
+
+// A caller can have many tokens, not any number.
+func TestAPIBoundsLiveTokens(t *testing.T) {
+	f := setup(t, "http://127.0.0.1:1", nil)
+	var rows []store.ExecutionToken
+	for range maxLive - 1 {
+		rows = append(rows, store.ExecutionToken{JTI: newJTI(), Caller: "ann", Issued: time.Now(), Expires: time.Now().Add(time.Minute)})
+	}
+	if err := f.cfg.Store.AddExecutionTokens(t.Context(), rows...); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		caller string
+		status int
+	}{{"ann", 200}, {"ann", 429}, {"bob", 200}} {
+		if code, v := ask(t, f.p, tc.caller, "POST", "/api/execution-token", `{"execution_id":"e","target_service":"datadog"}`); code != tc.status {
+			t.Errorf("%s: %d %v, want %d", tc.caller, code, v, tc.status)
 		}
 	}
 }

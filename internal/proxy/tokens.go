@@ -23,7 +23,8 @@ const (
 	boundSandbox = "sbx:"
 
 	maxExecutionID = 128
-	maxGrants      = 16 // services of one run
+	maxGrants      = 16   // services of one run
+	maxLive        = 1000 // tokens of one caller at a time
 )
 
 // GrantRequest asks for a token.
@@ -96,6 +97,12 @@ func (p *Proxy) issue(ctx context.Context, caller, sandboxID string, rs []GrantR
 		if len(tokens[i].Token) > executiontoken.MaxSize {
 			return nil, refuse(http.StatusBadRequest, CodeInvalidRequest, "allowed_paths are too many or too long for a token of %d bytes", executiontoken.MaxSize)
 		}
+	}
+	switch live, err := p.store.CountExecutionTokens(ctx, caller, p.now()); {
+	case err != nil:
+		return nil, internalError(err)
+	case live+len(rows) > maxLive:
+		return nil, tooMany(fmt.Sprintf("more than %d execution tokens at a time: revoke some, or let them expire", maxLive), time.Minute)
 	}
 	for _, row := range rows { // no trace, no token
 		if err := p.audit.append(Record{Event: EventIssued, Caller: caller, User: p.user(caller), Execution: row.Execution,

@@ -122,6 +122,13 @@ func (s *Store) ExecutionTokens(ctx context.Context, caller string, now time.Tim
 	return tokens, rows.Err()
 }
 
+// CountExecutionTokens returns how many tokens of a caller may be used now.
+func (s *Store) CountExecutionTokens(ctx context.Context, caller string, now time.Time) (n int, err error) {
+	err = s.db.QueryRowContext(ctx,
+		`SELECT COUNT(*) FROM execution_tokens WHERE caller = ? AND revoked = 0 AND expires > ?`, caller, now.UnixNano()).Scan(&n)
+	return n, err
+}
+
 // RevokeExecutionToken ends a caller's token. One that is another caller's, unknown, revoked or expired is [ErrNotFound].
 func (s *Store) RevokeExecutionToken(ctx context.Context, caller, jti string, now time.Time) (ExecutionToken, error) {
 	t, err := scanToken(s.db.QueryRowContext(ctx,

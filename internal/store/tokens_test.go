@@ -92,6 +92,9 @@ func TestExecutionTokens(t *testing.T) {
 	if err != nil || len(list) != 4 {
 		t.Errorf("ann's: %+v, %v", list, err)
 	}
+	if n, err := s.CountExecutionTokens(ctx, "ann", now); err != nil || n != 4 {
+		t.Errorf("ann has %d, %v", n, err)
+	}
 	for _, other := range [][2]string{{"bob", "net"}, {"ann", "unknown"}, {"ann", "expired"}, {"ann", "%"}} {
 		if _, err := s.RevokeExecutionToken(ctx, other[0], other[1], now); err != ErrNotFound {
 			t.Errorf("revoked %q: %v", other, err)
