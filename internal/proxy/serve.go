@@ -184,7 +184,7 @@ func (c *call) orRevoked(e *Error) *Error {
 // use counts the call. The stored row has the last word: it must be alive, of this process if it is a run's, and say what the token says.
 func (c *call) use() *Error {
 	p, signed := c.p, c.row
-	row, err := p.store.UseExecutionToken(c.ctx, signed.JTI, p.now())
+	row, err := p.store.UseExecutionToken(context.WithoutCancel(c.ctx), signed.JTI, p.now())
 	if err != nil {
 		return c.notUsable(err)
 	}
