@@ -47,6 +47,9 @@ func bench(binary, root string, n int) error {
 
 	python, node := filepath.Join(root, "runners/python/bin/python"), "node"
 	t := &table{}
+	if err := benchProxy(t, n); err != nil {
+		return err
+	}
 	if err := latency(t, s, python, node, n); err != nil {
 		return err
 	}

@@ -36,6 +36,7 @@ const (
 // app is the parts that every command that runs code needs, wired together once.
 type app struct {
 	settings *settings
+	env      map[string]string
 	log      *slog.Logger
 	keys     keys
 	backend  sandbox.Backend
@@ -45,6 +46,7 @@ type app struct {
 	metrics  http.Handler
 
 	environments environments
+	services     *services // nil: there is no configuration file of any
 
 	tasks    *tasks
 	instance *instance.Instance
@@ -61,11 +63,12 @@ type keys struct {
 }
 
 // newApp builds the parts, for a server whose links start with baseURL. Whatever it made is gone when it fails.
-func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) (_ *app, err error) {
+func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err error) {
+	s := inv.settings
 	if err := os.MkdirAll(s.Root, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w (set SANDBOX_ROOT to a directory you may write to)", err)
 	}
-	a := &app{settings: s}
+	a := &app{settings: s, env: inv.env}
 	defer func() {
 		if err != nil {
 			a.Close()
@@ -73,7 +76,7 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 	}()
 	var logFile io.Closer
 	a.log, logFile = logging.New(logging.Config{
-		Level: slog.Level(s.LogLevel), JSON: s.LogFormat == "json", Out: stderr, File: s.LogFile,
+		Level: slog.Level(s.LogLevel), JSON: s.LogFormat == "json", Out: inv.stderr, File: s.LogFile,
 	})
 	a.onClose(func(context.Context) error { return logFile.Close() })
 
@@ -101,6 +104,10 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 
+	if a.services, err = a.newServices(ctx, baseURL, registry); err != nil {
+		return nil, err
+	}
+
 	quota := workspace.Usage{Bytes: int64(s.WorkspaceBytes), Files: s.WorkspaceFiles}
 	a.sessions = session.New(session.Config{
 		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: backend, Owner: owner,
@@ -113,8 +120,10 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 		Quota: quota, MaxSessions: s.MaxSessions, MaxRunsPerSession: s.MaxRunsPerSession,
 		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),
 		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
+		Dial: a.services.dial(),
 	})
 	a.engine = engine.New(engine.Config{
+		Services: a.services.granter(),
 		Sessions: a.sessions, Runners: a.environments.runners, Signer: a.signer, Store: a.store,
 		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: time.Duration(s.MaxExecTimeout),
 		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), MaxUploadBytes: int(s.MaxUploadBytes),

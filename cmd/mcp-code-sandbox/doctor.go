@@ -32,6 +32,7 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	checks = append(checks, checkRunners(ctx, s)...)
 	checks = append(checks, checkCustom(s)...)
+	checks = append(checks, checkServices(inv)...)
 	checks = append(checks, checkPort(ctx, s))
 	printChecks(inv.stdout, checks)
 

@@ -272,7 +272,7 @@ func TestToolsAreNarrowed(t *testing.T) {
 		want string
 	}{
 		{"", ""}, {"all", ""},
-		{"run_code", "upload_file list_runners run_python read_artifact list_artifacts close_session run wait_run cancel_run"},
+		{"run_code", "upload_file list_runners run_python read_artifact list_artifacts close_session run wait_run cancel_run list_services"},
 		{"conversation", "run_python read_artifact list_artifacts close_session run wait_run cancel_run"},
 		{"session", "run_code list_runners run wait_run cancel_run"},
 		{"run", "run_code list_runners run_python"},

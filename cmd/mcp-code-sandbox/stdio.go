@@ -20,7 +20,7 @@ func (*stdioCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	defer l.Close()
 	base := baseURL(s, l)
-	a, err := newApp(ctx, s, base, inv.stderr)
+	a, err := newApp(ctx, inv, base)
 	if err != nil {
 		return err
 	}

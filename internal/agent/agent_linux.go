@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -28,7 +29,7 @@ import (
 const ConnFD = 3
 
 // ForwardAddr is where a process inside reaches the server's proxy.
-const ForwardAddr = "127.0.0.1:8099"
+const ForwardAddr = sandbox.ForwardAddr
 
 // Config is what the backend tells the agent when it starts it, as JSON in its first argument.
 type Config struct {

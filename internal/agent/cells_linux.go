@@ -17,7 +17,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// cellsDir holds a directory for each cell, in the run's private /tmp: the file code, the pipes stdout and
+// cellsDir holds a directory for each cell, in the run's private /tmp: the files code and env, the pipes stdout and
 // stderr, and what the driver puts there to be displayed. It is the user code's to spoil, for itself alone.
 const cellsDir = "/tmp/.cells"
 
@@ -28,7 +28,8 @@ const maxLine = 4 << 10
 //
 //	execute <n> <dir>
 //
-// runs <dir>/code with its output going to the pipes <dir>/stdout and <dir>/stderr, and answers
+// runs <dir>/code with its output going to the pipes <dir>/stdout and <dir>/stderr, and, while it does, with the variables of the file
+// <dir>/env, if there is one ("NAME=value", each ended by a NUL); and answers
 //
 //	ready                            once, when it has started
 //	display <n> <MIME type> <name>   the file <dir>/<name> holds something to show
@@ -173,7 +174,7 @@ func (c *cells) serve(s *wire.Stream, f wire.Frame) {
 	c.idle.Add(1)
 	c.mu.Unlock()
 	defer c.idle.Done()
-	code, err := c.run(s, f.Run.Code)
+	code, err := c.run(s, f.Run)
 	if errors.Is(err, errInterpreterEnded) {
 		return
 	}
@@ -186,7 +187,7 @@ func (c *cells) serve(s *wire.Stream, f wire.Frame) {
 
 var errInterpreterEnded = errors.New("the interpreter has ended")
 
-func (c *cells) run(s *wire.Stream, code []byte) (int, error) {
+func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 	c.n++
 	path := cellsDir + "/" + strconv.Itoa(c.n)
 	if err := os.MkdirAll(path, 0o700); err != nil {
@@ -198,8 +199,17 @@ func (c *cells) run(s *wire.Stream, code []byte) (int, error) {
 		return 0, err
 	}
 	defer dir.Close()
-	if err := dir.WriteFile("code", code, 0o600); err != nil {
+	if err := dir.WriteFile("code", r.Code, 0o600); err != nil {
 		return 0, err
+	}
+	if len(r.CellEnv) > 0 {
+		var env []byte
+		for name, value := range r.CellEnv {
+			env = fmt.Appendf(env, "%s=%s\x00", name, value)
+		}
+		if err := dir.WriteFile("env", env, 0o600); err != nil {
+			return 0, err
+		}
 	}
 	cell := &cell{n: c.n, dir: dir, stream: s, result: make(chan int, 1)}
 	var readers []*os.File

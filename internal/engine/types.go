@@ -31,6 +31,8 @@ type Request struct {
 	Code    string
 	Network bool
 	Env     map[string]string
+	// Services are outside services that the code may call while it runs.
+	Services []ServiceRequest
 	// Persistent runs the code in the session's interpreter for the runner, whose variables live on between runs. Such
 	// runs wait for each other, for a time; then they are refused with session_busy.
 	Persistent bool
@@ -128,7 +130,7 @@ func (r Result) Success() bool {
 type FileLink struct {
 	workspace.File
 	Session string
-	URL     string // empty for a caller who has no such addresses
+	URL     string
 }
 
 // Artifact is a file with what is in it.
@@ -173,6 +175,10 @@ const (
 	CodeRunNotFound        Code = "run_not_found"
 	CodeRunElsewhere       Code = "run_elsewhere" // it goes on in another process
 	CodeInvalidTimeout     Code = "invalid_timeout"
+
+	CodeUnknownService      Code = "unknown_service"
+	CodeInvalidServices     Code = "invalid_services" // what a run asks of them
+	CodeServiceNotConnected Code = "service_not_connected"
 )
 
 // Error is a refusal that the caller can do something about, or that the operator can.
@@ -185,6 +191,9 @@ type Error struct {
 	// Of artifact_too_large: the file that is.
 	SizeBytes   int64
 	DownloadURL string
+
+	// Of service_not_connected: where the caller connects it.
+	ConnectURL string
 }
 
 func (e *Error) Error() string { return e.Message }

@@ -45,9 +45,12 @@ type Spec struct {
 	Workspace string // host directory that becomes /data, /mnt/data and /workspace
 	Mounts    []Mount
 	Network   bool
-	Forward   bool // 127.0.0.1:8099 inside leads to the server, as dial streams
+	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
 }
+
+// ForwardAddr is where a process inside reaches the server, if the Spec says Forward.
+const ForwardAddr = "127.0.0.1:8099"
 
 // Mount is a host path that appears read-only inside.
 type Mount struct {

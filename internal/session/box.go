@@ -30,6 +30,7 @@ type boxKey struct {
 // box is one sandbox of a session, from the moment its start is asked for until nothing is left of it.
 type box struct {
 	s       *Session
+	id      string // of the sandbox
 	key     boxKey
 	created time.Time
 
@@ -124,14 +125,14 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 			makeWay, gone = m.evictLocked(victim)
 			forgotten = append(forgotten, gone...)
 		}
-		b = &box{s: s, key: key, created: now,
+		spec := m.spec(s, r, network)
+		b = &box{s: s, id: spec.ID, key: key, created: now,
 			ready: make(chan struct{}), closing: make(chan struct{}), gone: make(chan struct{})}
 		if len(s.boxes) == 0 {
 			m.live++
 		}
 		s.boxes[key] = b
 		m.boxes[b] = struct{}{}
-		spec := m.spec(s, r, network)
 		m.wg.Go(func() { m.serve(b, spec, makeWay) })
 	}
 	b.runs++

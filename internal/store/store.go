@@ -1,7 +1,7 @@
 // Package store keeps what must outlive a process and be shared by several on one root: upload tickets, the record of
 // runs and, for a time, their results, in one SQLite file.
 //
-// It never sees code, environment or credentials. It knows rows, and nothing of what they are used for.
+// It never sees code or environment, and credentials only sealed. It knows rows, and nothing of what they are used for.
 package store
 
 import (
@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"modernc.org/sqlite"
@@ -28,7 +29,8 @@ const busyTimeout = 5 * time.Second
 
 // Store is an open database. It is safe for concurrent use, and any number of processes may have the same file open.
 type Store struct {
-	db *sql.DB
+	db       *sql.DB
+	prepared sync.Map // *sql.Stmt by its text, for what is asked often
 }
 
 // Ticket is the right to upload one file, once.
@@ -94,6 +96,22 @@ func makePrivate(path string) error {
 
 // Close closes the database.
 func (s *Store) Close() error { return s.db.Close() }
+
+// statement prepares a statement once.
+func (s *Store) statement(ctx context.Context, text string) (*sql.Stmt, error) {
+	if stmt, ok := s.prepared.Load(text); ok {
+		return stmt.(*sql.Stmt), nil
+	}
+	stmt, err := s.db.PrepareContext(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	if first, there := s.prepared.LoadOrStore(text, stmt); there {
+		stmt.Close()
+		return first.(*sql.Stmt), nil
+	}
+	return stmt, nil
+}
 
 func dsn(path string) string {
 	path = filepath.ToSlash(path)

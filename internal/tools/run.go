@@ -69,6 +69,7 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		Tool:      "run",
 	}
 	t.longWork(c.args, &req)
+	req.Services = c.args.services()
 	req.Session, req.Persistent = c.args.text("session")
 	if c.args.err != nil {
 		return nil, c.args.err

@@ -63,6 +63,7 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 		Tool:    "run_code",
 	}
 	t.longWork(c.args, &req)
+	req.Services = c.args.services()
 	if c.args.err != nil {
 		return nil, c.args.err
 	}

@@ -101,6 +101,7 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 		Tool:      "run_python",
 	}
 	t.longWork(c.args, &req)
+	req.Services = c.args.services()
 	if c.args.err != nil {
 		return nil, c.args.err
 	}

@@ -101,6 +101,8 @@ type Run struct {
 	// Interpreter, when set, names an interpreter that lives on: Code is its next cell. If there is none of
 	// that name, Argv starts it. Cells of one interpreter run one after the other.
 	Interpreter string `json:"interpreter,omitempty"`
+	// CellEnv are variables of that cell alone: the interpreter has them while it runs the cell, and not afterwards.
+	CellEnv map[string]string `json:"cell_env,omitempty"`
 }
 
 // RunLimits are the limits that the agent sets on the run's processes. Zero means none.
