@@ -89,10 +89,10 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		return nil, err
 	}
 	if res.Running {
-		return t.state(c.client, res, 0), nil
+		return c.detailed(t.state(c.client, res, 0), res), nil
 	}
 	log.Info("[MCP] run completed", "run_id", res.RunID)
-	return t.result(c.client, res), nil
+	return c.detailed(t.result(c.client, res), res), nil
 }
 
 // runResult is the plain output, what was shown, and a line of facts when there is something to say.

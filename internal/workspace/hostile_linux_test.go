@@ -74,6 +74,11 @@ func TestPlants(t *testing.T) {
 			if err := errors.Join(os.Remove(trap), tt.plant(trap)); err != nil {
 				t.Fatal(err)
 			}
+			for _, name := range []string{"trap/secret", "trap/files/innocent"} {
+				if err := w.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("removing %s: %v", name, err)
+				}
+			}
 			if err := w.Remove("trap"); err != nil {
 				t.Errorf("removing it: %v", err)
 			}
