@@ -20,10 +20,10 @@ export interface Span {
 export const plain: Style = Object.freeze({});
 
 // CSI sequences, OSC strings (titles, links) and two-character escapes; then control characters that show nothing.
-const escapes = /\x1b\[([0-9;:]*)([ -/]*[@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[PX^_][^\x1b]*(?:\x1b\\|$)|\x1b(?:[ -/]*[0-~])?|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f\x9b]/g;
+const escapes = /\x1b\[([0-?]*)([ -/]*[@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[PX^_][^\x1b]*(?:\x1b\\|$)|\x1b(?:[ -/]*[0-~])?|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f\x9b]/g;
 
 /** The end of text that may be the beginning of an escape sequence: it must wait for what follows. */
-const unfinished = /\x1b(?:\[[0-9;:]*[ -/]*|\][^\x07\x1b]{0,4096}|[ -/]*)?$/;
+const unfinished = /\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]{0,4096}|[ -/]*)?$/;
 
 /** Splits off an escape sequence that has not ended yet. */
 export function splitUnfinished(text: string): [whole: string, rest: string] {
@@ -46,7 +46,7 @@ export function parse(line: string, style: Style = plain): { spans: Span[]; end:
   for (const match of line.matchAll(escapes)) {
     push(line.slice(at, match.index));
     at = match.index + match[0].length;
-    if (match[2] === "m") style = apply(style, match[1] ?? "");
+    if (match[2] === "m" && /^[0-9;:]*$/.test(match[1]!)) style = apply(style, match[1]!);
   }
   push(line.slice(at));
   return { spans, end: style };

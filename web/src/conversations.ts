@@ -99,7 +99,7 @@ export class ConversationBar {
             },
           },
           h("span", { class: "title" }, id),
-          s?.live && h("span", { class: "live" }, "running"),
+          s?.live && h("span", { class: "live" }, "live"),
           h("span", { class: "about" }, s ? `${s.files} ${s.files === 1 ? "file" : "files"}, ${bytes(s.bytes)} · ${age(Date.parse(s.last_used), Date.now())}` : "used in this browser"),
         );
       }),

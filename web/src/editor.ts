@@ -91,6 +91,15 @@ export function createEditor(parent: HTMLElement, nonce: string, on: EditorEvent
           autocorrect: "off",
           spellcheck: "false",
         }),
+        EditorView.domEventHandlers({
+          // Typing over several lines: left to it, the browser merges them with style attributes, which the policy forbids.
+          beforeinput(event, view) {
+            if (event.inputType !== "insertText" || !event.data || event.isComposing || view.state.selection.main.empty) return false;
+            event.preventDefault();
+            view.dispatch(view.state.replaceSelection(event.data), { userEvent: "input.type", scrollIntoView: true });
+            return true;
+          },
+        }),
         EditorView.updateListener.of((update) => {
           if (update.docChanged) on.change(update.state.doc.toString());
         }),

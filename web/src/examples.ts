@@ -19,17 +19,18 @@ const python: Example[] = [
 import matplotlib.pyplot as plt
 
 t = np.linspace(0, 4 * np.pi, 600)
-fig, ax = plt.subplots(figsize=(8, 4.2))
-for k in range(1, 6):
-    ax.plot(t, np.sin(t * k / 2) * np.exp(-t / (4 + k)), lw=2, label=f"mode {k}")
-ax.set(title="Damped oscillations", xlabel="time", ylabel="amplitude")
-ax.grid(alpha=0.25)
-ax.legend(frameon=False, ncols=5, loc="lower right")
-fig.tight_layout()
-plt.show()
+fig, ax = plt.subplots(figsize=(8, 4.5))
 
-print("Five modes,", t.size, "points each.")
-`,
+for k in range(1, 6):
+    y = np.sin(t * k / 2) * np.exp(-t / (4 + k))
+    ax.plot(t, y, linewidth=2, label=f"mode {k}")
+    print(f"mode {k}: peak {y.max():.3f} at t = {t[y.argmax()]:.2f}")
+
+ax.set(title="Damped oscillations", xlabel="t")
+ax.spines[["top", "right"]].set_visible(False)
+ax.grid(alpha=0.2)
+ax.legend(frameon=False, ncols=5, loc="upper right")
+plt.show()`,
   },
   {
     name: "csv",
@@ -38,7 +39,7 @@ print("Five modes,", t.size, "points each.")
     code: `import numpy as np
 import pandas as pd
 
-# Files in /data belong to the conversation: upload your own, or make one.
+# Files in /data stay with the conversation.
 rng = np.random.default_rng(7)
 pd.DataFrame({
     "region": rng.choice(["north", "south", "east", "west"], 400),
@@ -47,16 +48,17 @@ pd.DataFrame({
 }).to_csv("/data/sales.csv", index=False)
 
 sales = pd.read_csv("/data/sales.csv")
-summary = sales.groupby("region").amount.agg(["count", "sum", "mean", "max"]).round(2)
+print(f"{len(sales)} sales, {sales.amount.sum():,.2f} in all")
+
+by_region = sales.groupby("region").amount
+summary = by_region.agg(["count", "sum", "mean", "max"]).round(2)
 summary.to_csv("/data/summary.csv")
-print(summary.to_string())
-summary
-`,
+summary`,
   },
   {
     name: "api",
     title: "Call an API",
-    about: "needs the network switch in Settings",
+    about: "turns network access on",
     network: true,
     code: `import requests
 
@@ -64,12 +66,11 @@ reply = requests.get("https://api.github.com/repos/python/cpython", timeout=10)
 reply.raise_for_status()
 repo = reply.json()
 print(repo["full_name"], "has", f"{repo['stargazers_count']:,}", "stars")
-print(repo["description"])
-`,
+print(repo["description"])`,
   },
   {
     name: "fail",
-    title: "Fail",
+    title: "A program that fails",
     about: "colours, standard error and a traceback",
     code: `import sys
 
@@ -81,8 +82,7 @@ def ratio(rows):
     return sum(rows) / len(rows)
 
 
-print("mean of nothing:", ratio([]))
-`,
+print("mean of nothing:", ratio([]))`,
   },
 ];
 
@@ -100,8 +100,7 @@ const svg = \`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 220">
   <polyline points="\${points.map((p) => p.map((n) => n.toFixed(1)).join(",")).join(" ")}" fill="none" stroke="#0f766e" stroke-width="3"/>
 </svg>\`;
 writeFileSync("/data/wave.svg", svg);
-console.log("wave.svg is in the files; click it for a preview.");
-`,
+console.log("wave.svg is in the files; click it for a preview.");`,
   },
   {
     name: "csv",
@@ -110,7 +109,7 @@ console.log("wave.svg is in the files; click it for a preview.");
     code: `import { readFileSync, writeFileSync } from "node:fs";
 import Papa from "papaparse";
 
-// Files in /data belong to the conversation: upload your own, or make one.
+// Files in /data stay with the conversation.
 const regions = ["north", "south", "east", "west"];
 const made = Array.from({ length: 400 }, (_, i) => ({ region: regions[(i * 7) % 4], amount: ((i * 37) % 211) + 20 }));
 writeFileSync("/data/sales.csv", Papa.unparse(made));
@@ -119,24 +118,22 @@ const sales = Papa.parse(readFileSync("/data/sales.csv", "utf8"), { header: true
 const totals = {};
 for (const { region, amount } of sales) totals[region] = (totals[region] ?? 0) + amount;
 console.table(totals);
-writeFileSync("/data/totals.json", JSON.stringify(totals, null, 2));
-`,
+writeFileSync("/data/totals.json", JSON.stringify(totals, null, 2));`,
   },
   {
     name: "api",
     title: "Call an API",
-    about: "needs the network switch in Settings",
+    about: "turns network access on",
     network: true,
     code: `const reply = await fetch("https://api.github.com/repos/nodejs/node");
 if (!reply.ok) throw new Error(\`the API answered \${reply.status}\`);
 const repo = await reply.json();
 console.log(\`\${repo.full_name} has \${repo.stargazers_count.toLocaleString("en")} stars\`);
-console.log(repo.description);
-`,
+console.log(repo.description);`,
   },
   {
     name: "fail",
-    title: "Fail",
+    title: "A program that fails",
     about: "colours, standard error and a stack trace",
     code: `console.log("\\x1b[32m✓\\x1b[0m step one went well");
 console.error("\\x1b[33m!\\x1b[0m step two has \\x1b[1mdoubts\\x1b[0m");
@@ -145,8 +142,7 @@ function first(rows) {
   return rows[0].name.toUpperCase();
 }
 
-console.log("first of nothing:", first([]));
-`,
+console.log("first of nothing:", first([]));`,
   },
 ];
 
@@ -162,7 +158,7 @@ interface Sale {
   amount: number;
 }
 
-// Files in /data belong to the conversation: upload your own, or make one.
+// Files in /data stay with the conversation.
 const regions = ["north", "south", "east", "west"];
 const made: Sale[] = Array.from({ length: 400 }, (_, i) => ({ region: regions[(i * 7) % 4]!, amount: ((i * 37) % 211) + 20 }));
 writeFileSync("/data/sales.csv", Papa.unparse(made));
@@ -171,8 +167,7 @@ const sales = Papa.parse<Sale>(readFileSync("/data/sales.csv", "utf8"), { header
 const totals: Record<string, number> = {};
 for (const { region, amount } of sales) totals[region] = (totals[region] ?? 0) + amount;
 console.table(totals);
-writeFileSync("/data/totals.json", JSON.stringify(totals, null, 2));
-`,
+writeFileSync("/data/totals.json", JSON.stringify(totals, null, 2));`,
   },
   {
     ...javascript[2]!,
@@ -186,8 +181,7 @@ const reply = await fetch("https://api.github.com/repos/microsoft/TypeScript");
 if (!reply.ok) throw new Error(\`the API answered \${reply.status}\`);
 const repo = (await reply.json()) as Repository;
 console.log(\`\${repo.full_name} has \${repo.stargazers_count.toLocaleString("en")} stars\`);
-console.log(repo.description);
-`,
+console.log(repo.description);`,
   },
   {
     ...javascript[3]!,
@@ -202,8 +196,7 @@ function first(rows: Row[]): string {
   return rows[0]!.name.toUpperCase();
 }
 
-console.log("first of nothing:", first([]));
-`,
+console.log("first of nothing:", first([]));`,
   },
 ];
 
@@ -217,14 +210,13 @@ const shell: Example[] = [
   printf '█%.0s' $(seq "$n")
   printf '\\e[0m %d\\n' "$n"
   sleep 0.1
-done
-`,
+done`,
   },
   {
     name: "csv",
     title: "Analyse a CSV",
     about: "awk and sort; writes a file",
-    code: `# Files in /data belong to the conversation: upload your own, or make one.
+    code: `# Files in /data stay with the conversation.
 awk 'BEGIN {
   srand(7); split("north south east west", r, " ")
   print "region,amount"
@@ -232,27 +224,24 @@ awk 'BEGIN {
 }' > /data/sales.csv
 
 awk -F, 'NR > 1 { n[$1]++; sum[$1] += $2 }
-  END { for (k in n) printf "%-6s %4d sales %10.2f\\n", k, n[k], sum[k] }' /data/sales.csv | sort
-`,
+  END { for (k in n) printf "%-6s %4d sales %10.2f\\n", k, n[k], sum[k] }' /data/sales.csv | sort`,
   },
   {
     name: "api",
     title: "Call an API",
-    about: "needs the network switch in Settings",
+    about: "turns network access on",
     network: true,
     code: `curl --fail --silent --show-error https://api.github.com/zen
-echo
-`,
+echo`,
   },
   {
     name: "fail",
-    title: "Fail",
+    title: "A program that fails",
     about: "standard error and an exit code",
     code: `set -euo pipefail
 echo -e '\\e[32m✓\\e[0m step one went well'
 echo 'step two has doubts' >&2
-grep -q needle /dev/null || { echo 'no needle in the haystack' >&2; exit 3; }
-`,
+grep -q needle /dev/null || { echo 'no needle in the haystack' >&2; exit 3; }`,
   },
 ];
 

@@ -3,13 +3,14 @@ import { byId, h } from "./dom.ts";
 import { CallError, type Client } from "./mcp.ts";
 import { key } from "./store.ts";
 
-/** Takes a key from the address (#token=…), and takes it out of the address bar. */
-export function keyFromAddress(): void {
+/** Takes a key from the address (#token=…), and takes it out of the address bar. Reports whether there was one. */
+export function keyFromAddress(): boolean {
   const params = new URLSearchParams(location.hash.slice(1));
   const token = params.get("token");
-  if (token === null) return;
+  if (token === null) return false;
   history.replaceState(null, "", location.pathname + location.search);
   if (token !== "") key.set(token, key.remembered());
+  return token !== "";
 }
 
 export class KeyDialog {
@@ -58,6 +59,10 @@ export class KeyDialog {
     dialog.showModal();
     input.focus();
     if (problem) this.#say(problem);
+  }
+
+  close(): void {
+    this.#dialog?.close();
   }
 
   #say(problem: string): void {

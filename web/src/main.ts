@@ -122,9 +122,10 @@ function describeLanguage(): void {
   const line = byId("libraries");
   line.textContent = parts.join(" · ");
   line.title = parts.join(" · ");
-  const canKeep = tools.has("run") && runner?.persistent !== false;
-  const canForget = tools.has("run_code");
-  keep.disabled = tools.size > 0 && !(canKeep && canForget);
+  const unknown = tools.size === 0; // before the server has answered
+  const canKeep = unknown || (tools.has("run") && runner?.persistent !== false);
+  const canForget = unknown || tools.has("run_code");
+  keep.disabled = !(canKeep && canForget);
   keep.checked = canKeep && (!canForget || (preferences.get().keep ?? true));
 }
 
@@ -315,7 +316,8 @@ addEventListener("keydown", (event) => {
   }
 });
 addEventListener("hashchange", () => {
-  keyFromAddress();
+  if (!keyFromAddress()) return;
+  keyDialog.close();
   connection.reconnect();
 });
 addEventListener("pagehide", saveNow);
@@ -332,6 +334,7 @@ const examples = createMenu(byId<HTMLButtonElement>("examples-open"), exampleLis
           type: "button", role: "menuitem", tabindex: -1, "data-testid": "example-item", "data-example": example.name,
           onclick: () => {
             examples.close();
+            if (example.network) settings.network = true;
             setCode(example.code);
           },
         },

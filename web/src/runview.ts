@@ -4,7 +4,7 @@ import { bytes, causeText, duration } from "./format.ts";
 import type { Stream } from "./lines.ts";
 import { LogView, tableOf } from "./logview.ts";
 import { CallError, textOf, type ToolResult } from "./mcp.ts";
-import { frameDocument } from "./sanitize.ts";
+import { frameDocument } from "./html.ts";
 import { blocks } from "./tables.ts";
 
 export type State = "idle" | "running" | "ok" | "failed" | "stopped" | "error";
@@ -91,7 +91,7 @@ export class RunView {
     for (const display of details.displays ?? []) this.#display(display.mime_type, display.text);
     if (this.#isEmpty() && !details.cause) this.#notice("No output.", "");
     if (details.state) this.#notice(sentence(details.state), "");
-    if (details.hint) this.#notice(details.hint, details.cause || details.exit_code !== 0 ? "bad" : "");
+    if (details.hint && details.cause !== "cancelled") this.#notice(details.hint, details.cause || details.exit_code !== 0 ? "bad" : "");
     this.elapsed = details.duration_ms || elapsed;
     this.status = statusOf(details);
   }

@@ -1,7 +1,7 @@
 // What goes with every run: environment variables, network, time limit, services.
 import { byId, closeOnBackdrop, h, iconButton } from "./dom.ts";
 import type { Client } from "./mcp.ts";
-import { environment, key, preferences } from "./store.ts";
+import { environment, key, runSettings } from "./store.ts";
 
 export interface Limits {
   maxTimeout: number | undefined; // seconds
@@ -37,17 +37,17 @@ export class Settings {
   }
 
   get network(): boolean {
-    return preferences.get().network ?? false;
+    return runSettings.get().network ?? false;
   }
 
   set network(value: boolean) {
-    preferences.set({ network: value });
+    runSettings.set({ network: value });
     this.#note();
   }
 
   /** Seconds, undefined for the server's own limit. */
   get timeout(): number | undefined {
-    const t = preferences.get().timeout;
+    const t = runSettings.get().timeout;
     if (t === undefined || t < 1) return undefined;
     return this.limits.maxTimeout ? Math.min(t, this.limits.maxTimeout) : t;
   }
@@ -89,7 +89,7 @@ export class Settings {
     const timeout = h("input", {
       id: "timeout-input", class: "field", type: "number", min: 1, max: this.limits.maxTimeout ?? null, step: 1, value: this.timeout ?? "", placeholder: "default", "data-testid": "timeout-input", "aria-describedby": "timeout-about",
       oninput: () => {
-        preferences.set({ timeout: timeout.value === "" ? 0 : Number(timeout.value) });
+        runSettings.set({ timeout: timeout.value === "" ? 0 : Number(timeout.value) });
         this.#note();
       },
     });

@@ -55,11 +55,15 @@ export const environment = {
   set: (vars: [string, string][]): void => write(tab, "environment", vars),
 };
 
+/** What else goes with runs, until the tab is closed. */
+export const runSettings = {
+  get: (): { network?: boolean; timeout?: number } => read(tab, "settings", {}),
+  set: (change: { network?: boolean; timeout?: number }): void => write(tab, "settings", { ...runSettings.get(), ...change }),
+};
+
 export interface Preferences {
   language?: string;
   keep?: boolean;
-  network?: boolean;
-  timeout?: number;
 }
 
 export const preferences = {
