@@ -110,8 +110,7 @@ export function ask(question: string, detail: string, yes: string): Promise<bool
       h(
         "form",
         { method: "dialog" },
-        h("h2", { id: "ask-title" }, question),
-        h("p", { class: "muted" }, detail),
+        h("div", {}, h("h2", { id: "ask-title" }, question), h("p", { class: "muted" }, detail)),
         h("div", { class: "actions" }, h("button", { type: "submit", class: "button", value: "no" }, "Cancel"), confirm),
       ),
     );

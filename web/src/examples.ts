@@ -26,7 +26,7 @@ for k in range(1, 6):
     ax.plot(t, y, linewidth=2, label=f"mode {k}")
     print(f"mode {k}: peak {y.max():.3f} at t = {t[y.argmax()]:.2f}")
 
-ax.set(title="Damped oscillations", xlabel="t")
+ax.set(title="Damped oscillations", xlabel="t", ylim=(-1, 1.3))
 ax.spines[["top", "right"]].set_visible(False)
 ax.grid(alpha=0.2)
 ax.legend(frameon=False, ncols=5, loc="upper right")

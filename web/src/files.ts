@@ -199,7 +199,7 @@ function put(address: string, body: Blob, progress: (part: number) => void): Pro
     request.open("PUT", address);
     request.upload.onprogress = (event) => event.total > 0 && progress(event.loaded / event.total);
     request.onload = () => (request.status < 300 ? resolve() : reject(new CallError("refused", request.responseText.trim() || `The server answered ${request.status}.`)));
-    request.onerror = () => reject(new CallError("offline", "The connection was lost."));
+    request.onerror = () => reject(new CallError("offline", "The connection was lost. The file may be larger than the server takes."));
     request.send(body);
   });
 }

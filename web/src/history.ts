@@ -30,19 +30,19 @@ export class HistoryPane {
     this.#render();
   }
 
-  nextId(): number {
-    return (this.#cells.at(-1)?.id ?? 0) + 1;
-  }
-
-  /** Adds a run. It may be of a conversation that is no longer shown. */
-  add(conversation: string, cell: Cell): void {
-    if (conversation !== this.#conversation) {
-      cells.set(conversation, [...cells.get(conversation), cell]);
-      return;
+  /** Adds a run and gives it a number. Its conversation may be one that is no longer shown. */
+  add(conversation: string, run: Omit<Cell, "id">): Cell {
+    const here = conversation === this.#conversation;
+    const earlier = here ? this.#cells : cells.get(conversation);
+    const cell = { id: (earlier.at(-1)?.id ?? 0) + 1, ...run };
+    if (here) {
+      this.#cells = [...earlier, cell];
+      this.#current = cell.id;
+      this.#save();
+    } else {
+      cells.set(conversation, [...earlier, cell]);
     }
-    this.#cells = [...this.#cells, cell];
-    this.#current = cell.id;
-    this.#save();
+    return cell;
   }
 
   mark(id: number): void {

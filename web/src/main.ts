@@ -65,14 +65,16 @@ const blank = [...output.childNodes];
 const languages = byId<HTMLSelectElement>("language-select");
 const keep = byId<HTMLInputElement>("persist-switch");
 
+let unsaved: (() => void) | undefined;
 let saving: ReturnType<typeof setTimeout> | undefined;
 const editor = createEditor(byId("editor"), nonce, {
   run: () => void run(),
   stop,
   change(text) {
-    clearTimeout(saving);
     const [id, name] = [conversation.id, language];
-    saving = setTimeout(() => code.set(id, name, text), 300);
+    unsaved = () => code.set(id, name, text);
+    clearTimeout(saving);
+    saving = setTimeout(saveNow, 300);
   },
 });
 
@@ -140,11 +142,12 @@ function selectLanguage(name: string): void {
 
 function saveNow(): void {
   clearTimeout(saving);
-  if (editor.code !== examplesFor(language)[0]?.code) code.set(conversation.id, language, editor.code);
+  unsaved?.();
+  unsaved = undefined;
 }
 
 function openConversation(id: string): void {
-  clearTimeout(saving);
+  saveNow();
   editor.load(code.get(id, language) ?? examplesFor(language)[0]?.code ?? "", language);
   cells.load(id);
   files.clear();
@@ -196,9 +199,7 @@ async function run(cell?: Cell): Promise<void> {
     running = undefined;
     showRunning(false);
   }
-  const done: Cell = { id: 0, ...what, at: Date.now(), outcome: outcomeOf(view.status), duration: view.elapsed };
-  done.id = cells.nextId();
-  cells.add(id, done);
+  const done = cells.add(id, { ...what, at: Date.now(), outcome: outcomeOf(view.status), duration: view.elapsed });
   remember(id, done, view);
   if (shown === view) showStatus(view.status, view.elapsed);
   announce(`${view.status.title}, ${[...view.status.facts, lineCount(view)].join(", ")}.`);
@@ -291,6 +292,7 @@ function editCell(cell: Cell): void {
 }
 
 function setCode(text: string): void {
+  saveNow();
   editor.load(text, language);
   code.set(conversation.id, language, text);
   editor.focus();
@@ -343,7 +345,7 @@ const examples = createMenu(byId<HTMLButtonElement>("examples-open"), exampleLis
       ),
     ),
   );
-  if (all.length === 0) exampleList.append(h("p", { class: "hint" }, "There are no examples for this language."));
+  if (all.length === 0) exampleList.append(h("div", { role: "menuitem", "aria-disabled": "true", tabindex: -1, class: "hint" }, "There are no examples for this language."));
 });
 
 languages.replaceChildren(h("option", { value: language }, titles[language] ?? language));

@@ -65,7 +65,7 @@ async function contentOf(f: Entry, kind: Kind, signal: AbortSignal, blobURL: (b:
       return [image];
     }
     const open = h("p", { class: "hint" }, h("a", { href: url, target: "_blank", rel: "noopener" }, "Open in a new tab"));
-    return navigator.pdfViewerEnabled ? [h("iframe", { src: url, title: f.name }), open] : [open];
+    return navigator.pdfViewerEnabled ? [h("iframe", { src: `${url}#navpanes=0&view=FitH`, title: f.name }), open] : [open];
   }
   const text = await start(await get(f.url, signal));
   if (text === undefined) return cannot("There is no preview for this kind of file. Download it instead.");

@@ -24,11 +24,17 @@ function read<T>(storage: () => Storage, key: string, otherwise: T): T {
 }
 
 function write(storage: () => Storage, key: string, value: unknown): void {
-  try {
-    if (value === undefined) storage().removeItem(prefix + key);
-    else storage().setItem(prefix + key, JSON.stringify(value));
-  } catch {
-    // full, or forbidden
+  for (let tries = 0; tries < recentSessions; tries++) {
+    try {
+      if (value === undefined) storage().removeItem(prefix + key);
+      else storage().setItem(prefix + key, JSON.stringify(value));
+      return;
+    } catch {
+      // Full, or forbidden. What was kept of the conversation that was used longest ago makes way.
+      const oldest = conversations.recent().findLast((id) => read(device, `code:${id}`, null) ?? read(device, `cells:${id}`, null));
+      if (oldest === undefined || key.endsWith(`:${oldest}`)) return;
+      forget(oldest);
+    }
   }
 }
 
