@@ -238,10 +238,9 @@ echo`,
     name: "fail",
     title: "A program that fails",
     about: "standard error and an exit code",
-    code: `set -euo pipefail
-echo -e '\\e[32m✓\\e[0m step one went well'
+    code: `echo -e '\\e[32m✓\\e[0m step one went well'
 echo 'step two has doubts' >&2
-grep -q needle /dev/null || { echo 'no needle in the haystack' >&2; exit 3; }`,
+ls -l /data/no-such-file`,
   },
 ];
 

@@ -119,8 +119,7 @@ function rowOf(line: Line): HTMLElement {
 }
 
 function fill(row: HTMLElement, line: Line): void {
-  const spans = spansOf(line);
-  row.replaceChildren(...(spans.length === 0 ? ["\u200b"] : spans.map(nodeOf)));
+  row.replaceChildren(...spansOf(line).map(nodeOf));
 }
 
 function nodeOf(span: Span): Node {

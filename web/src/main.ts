@@ -96,6 +96,7 @@ async function refresh(): Promise<void> {
     settings.limits = {
       maxTimeout: (tools.get("run") ?? tools.get("run_code"))?.inputSchema.properties?.["timeout_seconds"]?.maximum,
       services: tools.has("list_services"),
+      keptEnvironment: tools.get("run")?.inputSchema.properties?.["environment"] !== undefined,
     };
     if (!tools.has("run") && !tools.has("run_code")) showBanner("error", "This server offers neither of the tools run and run_code (SANDBOX_TOOLS), so nothing can be run from this page.");
     if (tools.has("list_runners")) runners = (await client.json<{ languages: Runner[] }>("list_runners", {})).languages;
@@ -208,12 +209,14 @@ async function run(cell?: Cell): Promise<void> {
 
 function callOf(what: { code: string; language: string; keep: boolean }, id: string): [tool: string, args: object] {
   const common = { code: what.code, network: settings.network, ...(settings.timeout ? { timeout_seconds: settings.timeout } : {}) };
-  const env = settings.environment;
-  if (what.keep && tools.has("run")) {
-    const takesEnv = tools.get("run")?.inputSchema.properties?.["environment"] !== undefined;
-    return ["run", { ...common, env: what.language, session: id, ...(takesEnv && Object.keys(env).length > 0 ? { environment: env } : {}) }];
-  }
-  return ["run_code", { ...common, conversationId: id, language: what.language, environment: env }];
+  const tool = what.keep && tools.has("run") ? "run" : "run_code";
+  const known = tools.get(tool)?.inputSchema.properties;
+  const optional = {
+    ...(known?.["environment"] ? { environment: settings.environment } : {}),
+    ...(known?.["services"] && settings.services.length > 0 ? { services: settings.services.map((name) => ({ name })) } : {}),
+  };
+  if (tool === "run") return [tool, { ...common, ...optional, env: what.language, session: id }];
+  return [tool, { ...common, ...optional, conversationId: id, language: what.language }];
 }
 
 /** Ends the run that is going; reports whether there was one. */

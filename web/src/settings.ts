@@ -6,6 +6,7 @@ import { environment, key, runSettings } from "./store.ts";
 export interface Limits {
   maxTimeout: number | undefined; // seconds
   services: boolean; // the server has a list of them
+  keptEnvironment: boolean; // interpreters that keep variables take environment variables, too
 }
 
 interface Service {
@@ -21,7 +22,7 @@ interface Events {
 }
 
 export class Settings {
-  limits: Limits = { maxTimeout: undefined, services: false };
+  limits: Limits = { maxTimeout: undefined, services: false, keptEnvironment: true };
 
   constructor(
     private readonly client: Client,
@@ -52,9 +53,14 @@ export class Settings {
     return this.limits.maxTimeout ? Math.min(t, this.limits.maxTimeout) : t;
   }
 
+  /** Names of the services that runs may call. */
+  get services(): string[] {
+    return this.limits.services ? (runSettings.get().services ?? []) : [];
+  }
+
   /** On the button: how many settings differ from the usual. */
   #note(): void {
-    const n = Object.keys(this.environment).length + Number(this.network) + Number(this.timeout !== undefined);
+    const n = Object.keys(this.environment).length + Number(this.network) + Number(this.timeout !== undefined) + this.services.length;
     const note = byId("settings-note");
     note.hidden = n === 0;
     note.textContent = String(n);
@@ -119,7 +125,7 @@ export class Settings {
         "section",
         {},
         h("h3", { class: "legend" }, "Environment variables"),
-        h("p", { class: "muted" }, "Kept in this tab only. An interpreter that keeps variables gets them when it starts."),
+        h("p", { class: "muted" }, this.limits.keptEnvironment ? "Kept in this tab only." : "Kept in this tab only. Runs that keep variables do not get them."),
         rows,
         h("button", { type: "button", class: "button", "data-testid": "env-add", onclick: () => add().focus() }, "Add a variable"),
       ),
@@ -153,24 +159,37 @@ export class Settings {
     try {
       const { services } = await this.client.json<{ services: Service[] }>("list_services", {});
       if (services.length === 0) return;
-      section.replaceChildren(h("h3", { class: "legend" }, "Services"), ...services.map(serviceRow));
+      // One that is no longer connected would have every run refused.
+      this.#use((name) => services.some((s) => s.name === name && s.connected));
+      section.replaceChildren(
+        h("h3", { class: "legend" }, "Services"),
+        h("p", { class: "muted" }, "The code may call those that are on, with your credentials, which it never sees."),
+        ...services.map((s) => this.#service(s)),
+      );
       section.hidden = false;
     } catch (err) {
       this.on.trouble(err);
     }
   }
-}
 
-function serviceRow(s: Service): HTMLElement {
-  return h(
-    "div",
-    { class: "service", "data-state": s.connected ? "ok" : "idle" },
-    h("span", { class: "dot", "aria-hidden": "true" }),
-    h("span", { class: "name" }, s.display_name || s.name),
-    s.connected
-      ? h("span", { class: "muted" }, "Connected")
-      : s.connect_url && /^https?:$/.test(new URL(s.connect_url, location.href).protocol)
-        ? h("a", { class: "button", href: s.connect_url, target: "_blank", rel: "noopener" }, "Connect")
-        : h("span", { class: "muted" }, "Not connected"),
-  );
+  #use(keep: (name: string) => boolean, more: string[] = []): void {
+    runSettings.set({ services: [...new Set([...this.services, ...more])].filter(keep) });
+    this.#note();
+  }
+
+  #service(s: Service): HTMLElement {
+    const title = s.display_name || s.name;
+    if (!s.connected) {
+      const address = s.connect_url && /^https?:$/.test(new URL(s.connect_url, location.href).protocol) ? s.connect_url : undefined;
+      return h(
+        "div",
+        { class: "service", "data-testid": "service", "data-connected": "false" },
+        h("span", { class: "name" }, title),
+        address ? h("a", { class: "button", href: address, target: "_blank", rel: "noopener", "aria-label": `Connect ${title}` }, "Connect") : h("span", { class: "muted" }, "Not connected"),
+      );
+    }
+    const on = h("input", { type: "checkbox", role: "switch", onchange: () => (on.checked ? this.#use(() => true, [s.name]) : this.#use((name) => name !== s.name)) });
+    on.checked = this.services.includes(s.name);
+    return h("label", { class: "switch service", "data-testid": "service", "data-connected": "true" }, title, on, h("span", { class: "track", "aria-hidden": "true" }));
+  }
 }

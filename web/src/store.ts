@@ -62,9 +62,15 @@ export const environment = {
 };
 
 /** What else goes with runs, until the tab is closed. */
+export interface RunSettings {
+  network?: boolean;
+  timeout?: number; // seconds
+  services?: string[];
+}
+
 export const runSettings = {
-  get: (): { network?: boolean; timeout?: number } => read(tab, "settings", {}),
-  set: (change: { network?: boolean; timeout?: number }): void => write(tab, "settings", { ...runSettings.get(), ...change }),
+  get: (): RunSettings => read(tab, "settings", {}),
+  set: (change: RunSettings): void => write(tab, "settings", { ...runSettings.get(), ...change }),
 };
 
 export interface Preferences {
