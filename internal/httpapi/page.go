@@ -29,7 +29,7 @@ const (
 // pagePolicy keeps what shares a page with the API token to what we wrote. Scripts and styles need the nonce and not just this
 // origin: files that code made are of this origin, too. Frames are for previews, which bring no script of theirs to run.
 const pagePolicy = "default-src 'none'; script-src 'nonce-%[1]s'; style-src 'nonce-%[1]s'; img-src 'self' blob: data:; font-src 'self'; " +
-	"connect-src 'self'; frame-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+	"connect-src 'self'; frame-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 // assetPolicy is for an asset that somebody opens by itself.
 const assetPolicy = "default-src 'none'; frame-ancestors 'none'"
