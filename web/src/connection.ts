@@ -53,6 +53,7 @@ export class Connection {
     for (;;) {
       this.#stop = new AbortController();
       if (document.hidden || !this.hasKey()) {
+        lost = true; // much may happen before somebody looks again
         await this.#sleep(Infinity);
         continue;
       }
@@ -67,7 +68,8 @@ export class Connection {
         lost = true; // the stream has ended: the server goes, or a proxy cut it
         await this.#sleep(200);
       } catch (err) {
-        if (!(err instanceof CallError) || err.trouble === "aborted") continue;
+        if (!(err instanceof CallError)) throw err;
+        if (err.trouble === "aborted") continue;
         if (err.trouble === "key") {
           lost = true;
           this.on.keyRefused();

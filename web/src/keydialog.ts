@@ -9,7 +9,7 @@ export function keyFromAddress(): boolean {
   const token = params.get("token");
   if (token === null) return false;
   history.replaceState(null, "", location.pathname + location.search);
-  if (token !== "") key.set(token, key.remembered());
+  if (token !== "") key.setForTab(token);
   return token !== "";
 }
 

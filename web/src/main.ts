@@ -47,7 +47,7 @@ const client = new Client(key.get);
 const keyDialog = new KeyDialog((token) => new Client(() => token), () => connection.reconnect());
 const connection = new Connection(client, () => key.get() !== "", {
   online: () => void refresh(),
-  keyRefused: () => keyDialog.open("The server does not accept this key."),
+  keyRefused,
 });
 const settings = new Settings(client, {
   trouble,
@@ -80,9 +80,14 @@ const editor = createEditor(byId("editor"), nonce, {
 
 // What went wrong, told where it can be seen.
 
+function keyRefused(): void {
+  if (key.fallBack()) connection.reconnect();
+  else keyDialog.open("The server does not accept this key.");
+}
+
 function trouble(err: unknown): void {
   if (!(err instanceof CallError)) throw err;
-  if (err.trouble === "key") keyDialog.open("The server does not accept this key.");
+  if (err.trouble === "key") keyRefused();
   else if (err.trouble === "offline") connection.reconnect();
   else if (err.trouble === "busy") showBanner("busy", err.message);
   else if (err.trouble === "refused") showBanner("error", err.message);
@@ -189,8 +194,8 @@ async function run(cell?: Cell): Promise<void> {
       },
     });
     view.finish(result, performance.now() - started);
-  } catch (err) {
-    if (!(err instanceof CallError)) throw err;
+  } catch (caught) {
+    const err = caught instanceof CallError ? caught : new CallError("refused", String(caught));
     view.elapsed = performance.now() - started;
     view.fail(err);
     if (err.trouble === "key" || err.trouble === "offline") trouble(err);

@@ -85,9 +85,8 @@ export class Client {
   async presence(signal: AbortSignal, connected: () => void): Promise<void> {
     const response = await this.#fetch(`${endpoint}/events`, { signal, headers: { Accept: "text/event-stream" } });
     connected();
-    const reader = response.body!.getReader();
     try {
-      while (!(await reader.read()).done);
+      await response.body?.pipeTo(new WritableStream()); // of which nothing is of interest but its end
     } catch {
       // cut off; the caller tries again
     }
@@ -102,7 +101,7 @@ export class Client {
       signal: options.signal ?? null,
     });
     if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) {
-      return answer((await response.json()) as Message);
+      return answer((await response.json().catch(() => ({ error: { message: "The server's answer cannot be understood." } }))) as Message);
     }
     const parse = eventParser();
     const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
@@ -119,7 +118,7 @@ export class Client {
     } catch (err) {
       if (err instanceof CallError) throw err;
       if (options.signal?.aborted) throw new CallError("aborted", "Stopped.");
-      if (!(err instanceof TypeError)) throw err;
+      if (err instanceof SyntaxError) throw new CallError("refused", "The server's answer cannot be understood.");
     }
     throw new CallError("offline", "The connection was lost before the answer came.");
   }

@@ -45,6 +45,14 @@ const device = () => localStorage;
 export const key = {
   get: (): string => read(tab, "key", "") || read(device, "key", ""),
   remembered: (): boolean => read(device, "key", "") !== "",
+  /** For this tab; what the device remembers stays. */
+  setForTab: (value: string): void => write(tab, "key", value),
+  /** Gives up the tab's key for the device's, and reports whether there is one. */
+  fallBack(): boolean {
+    const had = read(tab, "key", "") !== "" && key.remembered();
+    if (had) write(tab, "key", undefined);
+    return had;
+  },
   set(value: string, remember: boolean): void {
     write(tab, "key", remember ? undefined : value);
     write(device, "key", remember ? value : undefined);
