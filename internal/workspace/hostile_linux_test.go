@@ -264,6 +264,10 @@ func TestHiddenDirectories(t *testing.T) {
 			t.Error(err)
 		}
 		hide()
+		if err := w.Remove("a/b/c/d"); err != nil {
+			t.Error(err)
+		}
+		hide()
 		if again, err := Open(dir, asIs); err != nil {
 			t.Error(err)
 		} else {
