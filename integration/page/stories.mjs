@@ -249,8 +249,8 @@ const stories = {
       await v.page.goto(config.url);
       await v.at("key-dialog").waitFor();
       await v.accessible(`${theme}: asking for the key`);
-      await v.open(`look-${theme}`); // the address with the key, pasted into the same tab
-      await v.upload("sales.csv", "region,amount\nnorth,120\nsouth,80\n");
+      await v.open("look"); // the address with the key, pasted into the same tab
+      await v.upload(`sales-${theme}.csv`, "region,amount\nnorth,120\nsouth,80\n");
       await v.runToEnd("python", `import sys\nprint("\\x1b[32mok\\x1b[0m \\x1b[31;1mred\\x1b[0m \\x1b[33myellow\\x1b[34m blue\\x1b[0m")\nprint("a warning", file=sys.stderr)\n${plot}`, { keep: true });
       await v.at("output-image").waitFor();
       await v.screenshot(theme);
@@ -263,7 +263,7 @@ const stories = {
         await v.page.keyboard.press("Escape");
         await v.at(dialog).waitFor({ state: "hidden" });
       }
-      await v.row("sales.csv").getByTestId("file-preview").click();
+      await v.row(`sales-${theme}.csv`).getByTestId("file-preview").click();
       await v.at("preview-body").getByRole("cell", { name: "120" }).waitFor();
       await v.accessible(`${theme}: a preview`);
       await v.at("preview-close").click();
@@ -278,8 +278,14 @@ const stories = {
 
   async "on a phone"(browser) {
     const v = await Visitor.arrive(browser, { viewport: { width: 360, height: 740 }, hasTouch: true, isMobile: true, deviceScaleFactor: 2, axe: true });
-    await v.open("phone");
+    await v.open("look"); // where matplotlib has been imported already
     await v.noSidewaysScroll("empty");
+    for (const menu of ["session-menu", "examples-open"]) {
+      await v.at(menu).click();
+      await v.page.locator("[role=menu]:visible").waitFor();
+      await v.noSidewaysScroll(menu);
+      await v.page.keyboard.press("Escape");
+    }
     await v.upload(`a-file-with-a-very-long-name-${"x".repeat(120)}.csv`, "a,b\n1,2\n");
     await v.runToEnd("python", `print("wide " * 200)\n${plot}`, { keep: true });
     await v.at("output-image").waitFor();
