@@ -1,6 +1,6 @@
 // The conversation's files: list, upload, download, delete.
 import { announce, ask, byId, h, icon, iconButton } from "./dom.ts";
-import { age, bytes, kindOf } from "./format.ts";
+import { age, bytes, kindName, kindOf } from "./format.ts";
 import { CallError, type Client } from "./mcp.ts";
 import { preview } from "./preview.ts";
 
@@ -94,6 +94,7 @@ export class FilesPane {
       { type: "button", class: "row-main", title: f.name, "data-testid": "file-preview", onclick: () => void preview(f) },
       icon(kindOf(f.name, f.mime)),
       h("span", { class: "row-title" }, f.name),
+      h("span", { class: "visually-hidden" }, kindName(f.name)), // what the icon tells
       h("span", { class: "row-sub" }, subtitle(f)),
     );
     return h(

@@ -47,6 +47,11 @@ export function causeText(cause: string): string {
 /** What a file is, for its icon and its preview. */
 export type Kind = "image" | "table" | "pdf" | "text" | "archive" | "other";
 
+/** The kind in a word: most people know files by their extension. */
+export function kindName(name: string): string {
+  return /\.([a-z0-9]{1,5})$/i.exec(name)?.[1]?.toUpperCase() ?? "file";
+}
+
 export function kindOf(name: string, mime: string): Kind {
   const ext = /\.([a-z0-9]+)$/i.exec(name)?.[1]?.toLowerCase() ?? "";
   if (/^image\/(png|jpeg|gif|webp|svg\+xml|avif|bmp)$/.test(mime) || ["png", "jpg", "jpeg", "gif", "webp", "svg", "avif", "bmp"].includes(ext)) return "image";

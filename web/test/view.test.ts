@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { age, bytes, duration, kindOf } from "../src/format.ts";
+import { age, bytes, duration, kindName, kindOf } from "../src/format.ts";
 import { tallest, windowOf } from "../src/virtual.ts";
 
 test("the window of a list", () => {
@@ -47,6 +47,8 @@ for (const [got, want] of [
   [kindOf("x.html", "text/html"), "text"],
   [kindOf("x.pdf", "application/pdf"), "pdf"],
   [kindOf("x.bin", "application/octet-stream"), "other"],
+  [kindName("a.b/x.csv"), "CSV"],
+  [kindName("a.b/Makefile"), "file"],
 ] as const) {
   test(`${want}`, () => assert.equal(got, want));
 }
