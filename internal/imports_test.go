@@ -12,7 +12,7 @@ import (
 // layers lists this module's packages from the bottom up. A package may import those of lower layers only,
 // never one of its own.
 var layers = [][]string{
-	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "runners"},
+	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "runners", "web"},
 	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor"},
 	{"internal/backend/jail", "internal/backend/wrapper"},
 	{"internal/executiontoken", "internal/credential"},

@@ -18,6 +18,7 @@ import (
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
 	"mcp-code-sandbox/internal/tools"
+	"mcp-code-sandbox/web"
 )
 
 type serveCmd struct{}
@@ -45,7 +46,11 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	banner(inv.stderr, a, base)
 	a.tasks.start(a.reportReadiness)
 
-	server := httpapi.NewServer(newHandler(a, base, m.Handler()), a.log)
+	page, err := httpapi.NewPage(web.Files())
+	if err != nil {
+		return errors.Join(err, a.Close())
+	}
+	server := httpapi.NewServer(newHandler(a, base, m.Handler(), page), a.log)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	a.log.Info("[HTTP] serving", "address", l.Addr().String(), "instance", a.instance.ID())
@@ -77,8 +82,8 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 	})
 }
 
-// newHandler is the whole HTTP side; mcpHandler is nil where MCP speaks over stdio.
-func newHandler(a *app, base string, mcpHandler http.Handler) http.Handler {
+// newHandler is the whole HTTP side; mcpHandler and page, which calls it, are nil where MCP speaks over stdio.
+func newHandler(a *app, base string, mcpHandler http.Handler, page *httpapi.Page) http.Handler {
 	proxy, api, login := a.services.handlers()
 	var users httpapi.Users
 	if a.services != nil && a.services.users {
@@ -88,7 +93,7 @@ func newHandler(a *app, base string, mcpHandler http.Handler) http.Handler {
 		Users: users, Proxy: proxy, API: api, Login: login,
 		MCP: mcpHandler, Files: a.engine, Signer: a.signer, Token: a.keys.token,
 		AllowedHosts: allowedHosts(a.settings, base), AllowedOrigins: a.settings.AllowedOrigins,
-		MaxUploadBytes: int64(a.settings.MaxUploadBytes), Ready: a.ready, Metrics: a.metrics, Logger: a.log,
+		MaxUploadBytes: int64(a.settings.MaxUploadBytes), Ready: a.ready, Metrics: a.metrics, Page: page, Logger: a.log,
 	})
 }
 

@@ -174,11 +174,12 @@ func (c *cells) serve(s *wire.Stream, f wire.Frame) {
 	c.idle.Add(1)
 	c.mu.Unlock()
 	defer c.idle.Done()
+	forgetPeak(c.pid)
 	code, err := c.run(s, f.Run)
 	if errors.Is(err, errInterpreterEnded) {
 		return
 	}
-	exit := wire.Exit{Code: code}
+	exit := wire.Exit{Code: code, MaxRSSB: peakMemory(c.pid)}
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}

@@ -133,8 +133,8 @@ func TestRunWithServices(t *testing.T) {
 		if where["EXECUTION_TOKEN"] != "xt1.secret-"+res.RunID || where["TTL"] != "1m10s" || strings.Contains(strings.Join(values(other), " "), "xt1.") {
 			t.Errorf("persistent %t: env %v, cell %v", persistent, seen.Env, seen.CellEnv)
 		}
-		if seen.Env["MINE"] != "1" {
-			t.Errorf("the caller's own variables: %v", seen.Env)
+		if where["MINE"] != "1" {
+			t.Errorf("the caller's own variables: %v", where)
 		}
 	}
 	if strings.Contains(r.log.String(), "xt1.") {

@@ -49,6 +49,8 @@ type Request struct {
 	Once bool
 	// Tool is for the caller's own use: every Result about the run has it.
 	Tool string
+	// Begun is told the run's id before Run waits for anything. It may be nil.
+	Begun func(runID string)
 	// Output gets the program's output as it comes, in order, in addition to the Result's. It must
 	// not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream Stream, p []byte)
@@ -137,6 +139,16 @@ type FileLink struct {
 type Artifact struct {
 	FileLink
 	Content []byte
+}
+
+// SessionInfo is what there is to say about a session in a list of them.
+type SessionInfo struct {
+	ID        string
+	LastUsed  time.Time // to the minute, of a session that this server has not used
+	Files     int
+	Bytes     int64
+	MoreFiles bool // there are more than were counted
+	Live      bool // it has a sandbox now, in this server
 }
 
 // DataPath is where a file of the workspace is inside the sandbox, as contract 4 names it.

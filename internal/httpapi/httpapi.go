@@ -68,7 +68,9 @@ type Config struct {
 	Ready func(ctx context.Context) error
 	// Metrics serves /metrics, behind the token; nil: not served.
 	Metrics http.Handler
-	Logger  *slog.Logger
+	// Page is what / shows; nil: nothing.
+	Page   *Page
+	Logger *slog.Logger
 }
 
 // Bodies of requests that are a few fields.
@@ -88,9 +90,8 @@ func New(cfg Config) http.Handler {
 	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes, log: log}
 
 	mux := http.NewServeMux()
-	mux.Handle("GET /{$}", pageHandler("index.html"))
-	for _, name := range pageAssets {
-		mux.Handle("GET /"+name, pageHandler(name))
+	if cfg.Page != nil {
+		cfg.Page.register(mux)
 	}
 	if cfg.MCP != nil {
 		mcp := auth.require(limitBody(MCPBodyLimit(cfg.MaxUploadBytes), cfg.MCP))

@@ -272,15 +272,16 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 
 // execute sends the run and passes its output on until its exit, which is nil when the sandbox was lost.
 func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunRequest, granted map[string]string, limits wire.RunLimits) (exit *wire.Exit, started bool, err error) {
-	env := make(map[string]string, len(r.Env)+len(req.Env))
-	maps.Copy(env, r.Env)
+	env := make(map[string]string, len(r.Env)+len(req.Env)+len(granted))
+	if !req.Persistent {
+		maps.Copy(env, r.Env)
+	}
 	maps.Copy(env, req.Env)
+	maps.Copy(env, granted)
 	frame := &wire.Run{Argv: r.Argv, File: r.File, Code: []byte(req.Code), Env: env, Limits: limits, Displays: r.Displays}
 	if req.Persistent {
 		frame.Argv, frame.Driver, frame.Interpreter, frame.Displays = r.Persistent, r.DriverSource, r.Name, false
-		frame.CellEnv = granted
-	} else {
-		maps.Copy(env, granted)
+		frame.Env, frame.CellEnv = r.Env, env
 	}
 	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
 	if err != nil {

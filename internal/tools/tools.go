@@ -31,6 +31,10 @@ type Engine interface {
 	ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (engine.Artifact, error)
 	// ListArtifacts lists the files of a session that exists, newest first, and says whether there are more.
 	ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []engine.FileLink, truncated bool, err error)
+	// DeleteFile removes a file of a session that exists.
+	DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error
+	// ListSessions lists the caller's sessions, last used first, at most limit of them, and says whether there may be more.
+	ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []engine.SessionInfo, more bool, err error)
 	// CloseSession ends a session that exists.
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
 	// Runners are the language environments there are now, always in the same order.
@@ -85,6 +89,8 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 		{t.withOptions(runTool(e.Runners())), t.run},
 		{waitRunTool(), t.waitRun},
 		{cancelRunTool(), t.cancelRun},
+		{listSessionsTool(), t.listSessions},
+		{deleteFileTool(), t.deleteFile},
 	}
 	if t.services != nil {
 		list = append(list, tool{listServicesTool(), t.listServices})
@@ -182,7 +188,8 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 
 // Names are the tools that Register adds; list_services only where there are services.
 func Names() []string {
-	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run", "wait_run", "cancel_run", "list_services"}
+	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run", "wait_run", "cancel_run",
+		"list_sessions", "delete_file", "list_services"}
 }
 
 // logName keeps what a client made up out of the log.

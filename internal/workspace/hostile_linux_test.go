@@ -74,6 +74,11 @@ func TestPlants(t *testing.T) {
 			if err := errors.Join(os.Remove(trap), tt.plant(trap)); err != nil {
 				t.Fatal(err)
 			}
+			for _, name := range []string{"trap/secret", "trap/files/innocent"} {
+				if err := w.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("removing %s: %v", name, err)
+				}
+			}
 			if err := w.Remove("trap"); err != nil {
 				t.Errorf("removing it: %v", err)
 			}
@@ -256,6 +261,10 @@ func TestHiddenDirectories(t *testing.T) {
 		}
 		hide()
 		if _, err := w.Write("a/b/c/d", strings.NewReader("x"), WriteOptions{}); err != nil {
+			t.Error(err)
+		}
+		hide()
+		if err := w.Remove("a/b/c/d"); err != nil {
 			t.Error(err)
 		}
 		hide()

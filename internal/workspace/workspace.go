@@ -116,12 +116,24 @@ func (w *Workspace) open(name string) (*os.File, fs.FileInfo, error) {
 	return f, fi, nil
 }
 
-// Remove removes a file, link or empty directory; a link's target stays.
+// Remove removes a file, or a link, FIFO, socket or device that stands where a file could; a link's target stays. What
+// is open stays readable to who has it open. A directory is a [*NameError]; what is not there, or lies behind a link, is
+// [fs.ErrNotExist].
 func (w *Workspace) Remove(name string) error {
 	dir, base, err := w.parent(name)
 	if err == nil {
 		defer dir.Close()
-		err = dir.Remove(base)
+		var fi fs.FileInfo
+		if fi, err = dir.Lstat(base); err == nil && fi.IsDir() {
+			return &NameError{Name: name, Problem: "it is a directory; delete the files in it one by one, or remove it with code"}
+		}
+		if err == nil {
+			// Should it have become a directory since, it goes only if it is empty.
+			err = dir.Remove(base)
+		}
+		if errors.Is(err, fs.ErrPermission) && dir.Chmod(".", 0o700) == nil { // see regain
+			err = dir.Remove(base)
+		}
 	}
 	if errors.Is(err, errNotDir) {
 		err = &fs.PathError{Op: "remove", Path: name, Err: fs.ErrNotExist}
