@@ -68,7 +68,8 @@ type Audit struct {
 
 	mu   sync.Mutex
 	f    *os.File
-	size int64 // the file's, as this process last saw it
+	here fs.FileInfo // says which file f is
+	size int64       // the file's, as this process last saw it
 	seq  uint64
 	hash string
 }
@@ -101,10 +102,15 @@ func (a *Audit) open() error {
 	if err != nil {
 		return err
 	}
+	here, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return err
+	}
 	if a.f != nil {
 		a.f.Close()
 	}
-	a.f, a.size = f, -1
+	a.f, a.here, a.size = f, here, -1
 	return nil
 }
 
@@ -141,13 +147,9 @@ func (a *Audit) append(r Record) error {
 
 // follow opens the file anew if what is at the path is another one, or nothing.
 func (a *Audit) follow() error {
-	here, err := a.f.Stat()
-	if err != nil {
-		return err
-	}
 	there, err := os.Stat(a.path)
 	switch {
-	case err == nil && os.SameFile(here, there):
+	case err == nil && os.SameFile(a.here, there):
 		return nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err

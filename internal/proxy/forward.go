@@ -20,6 +20,10 @@ const grace = 2 * time.Second
 
 const maxResponseHeader = 256 << 10
 
+// flushInterval is how long a part of an answer of known length waits for more of it. Streams do not wait: ReverseProxy passes on at once
+// what is text/event-stream or of unknown length.
+const flushInterval = 5 * time.Millisecond
+
 // newTransport returns a service's own transport: no proxy from the environment, no compression of its own, no address but those allowed.
 func newTransport(allowed []netip.Prefix) *http.Transport {
 	return &http.Transport{
@@ -46,6 +50,9 @@ func (t plainTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 type plainContext struct{ context.Context }
 
 func (plainContext) Value(any) any { return nil }
+
+// AfterFunc spares package context a goroutine for every call.
+func (c plainContext) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc(c.Context, f) }
 
 // answerError is a service's answer that is not passed on.
 type answerError struct{ text string }
@@ -90,7 +97,7 @@ func (c *call) forward(w http.ResponseWriter) {
 			}
 		},
 		Transport:      plainTransport{c.service.transport},
-		FlushInterval:  -1,
+		FlushInterval:  flushInterval,
 		BufferPool:     &c.p.buffers,
 		ErrorLog:       log.New(io.Discard, "", 0),
 		ModifyResponse: c.modify,
@@ -101,6 +108,9 @@ func (c *call) forward(w http.ResponseWriter) {
 		},
 	}
 	proxy.ServeHTTP(out, c.r.WithContext(c.ctx))
+	if c.err == nil { // the client need not wait for the audit trail
+		_ = rc.Flush() // an error is the client's going away
+	}
 }
 
 // rewrite makes the request that the service sees, of nothing but what is meant for it.

@@ -135,6 +135,7 @@ type service struct {
 	transport         *http.Transport
 	limiter           *rate.Limiter
 	headers           map[string]bool
+	patterns          atomic.Pointer[patterns] // of the credential that was used last
 }
 
 var usualMethods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}

@@ -29,6 +29,14 @@ const (
 // Plain occurrences are found as by Wu and Manber: of each window, the last three bytes tell how far to skip. One with
 // escapes is found from its first escape, since all before that is literal.
 type scrubber struct {
+	*patterns
+	ranges [][2]int // of mask, kept to save an allocation
+	carry  int      // bytes at the start of the next chunk that belong to an occurrence found before
+}
+
+// patterns are what a scrubber looks for. They never change: many scrubbers may share them.
+type patterns struct {
+	secrets []string
 	needles [][]byte
 	window  int             // the length of the shortest needle, at most maxWindow
 	shift   [hashSize]uint8 // by the hash of a window's last three bytes
@@ -36,13 +44,30 @@ type scrubber struct {
 	first   [256]bool       // bytes with which an occurrence can begin
 	hold    int             // no occurrence is longer
 	folded  []string        // the secrets in lower case, for names of header fields
-	ranges  [][2]int        // of mask, kept to save an allocation
-	carry   int             // bytes at the start of the next chunk that belong to an occurrence found before
 }
 
 // newScrubber returns nil when there is nothing to look for. A scrubber is for one goroutine and one stream at a time.
-func newScrubber(secrets []string) *scrubber {
-	s := &scrubber{}
+func newScrubber(secrets []string) *scrubber { return newPatterns(secrets).scrubber() }
+
+func (s *patterns) scrubber() *scrubber {
+	if len(s.needles) == 0 {
+		return nil
+	}
+	return &scrubber{patterns: s}
+}
+
+// scrubber returns one for the secrets of a credential. Mostly they are those of the call before.
+func (s *service) scrubber(secrets []string) *scrubber {
+	p := s.patterns.Load()
+	if p == nil || !slices.Equal(p.secrets, secrets) {
+		p = newPatterns(secrets)
+		s.patterns.Store(p)
+	}
+	return p.scrubber()
+}
+
+func newPatterns(secrets []string) *patterns {
+	s := &patterns{secrets: slices.Clone(secrets)}
 	for _, secret := range secrets {
 		if len(secret) < minSecret {
 			continue
@@ -55,7 +80,7 @@ func newScrubber(secrets []string) *scrubber {
 		}
 	}
 	if len(s.needles) == 0 {
-		return nil
+		return s
 	}
 	s.window = maxWindow
 	longest := 0

@@ -224,7 +224,7 @@ func (c *call) prepare() *Error {
 	if len(secrets) == 0 {
 		secrets = []string{c.cred.Value}
 	}
-	c.scrub = newScrubber(secrets)
+	c.scrub = c.service.scrubber(secrets)
 	rec := c.record(EventIntent)
 	rec.Decision = "allow"
 	if err := p.audit.append(rec); err != nil {
