@@ -5,16 +5,21 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
+	"syscall"
 	"time"
 
 	"mcp-code-sandbox/internal/credential"
@@ -22,34 +27,145 @@ import (
 	"mcp-code-sandbox/internal/proxy"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/store"
+	"mcp-code-sandbox/internal/wire"
 )
 
-// benchProxy measures calls through the execution proxy beside direct ones, to the same service on loopback, in turn. All three are in this
-// process, so they share its processors: the body's rate is a lower bound.
+// bodySize is that of a large answer.
+const bodySize = 100 << 20
+
+// certificates names the file of certificates that a process trusts. Go reads it once, when the first connection needs it.
+const certificates = "SSL_CERT_FILE"
+
+// way is one of the ways to a service.
+type way struct {
+	name string
+	call func(path string) error
+}
+
+// benchProxy measures calls through the execution proxy beside direct ones, and beside those through a relay that does nothing but copy, in
+// turn. Client, service, relay and proxy are in this process and share its processors, over loopback: nothing hides what the proxy costs.
+// Over HTTPS, which is how real services are reached, the proxy does the client's share of the encryption.
 func benchProxy(t *table, n int) error {
-	up := httptest.NewServer(serviceHandler(100 << 20))
-	defer up.Close()
 	dir, err := os.MkdirTemp("", "bench-proxy-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	ctx := context.Background()
-	db, err := store.Open(ctx, filepath.Join(dir, "state.db"))
+	if trusted, ok := os.LookupEnv(certificates); ok { // startService changes it
+		defer os.Setenv(certificates, trusted)
+	} else {
+		defer os.Unsetenv(certificates)
+	}
+	for _, scheme := range []string{"http", "https"} {
+		if err := benchScheme(t, n, scheme, filepath.Join(dir, scheme)); err != nil {
+			return fmt.Errorf("calls by %s: %w", scheme, err)
+		}
+	}
+	return nil
+}
+
+func benchScheme(t *table, n int, scheme, dir string) error {
+	up, err := startService(scheme, dir)
 	if err != nil {
 		return err
 	}
-	defer db.Close()
-	audit, err := proxy.OpenAudit(filepath.Join(dir, "audit.jsonl"))
-	if err != nil {
-		return err
-	}
-	defer audit.Close()
+	defer up.Close()
 	base, err := url.Parse(up.URL)
 	if err != nil {
 		return err
 	}
-	p, err := proxy.New(proxy.Config{
+	ways := []way{{"direct", caller(up.Client(), up.URL, "")}}
+
+	relay := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(base) }, Transport: up.Client().Transport, BufferPool: copyBuffers{},
+	})
+	defer relay.Close()
+	ways = append(ways, way{"through a relay that only copies", caller(relay.Client(), relay.URL, "")})
+
+	p, stop, err := startProxy(base, dir)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	token, err := p.Issue(context.Background(), "bench", proxy.GrantRequest{Service: "service", ExecutionID: "bench", TTL: proxy.MaxTTL})
+	if err != nil {
+		return err
+	}
+	front := httptest.NewServer(p)
+	defer front.Close()
+	ways = append(ways, way{"through the execution proxy", caller(front.Client(), front.URL+"/proxy/service", token.Token)})
+
+	inside, leave, err := startSandboxSide(p)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	tokens, err := p.IssueForRun(context.Background(), "bench", "run", sandboxID, proxy.MaxTTL, []proxy.GrantRequest{{Service: "service"}})
+	if err != nil {
+		return err
+	}
+	ways = append(ways, way{"the same, from a sandbox", caller(&http.Client{Transport: &http.Transport{}}, inside+"/proxy/service", tokens[0].Token)})
+
+	small, err := inTurn(2*n, 10, "/small", ways)
+	if err != nil {
+		return err
+	}
+	large, err := inTurn(max(5, n/6), 1, "/large", ways)
+	if err != nil {
+		return err
+	}
+	report(t, scheme, ways, small, large)
+	return nil
+}
+
+func report(t *table, scheme string, ways []way, small, large []samples) {
+	in := func(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
+	median := func(d []time.Duration) time.Duration { return percentile(d, 50) }
+	for i, w := range ways {
+		added := ""
+		if i > 0 {
+			added = fmt.Sprintf(" (+%s; CPU +%s)", in(median(small[i].wall)-median(small[0].wall)), in(median(small[i].cpu)-median(small[0].cpu)))
+		}
+		t.row("short "+scheme+" call, "+w.name, in(median(small[i].wall))+added, in(percentile(small[i].wall, 99)), "")
+	}
+	for i, w := range ways {
+		wall := median(large[i].wall)
+		t.row("100 MB by "+scheme+", "+w.name, fmt.Sprintf("%.0f MB/s (%.0f %%; CPU %.0f ms)", bodySize/1e6/wall.Seconds(),
+			100*median(large[0].wall).Seconds()/wall.Seconds(), 1000*median(large[i].cpu).Seconds()), "", "")
+	}
+}
+
+// startService starts what is called. Its certificate is one that this process trusts.
+func startService(scheme, dir string) (*httptest.Server, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	handler := serviceHandler()
+	if scheme == "http" {
+		return httptest.NewServer(handler), nil
+	}
+	up := httptest.NewTLSServer(handler)
+	path := filepath.Join(dir, "service.pem")
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: up.Certificate().Raw})
+	if err := errors.Join(os.WriteFile(path, certificate, 0o600), os.Setenv(certificates, path)); err != nil {
+		up.Close()
+		return nil, err
+	}
+	return up, nil
+}
+
+func startProxy(base *url.URL, dir string) (p *proxy.Proxy, stop func(), err error) {
+	db, err := store.Open(context.Background(), filepath.Join(dir, "state.db"))
+	if err != nil {
+		return nil, nil, err
+	}
+	audit, err := proxy.OpenAudit(filepath.Join(dir, "audit.jsonl"))
+	if err != nil {
+		db.Close()
+		return nil, nil, err
+	}
+	stop = func() { audit.Close(); db.Close() }
+	p, err = proxy.New(proxy.Config{
 		Services: []proxy.Service{{
 			Name: "service", BaseURL: base, Defaults: []string{"/**"}, AllowPrivate: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
 			Credential: credential.Bearer(secret.New("bench_0123456789abcdefghijABCDEFGHIJ")),
@@ -58,39 +174,61 @@ func benchProxy(t *table, n int) error {
 		Keys: executiontoken.NewKeys(make([]byte, 32), "execution token"), Store: db, Audit: audit,
 	})
 	if err != nil {
-		return err
+		stop()
 	}
-	token, err := p.Issue(ctx, "bench", proxy.GrantRequest{Service: "service", ExecutionID: "bench", TTL: proxy.MaxTTL})
-	if err != nil {
-		return err
-	}
-	front := httptest.NewServer(p)
-	defer front.Close()
-
-	direct := caller(up.URL, "")
-	proxied := caller(front.URL+"/proxy/service", token.Token)
-	small, err := inTurn(20*n, "/small", direct, proxied)
-	if err != nil {
-		return err
-	}
-	large, err := inTurn(max(3, n/10), "/large", direct, proxied)
-	if err != nil {
-		return err
-	}
-	micro := func(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
-	for i, name := range []string{"direct request to a service on loopback", "the same through the execution proxy"} {
-		t.row(name, micro(percentile(small[i], 50)), micro(percentile(small[i], 99)), "")
-	}
-	t.row("added by the proxy", micro(percentile(small[1], 50)-percentile(small[0], 50)), "", "")
-	rate := func(d time.Duration) float64 { return 100 / d.Seconds() }
-	a, b := rate(percentile(large[0], 50)), rate(percentile(large[1], 50))
-	t.row("body of 100 MB, direct", fmt.Sprintf("%.0f MB/s", a), "", "")
-	t.row("body of 100 MB, proxied and scrubbed", fmt.Sprintf("%.0f MB/s (%.0f %%)", b, 100*b/a), "", "")
-	return nil
+	return p, stop, err
 }
 
-// serviceHandler answers /small with a line and /large with that many bytes, which look like an API's.
-func serviceHandler(size int) http.Handler {
+const sandboxID = "bench"
+
+// startSandboxSide does what the agent does in a sandbox: it carries connections to a local address over the wire to the proxy.
+func startSandboxSide(p *proxy.Proxy) (address string, stop func(), err error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	server := wire.NewConn(os.NewFile(uintptr(fds[0]), "agent"), wire.ServerSide, func(s *wire.Stream, _ wire.Frame) {
+		p.ServeSandbox(context.Background(), sandboxID, s)
+	})
+	agent := wire.NewConn(os.NewFile(uintptr(fds[1]), "server"), wire.AgentSide, nil)
+	closeBoth := func() { agent.Close(); server.Close() }
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		closeBoth()
+		return "", nil, err
+	}
+	var connections sync.WaitGroup
+	connections.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			connections.Go(func() {
+				defer c.Close()
+				s, err := agent.Open(wire.Frame{Type: wire.TypeDial})
+				if err != nil {
+					return
+				}
+				connections.Go(func() {
+					_, _ = io.Copy(struct{ io.Writer }{s}, c)
+					_ = s.CloseWrite()
+				})
+				_, _ = io.Copy(struct{ io.Writer }{c}, s)
+			})
+		}
+	})
+	return "http://" + l.Addr().String(), func() { l.Close(); closeBoth(); connections.Wait() }, nil
+}
+
+// copyBuffers gives the relay buffers of the proxy's size.
+type copyBuffers struct{}
+
+func (copyBuffers) Get() []byte { return make([]byte, 256<<10) }
+func (copyBuffers) Put([]byte)  {}
+
+// serviceHandler answers /small with a line and /large with bodySize bytes, which look like an API's.
+func serviceHandler() http.Handler {
 	block := make([]byte, 0, 256<<10)
 	for len(block) < 256<<10 {
 		block = append(block, `{"metric":"system.cpu.user","host":"`+rand.Text()+`","points":[[1700000000,12.5]],"tags":["env:prod","team:core"]},`...)
@@ -101,8 +239,8 @@ func serviceHandler(size int) http.Handler {
 			_, _ = io.WriteString(w, `{"ok":true}`)
 			return
 		}
-		w.Header().Set("Content-Length", strconv.Itoa(size))
-		for left := size; left > 0; left -= len(block) {
+		w.Header().Set("Content-Length", strconv.Itoa(bodySize))
+		for left := bodySize; left > 0; left -= len(block) {
 			if _, err := w.Write(block[:min(left, len(block))]); err != nil {
 				return
 			}
@@ -111,8 +249,8 @@ func serviceHandler(size int) http.Handler {
 }
 
 // caller returns a function that gets a path, on one connection, and reads the answer to its end.
-func caller(base, token string) func(path string) error {
-	client := &http.Client{Transport: &http.Transport{ReadBufferSize: 64 << 10}}
+func caller(client *http.Client, base, token string) func(path string) error {
+	client.Transport.(*http.Transport).ReadBufferSize = 64 << 10
 	buf := make([]byte, 256<<10)
 	return func(path string) error {
 		req, err := http.NewRequest(http.MethodGet, base+path, nil)
@@ -135,19 +273,34 @@ func caller(base, token string) func(path string) error {
 	}
 }
 
-// inTurn measures each caller n times, one after the other.
-func inTurn(n int, path string, callers ...func(string) error) ([][]time.Duration, error) {
-	times := make([][]time.Duration, len(callers))
-	for i := range n + 2 {
-		for k, call := range callers {
-			start := time.Now()
-			if err := call(path); err != nil {
-				return nil, fmt.Errorf("%s: %w", path, err)
+// samples are what calls took by the clock, and of this process's processor time.
+type samples struct{ wall, cpu []time.Duration }
+
+// inTurn measures n rounds of each way, one after the other: of each round, so many calls in a row.
+func inTurn(n, row int, path string, ways []way) ([]samples, error) {
+	taken := make([]samples, len(ways))
+	for i := range n + 1 {
+		for k, w := range ways {
+			before := processorTime()
+			for range row {
+				start := time.Now()
+				if err := w.call(path); err != nil {
+					return nil, fmt.Errorf("%s: %w", w.name, err)
+				}
+				if i > 0 { // the first round warms up
+					taken[k].wall = append(taken[k].wall, time.Since(start))
+				}
 			}
-			if i >= 2 { // the first two warm up
-				times[k] = append(times[k], time.Since(start))
+			if i > 0 {
+				taken[k].cpu = append(taken[k].cpu, (processorTime()-before)/time.Duration(row))
 			}
 		}
 	}
-	return times, nil
+	return taken, nil
+}
+
+func processorTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail for oneself
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
