@@ -217,3 +217,17 @@ func BenchmarkScrub(b *testing.B) {
 		}
 	}
 }
+
+// Patterns are kept from call to call, and never used for another credential.
+func TestScrubberOfAnotherCredential(t *testing.T) {
+	var s service
+	const text = "first-credential second-credential"
+	for _, secret := range []string{"first-credential", "first-credential", "second-credential", "first-credential"} {
+		if got, want := s.scrubber([]string{secret}).text(text), strings.ReplaceAll(text, secret, strings.Repeat("*", len(secret))); got != want {
+			t.Errorf("with %s: %q, want %q", secret, got, want)
+		}
+	}
+	if s.scrubber([]string{"short"}) != nil {
+		t.Error("texts that are too short are looked for")
+	}
+}
