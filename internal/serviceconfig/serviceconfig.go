@@ -80,9 +80,11 @@ func (r *reader) load(v any) *File {
 		f.Login = r.login(top.members["auth"])
 	}
 	servers, ok := top.members["mcpServers"].(map[string]any)
-	if !ok {
-		r.fail("mcpServers", "is missing, or no object")
-		return f
+	switch {
+	case !ok && top.has("mcpServers"):
+		r.fail("mcpServers", "must be an object")
+	case !ok && !top.has("auth"):
+		r.fail("mcpServers", "is missing, as is auth: there is nothing in the file")
 	}
 	variables := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(servers)) {
