@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // codeServerError is JSON-RPC's code for what an implementation refuses before it has read the message.
@@ -55,4 +56,25 @@ func limitBody(limit int64, next http.Handler) http.Handler {
 		r.Body = http.MaxBytesReader(w, r.Body, limit)
 		next.ServeHTTP(w, r)
 	})
+}
+
+// bodyTime is how long the body of a request may take whose sender nobody knows yet, or which is a few fields.
+const bodyTime = 30 * time.Second
+
+// hurry bounds the time for a request's body. Without it, who announces one and never sends it holds on to a connection for good, be
+// the request refused or not: the server waits for the body before it lets go.
+func hurry(w http.ResponseWriter, r *http.Request) { setBodyTime(w, r, time.Now().Add(bodyTime)) }
+
+// takeTime lifts hurry's bound for those who may send as long as it takes.
+func takeTime(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		setBodyTime(w, r, time.Time{})
+		next.ServeHTTP(w, r)
+	})
+}
+
+func setBodyTime(w http.ResponseWriter, r *http.Request, until time.Time) {
+	if r.ContentLength != 0 {
+		_ = http.NewResponseController(w).SetReadDeadline(until) // where it is not supported there is no connection to hold
+	}
 }
