@@ -179,6 +179,24 @@ func TestHTTPProxySecretsAsNames(t *testing.T) {
 	}
 }
 
+// Fields that say where a request came from or carry rights do not pass for a client's version, and headers of ours are there once.
+func TestHTTPProxyHeadersInDisguise(t *testing.T) {
+	up := serveWire(t, plainAnswer)
+	f := setup(t, up.url, nil)
+	w := httptest.NewRecorder()
+	w.Header().Set("X-Content-Type-Options", "nosniff") // as who is in front of the proxy does
+	r := httptest.NewRequest("GET", "/proxy/datadog/x", nil)
+	r.Header = http.Header{"Authorization": {"Bearer " + f.issue(nil).Token}, "X-Forwarded-Version": {"1"}, "Proxy-Beta": {"1"}, "X-Api-Version": {"7"}}
+	f.p.ServeHTTP(w, r)
+	if got := w.Result().Header["X-Content-Type-Options"]; len(got) != 1 {
+		t.Errorf("%q", got)
+	}
+	seen := strings.Join(up.requests(), "")
+	if strings.Contains(seen, "Forwarded") || strings.Contains(seen, "Proxy-") || !strings.Contains(seen, "X-Api-Version: 7\r\n") {
+		t.Errorf("the service saw %q", seen)
+	}
+}
+
 // A body that unpacks to a thousand times its size streams through in bounded memory, and ends with the client.
 func TestHTTPProxyBomb(t *testing.T) {
 	bomb := pack(t, "gzip", strings.Repeat("\x00", 16<<20))

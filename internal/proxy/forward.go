@@ -80,6 +80,7 @@ func (c *call) forward(w http.ResponseWriter) {
 		}
 	}()
 
+	w.Header().Del("X-Content-Type-Options") // the answer has its own
 	out := &statusWriter{ResponseWriter: w, c: c}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {

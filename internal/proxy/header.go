@@ -16,7 +16,7 @@ var usualHeaders = map[string]bool{
 // forwarded reports whether a field of a request is passed on to every service: the usual ones, and those by which API clients say which
 // version they speak (X-GitHub-Api-Version, anthropic-beta) and what they are.
 func forwarded(name string) bool {
-	return usualHeaders[name] || strings.HasSuffix(name, "-Version") || strings.HasSuffix(name, "-Beta") || strings.HasPrefix(name, "X-Stainless-")
+	return usualHeaders[name] || (strings.HasSuffix(name, "-Version") || strings.HasSuffix(name, "-Beta") || strings.HasPrefix(name, "X-Stainless-")) && !neverForwarded(name)
 }
 
 // reserved are the fields that no operator can have passed on: they carry rights, name places, change what the request is, or have the

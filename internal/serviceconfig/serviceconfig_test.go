@@ -170,6 +170,7 @@ func TestRefuses(t *testing.T) {
 		"own parameter":           {with(`"scopes"`, `"parameters": {"redirect_uri": "https://evil.example.com"}, "scopes"`), "parameters.redirect_uri: is the server's own"},
 		"name with a slash":       {with(`"datadog"`, `"data/dog"`), "the name may have"},
 		"two of one variable":     {with(`"datadog": {`, `"data_dog": {"proxy": {"enabled": false, "baseURL": "https://a.example.com"}}, "data-dog": {"proxy": {"enabled": false, "baseURL": "https://a.example.com"}}, "datadog": {`), "DATA_DOG_TOKEN"},
+		"a header of HTTP's own":  {`{"mcpServers": {"s": {"userAuthentication": {"type": "header", "name": "content-length", "value": "x"}, "proxy": {"enabled": true, "baseURL": "https://a.example.com"}}}}`, "userAuthentication.name: is a header field of HTTP itself"},
 		"variable not set":        {bearer(`{"$env": "NOPE"}`), "mcpServers.s.userAuthentication.token: the environment variable NOPE is not set"},
 		"variable empty":          {bearer(`{"$env": "EMPTY"}`), "the environment variable EMPTY is not set"},
 		"control character":       {bearer(`{"$env": "LINES"}`), "userAuthentication.token: has a line break"},
