@@ -102,33 +102,36 @@ func TestBodiesThatNeverCome(t *testing.T) {
 
 // The bound is for the body: a call that takes long after it goes on.
 func TestAnswersMayTakeLong(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cfg := config(nil)
-		cfg.MCP = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.ReadAll(r.Body)
-			select {
-			case <-r.Context().Done():
-				http.Error(w, "cut", http.StatusInternalServerError)
-			case <-time.After(time.Hour):
+	for _, path := range []string{"/mcp", "/api/execution-token", "/oauth/token"} {
+		synctest.Test(t, func(t *testing.T) {
+			slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.ReadAll(r.Body)
+				select {
+				case <-r.Context().Done():
+					http.Error(w, "cut", http.StatusInternalServerError)
+				case <-time.After(time.Hour):
+				}
+			})
+			cfg := config(nil)
+			cfg.MCP, cfg.API, cfg.Login = slow, slow, slow
+			server := httpapi.NewServer(httpapi.New(cfg), nil)
+			l := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+			var done sync.WaitGroup
+			done.Go(func() { _ = server.Serve(l) })
+			here, there := net.Pipe()
+			l.conns <- there
+			done.Go(func() {
+				_, _ = io.WriteString(here, "POST "+path+" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "+token+"\r\nContent-Length: 2\r\n\r\n{}")
+			})
+			res, err := http.ReadResponse(bufio.NewReader(here), nil)
+			if err != nil || res.StatusCode != http.StatusOK {
+				t.Errorf("%s: %v, %v", path, res, err)
 			}
+			here.Close()
+			server.Close()
+			done.Wait()
 		})
-		server := httpapi.NewServer(httpapi.New(cfg), nil)
-		l := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
-		var done sync.WaitGroup
-		done.Go(func() { _ = server.Serve(l) })
-		here, there := net.Pipe()
-		l.conns <- there
-		done.Go(func() {
-			_, _ = io.WriteString(here, "POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "+token+"\r\nContent-Length: 2\r\n\r\n{}")
-		})
-		res, err := http.ReadResponse(bufio.NewReader(here), nil)
-		if err != nil || res.StatusCode != http.StatusOK {
-			t.Errorf("%v, %v", res, err)
-		}
-		here.Close()
-		server.Close()
-		done.Wait()
-	})
+	}
 }
 
 // A target that is no path is the handler's to refuse.
