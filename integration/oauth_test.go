@@ -33,7 +33,7 @@ const clientRedirect = "http://127.0.0.1:33418/callback"
 func serveLogins(t *testing.T) (*server, *oauthtest.Provider) {
 	t.Helper()
 	idp := oauthtest.NewProvider(t)
-	config, err := json.Marshal(map[string]any{"mcpServers": map[string]any{}, "auth": map[string]any{
+	config, err := json.Marshal(map[string]any{"auth": map[string]any{
 		"type": "oidc", "issuer": idp.URL, "clientId": idp.ClientID, "clientSecret": map[string]any{"$env": "IDP_SECRET"}, "allowedDomains": []string{"example.com"},
 	}})
 	if err != nil {

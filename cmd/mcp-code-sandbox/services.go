@@ -145,9 +145,12 @@ func (c *connection) Disconnect(ctx context.Context, caller string) error {
 	return errors.Join(c.Connection.Disconnect(ctx, caller), c.services.proxy.RevokeService(ctx, caller, c.service))
 }
 
-// dial serves the proxy to a sandbox.
+// any reports whether there is a service to call. A file may be there for its logins alone.
+func (v *services) any() bool { return v != nil && len(v.names) > 0 }
+
+// dial serves the proxy to a sandbox; nil without services.
 func (v *services) dial() func(context.Context, string, *wire.Stream) {
-	if v == nil {
+	if !v.any() {
 		return nil
 	}
 	return func(ctx context.Context, sandboxID string, s *wire.Stream) { v.proxy.ServeSandbox(ctx, sandboxID, s) }
@@ -155,7 +158,7 @@ func (v *services) dial() func(context.Context, string, *wire.Stream) {
 
 // granter is the engine's side; nil without services.
 func (v *services) granter() engine.Services {
-	if v == nil {
+	if !v.any() {
 		return nil
 	}
 	return granter{v}
@@ -163,7 +166,7 @@ func (v *services) granter() engine.Services {
 
 // forTools is the tools' side; nil without services.
 func (v *services) forTools() *tools.Services {
-	if v == nil {
+	if !v.any() {
 		return nil
 	}
 	return &tools.Services{Names: v.names, List: v.app.engine.Services}

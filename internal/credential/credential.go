@@ -8,6 +8,8 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"mcp-code-sandbox/internal/secret"
@@ -45,6 +47,9 @@ func bearer(token string, expires time.Time) Credential {
 	return Credential{Header: "Authorization", Value: "Bearer " + token, Secrets: []string{token}, Expires: expires}
 }
 
+// minPassword is the length from which on a password is taken for the secret, and the user name for none.
+const minPassword = 10
+
 // Basic sends "Authorization: Basic …".
 func Basic(user string, password secret.Value) Source {
 	pair := user + ":" + password.Reveal()
@@ -52,13 +57,37 @@ func Basic(user string, password secret.Value) Source {
 	secrets := []string{coded, pair}
 	if !password.IsZero() {
 		secrets = append(secrets, password.Reveal())
-	} else {
-		secrets = append(secrets, user) // some services take their key as the user name
+	}
+	if len(password.Reveal()) < minPassword { // some services take their key as the user name, with "x" or "api_token" beside it
+		secrets = append(secrets, user)
 	}
 	return static{Header: "Authorization", Value: "Basic " + coded, Secrets: secrets}
 }
 
 // Header sends a header field of the service's own, such as "DD-API-KEY".
 func Header(name string, value secret.Value) Source {
-	return static{Header: name, Value: value.Reveal(), Secrets: []string{value.Reveal()}}
+	return static{Header: name, Value: value.Reveal(), Secrets: secretsIn(value.Reveal())}
+}
+
+// minPart is the length from which on a part of a value is taken for a secret by itself.
+const minPart = 8
+
+// secretsIn returns a header field's value, and what of it is a secret without the rest: "SSWS key" and "Token token=key" come back
+// as "key" from services that take them apart.
+func secretsIn(value string) []string {
+	rest := value
+	if _, after, found := strings.Cut(value, " "); found { // a scheme, which is none
+		rest = after
+	}
+	secrets := []string{value}
+	add := func(part string) {
+		if len(part) >= minPart && !slices.Contains(secrets, part) {
+			secrets = append(secrets, part)
+		}
+	}
+	add(rest)
+	for _, part := range strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(` ,;="`, r) }) {
+		add(part)
+	}
+	return secrets
 }

@@ -51,10 +51,14 @@ func TestStaticSources(t *testing.T) {
 		secrets []string
 	}{
 		"bearer": {credential.Bearer(secret.New("k-1")), "Authorization", "Bearer k-1", []string{"k-1"}},
-		"basic":  {credential.Basic("me", secret.New("pw")), "Authorization", "Basic bWU6cHc=", []string{"bWU6cHc=", "me:pw", "pw"}},
-		// Stripe and others: the key is the user name.
-		"basic without password": {credential.Basic("sk_live", secret.Value{}), "Authorization", "Basic c2tfbGl2ZTo=", []string{"c2tfbGl2ZTo=", "sk_live:", "sk_live"}},
-		"header":                 {credential.Header("DD-API-KEY", secret.New("k-2")), "DD-API-KEY", "k-2", []string{"k-2"}},
+		"basic":  {credential.Basic("me", secret.New("long-password")), "Authorization", "Basic bWU6bG9uZy1wYXNzd29yZA==", []string{"bWU6bG9uZy1wYXNzd29yZA==", "me:long-password", "long-password"}},
+		// Freshdesk, Toggl, Stripe and others: the key is the user name.
+		"basic with a password that is none": {credential.Basic("a-key", secret.New("X")), "Authorization", "Basic YS1rZXk6WA==", []string{"YS1rZXk6WA==", "a-key:X", "X", "a-key"}},
+		"basic without password":             {credential.Basic("sk_live", secret.Value{}), "Authorization", "Basic c2tfbGl2ZTo=", []string{"c2tfbGl2ZTo=", "sk_live:", "sk_live"}},
+		"header":                             {credential.Header("DD-API-KEY", secret.New("k-2")), "DD-API-KEY", "k-2", []string{"k-2"}},
+		// A service that takes the value apart repeats the part that counts.
+		"header with a scheme":    {credential.Header("Authorization", secret.New("SSWS 00abcdefghi")), "Authorization", "SSWS 00abcdefghi", []string{"SSWS 00abcdefghi", "00abcdefghi"}},
+		"header with a parameter": {credential.Header("Authorization", secret.New(`Token token="0123456789", v=1`)), "Authorization", `Token token="0123456789", v=1`, []string{`Token token="0123456789", v=1`, `token="0123456789", v=1`, "0123456789"}},
 	} {
 		c, err := test.source.Credential(t.Context(), "anybody")
 		if err != nil || c.Header != test.header || c.Value != test.value || !slices.Equal(c.Secrets, test.secrets) || !c.Expires.IsZero() {

@@ -17,7 +17,7 @@ import (
 )
 
 // ErrWrongKey says that what is stored was sealed with another root key.
-var ErrWrongKey = errors.New("the stored connections were sealed with another key: set JWT_SECRET to the one that was used before (or name that one in JWT_SECRET_PREVIOUS to change it), or delete the database's connections and have people connect again")
+var ErrWrongKey = errors.New("the stored connections were sealed with another key: set JWT_SECRET to the one that was used before (or name that one in JWT_SECRET_PREVIOUS to change it), or, if it is lost, forget them (sqlite3 state.db \"DELETE FROM connections; DELETE FROM key_check\") and have people connect again")
 
 // errSealed says that a row is not what was stored there.
 var errSealed = errors.New("a stored connection is damaged or was moved")

@@ -94,7 +94,7 @@ func New(cfg Config) http.Handler {
 		cfg.Page.register(mux)
 	}
 	if cfg.MCP != nil {
-		mcp := auth.require(limitBody(MCPBodyLimit(cfg.MaxUploadBytes), cfg.MCP))
+		mcp := auth.require(takeTime(limitBody(MCPBodyLimit(cfg.MaxUploadBytes), cfg.MCP)))
 		mux.Handle("/mcp", mcp)
 		mux.Handle("/mcp/", mcp)
 	}
@@ -118,7 +118,7 @@ func New(cfg Config) http.Handler {
 		case strings.HasPrefix(path, "/files/"):
 			files.ServeHTTP(w, r)
 		case strings.HasPrefix(path, "/proxy/") && cfg.Proxy != nil:
-			cfg.Proxy.ServeHTTP(w, r)
+			takeTime(cfg.Proxy).ServeHTTP(w, r) // it has limits of its own
 		default:
 			mux.ServeHTTP(w, r)
 		}
@@ -131,6 +131,7 @@ func New(cfg Config) http.Handler {
 	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Referrer-Policy", "no-referrer")
+		hurry(w, r)
 		switch r.URL.Path {
 		case "/healthz":
 			serveHealth(w, r)
@@ -155,5 +156,7 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		// "OPTIONS *" is the handler's to refuse, as any other target that is no path.
+		DisableGeneralOptionsHandler: true,
 	}
 }

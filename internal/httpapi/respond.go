@@ -3,8 +3,10 @@ package httpapi
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // codeServerError is JSON-RPC's code for what an implementation refuses before it has read the message.
@@ -55,4 +57,47 @@ func limitBody(limit int64, next http.Handler) http.Handler {
 		r.Body = http.MaxBytesReader(w, r.Body, limit)
 		next.ServeHTTP(w, r)
 	})
+}
+
+// bodyTime is how long the body of a request may take whose sender nobody knows yet, or which is a few fields.
+const bodyTime = 30 * time.Second
+
+// hurry bounds the time for a request's body. Without it, who announces one and never sends it holds on to a connection for good, be
+// the request refused or not: the server waits for the body before it lets go.
+func hurry(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength == 0 {
+		return
+	}
+	setBodyTime(w, time.Now().Add(bodyTime))
+	r.Body = &timedBody{r.Body, w}
+}
+
+// takeTime lifts hurry's bound for those who may send as long as it takes.
+func takeTime(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if b, ok := r.Body.(*timedBody); ok {
+			setBodyTime(w, time.Time{})
+			r.Body = b.ReadCloser
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func setBodyTime(w http.ResponseWriter, until time.Time) {
+	_ = http.NewResponseController(w).SetReadDeadline(until) // where it is not supported there is no connection to hold
+}
+
+// timedBody lifts the bound when the body is there: the server goes on reading, to notice that the client leaves, and would take the
+// end of the time for that.
+type timedBody struct {
+	io.ReadCloser
+	w http.ResponseWriter
+}
+
+func (b *timedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		setBodyTime(b.w, time.Time{})
+	}
+	return n, err
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -115,6 +116,31 @@ func TestRegistrationIsBounded(t *testing.T) {
 	s.clock.advance(unusedTTL + time.Second)
 	s.register() // tidies up
 	wantPage(t, s.browser().Get(s.authorizeURL(s.ask(old, loopbackRedirect))), 400, "add it again")
+}
+
+// Guesses are bounded: each costs a turn at the database, which runs and callers need, too.
+func TestGuessesAreBounded(t *testing.T) {
+	s, _, _ := connectSite(t)
+	for name, guess := range map[string]func() int{
+		"codes": func() int {
+			return s.post("/oauth/token", url.Values{"grant_type": {"authorization_code"}, "client_id": {"x"}, "code": {"y"}}).Status
+		},
+		"refresh tokens": func() int { return s.post("/oauth/revoke", url.Values{"client_id": {"x"}, "token": {"y"}}).Status },
+		"logins":         func() int { return s.browser().Get(s.url("/oauth/callback?state=x&code=y")).Status },
+		"connections":    func() int { return s.browser().Get(s.url("/connections/callback/datadog?state=x&code=y")).Status },
+	} {
+		refused := false
+		for n := 0; n < 500 && !refused; n++ {
+			refused = guess() == http.StatusTooManyRequests
+		}
+		if !refused {
+			t.Errorf("%s may be guessed for ever", name)
+		}
+		s.clock.advance(time.Minute)
+		if guess() == http.StatusTooManyRequests {
+			t.Errorf("%s: refused for good", name)
+		}
+	}
 }
 
 func TestCleanName(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +19,8 @@ import (
 
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/time/rate"
+
+	"mcp-code-sandbox/internal/publicaddr"
 )
 
 const (
@@ -216,25 +217,8 @@ var errNotPublic = errors.New("not a public address")
 // publicOnly is a net.Dialer's Control. It sees the address that is really dialled, whatever a name resolved to before.
 func publicOnly(network, address string, _ syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(address)
-	if err != nil || !strings.HasPrefix(network, "tcp") || !isPublic(ap.Addr()) {
+	if err != nil || !strings.HasPrefix(network, "tcp") || !publicaddr.Is(ap.Addr()) {
 		return errNotPublic
 	}
 	return nil
-}
-
-// special are networks that are not somebody's public host though they look like it (IANA's special-purpose registries), among them those
-// that carry an IPv4 address inside.
-var special = func() (list []netip.Prefix) {
-	for _, s := range []string{
-		"0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
-		"::/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16", "fec0::/10",
-	} {
-		list = append(list, netip.MustParsePrefix(s))
-	}
-	return list
-}()
-
-func isPublic(addr netip.Addr) bool {
-	addr = addr.Unmap().WithZone("")
-	return addr.IsGlobalUnicast() && !addr.IsPrivate() && !slices.ContainsFunc(special, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

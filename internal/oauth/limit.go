@@ -12,7 +12,7 @@ import (
 
 // limits bound what strangers can make the server do.
 type limits struct {
-	registrations, passwords, requests *limiter
+	registrations, passwords, requests, tokens *limiter
 }
 
 // limiter allows so much to each address, and so much to all together.

@@ -44,6 +44,9 @@ func (s *Server) upstreamFailed(err error) error {
 
 // loginCallback takes the upstream provider's answer.
 func (s *Server) loginCallback(w http.ResponseWriter, r *http.Request, v visit) error {
+	if !s.limits.requests.allow(r) {
+		return errBusy
+	}
 	ctx := r.Context()
 	q := r.URL.Query()
 	if len(q["state"]) != 1 || len(q["code"]) > 1 {

@@ -155,6 +155,7 @@ func New(_ context.Context, cfg Config) (*Server, error) {
 		registrations: newLimiter(rate.Every(10*time.Second), 20, rate.Every(time.Second), 100, s.now),
 		passwords:     newLimiter(rate.Every(6*time.Second), 10, rate.Every(time.Second), 100, s.now),
 		requests:      newLimiter(rate.Every(100*time.Millisecond), 100, rate.Every(20*time.Millisecond), 300, s.now),
+		tokens:        newLimiter(rate.Every(50*time.Millisecond), 200, rate.Every(10*time.Millisecond), 500, s.now),
 	}
 	s.documents = newDocuments(cfg.ClientDocuments, s.now)
 	if cfg.Upstream.Kind == "" {

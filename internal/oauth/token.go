@@ -16,7 +16,7 @@ import (
 
 // token exchanges a code or a refresh token.
 func (s *Server) token(w http.ResponseWriter, r *http.Request) {
-	form, bad := apiForm(w, r)
+	form, bad := s.apiForm(w, r)
 	if bad != nil {
 		writeError(w, bad)
 		return
@@ -115,7 +115,7 @@ func (s *Server) checkUser(r *http.Request, g store.Grant) error {
 
 // revoke ends a grant by one of its tokens (RFC 7009). A token that is not ours, or not the client's, is as good as revoked.
 func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
-	form, bad := apiForm(w, r)
+	form, bad := s.apiForm(w, r)
 	if bad != nil {
 		writeError(w, bad)
 		return
@@ -140,7 +140,11 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
 }
 
 // apiForm reads what a client sends, from the body alone. The client says who it is and proves nothing: no client has a secret.
-func apiForm(w http.ResponseWriter, r *http.Request) (url.Values, *apiError) {
+func (s *Server) apiForm(w http.ResponseWriter, r *http.Request) (url.Values, *apiError) {
+	if !s.limits.tokens.allow(r) { // whatever is sent, the database is asked, and others wait for it
+		w.Header().Set("Retry-After", "5")
+		return nil, &apiError{http.StatusTooManyRequests, "temporarily_unavailable", "too many requests, try again in a few seconds"}
+	}
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/x-www-form-urlencoded" {
 		return nil, &apiError{http.StatusBadRequest, "invalid_request", "send the parameters as application/x-www-form-urlencoded"}
 	}

@@ -60,67 +60,53 @@ var genesis = hex.EncodeToString(make([]byte, sha256.Size))
 // maxLine bounds a line: hostile paths and query keys are cut before.
 const maxLine = 32 << 10
 
-// Audit appends to the audit trail: JSON lines, each with the hash of the one before. Several processes may share the file; they take
-// turns by a lock on it. A file that was moved away is followed by a new one that goes on with the chain.
+// Audit appends to the audit trail: JSON lines, each with the hash of the one before. Several processes may share the file. They take
+// turns by a lock on another one beside it, in which is noted how far the chain has come: a trail that was moved away, however often, is
+// followed by a new file that goes on with it.
 type Audit struct {
 	path string
 	now  func() time.Time
 
 	mu   sync.Mutex
-	f    *os.File
-	here fs.FileInfo // says which file f is
-	size int64       // the file's, as this process last saw it
+	turn *os.File // locked while one appends
+	f    *os.File // the trail
+	size int64    // the file's, as this process last saw it
 	seq  uint64
 	hash string
 }
 
 // OpenAudit opens the trail at path, or begins it.
 func OpenAudit(path string) (*Audit, error) {
-	a := &Audit{path: path, now: time.Now, hash: genesis, size: -1}
+	a := &Audit{path: path, now: time.Now, hash: genesis}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("opening the audit trail: %w", err)
 	}
-	if err := a.open(); err != nil {
+	var err error
+	if a.turn, err = os.OpenFile(path+".turn", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, fmt.Errorf("opening the audit trail: %w", err)
 	}
 	if err := a.locked(a.catchUp); err != nil {
-		a.f.Close()
+		_ = a.Close()
 		return nil, fmt.Errorf("reading the audit trail %s: %w", path, err)
 	}
 	return a, nil
 }
 
-// Close closes the file. Nothing can be appended afterwards.
+// Close closes the files. Nothing can be appended afterwards.
 func (a *Audit) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.f.Close()
-}
-
-func (a *Audit) open() error {
-	f, err := os.OpenFile(a.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	here, err := f.Stat()
-	if err != nil {
-		f.Close()
-		return err
-	}
+	err := a.turn.Close()
 	if a.f != nil {
-		a.f.Close()
+		err = errors.Join(err, a.f.Close())
 	}
-	a.f, a.here, a.size = f, here, -1
-	return nil
+	return err
 }
 
 // append writes a line. When it returns an error, nothing was written.
 func (a *Audit) append(r Record) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.follow(); err != nil {
-		return fmt.Errorf("audit trail: %w", err)
-	}
 	err := a.locked(func() error {
 		if err := a.catchUp(); err != nil {
 			return err
@@ -137,6 +123,7 @@ func (a *Audit) append(r Record) error {
 			return err
 		}
 		a.seq, a.hash, a.size = r.Seq, hash, a.size+int64(len(line))
+		_ = a.note() // the line itself says the same, for as long as it is there
 		return nil
 	})
 	if err != nil {
@@ -145,33 +132,69 @@ func (a *Audit) append(r Record) error {
 	return nil
 }
 
-// follow opens the file anew if what is at the path is another one, or nothing.
+// follow opens the file at the path, unless it is the one that is open.
 func (a *Audit) follow() error {
-	there, err := os.Stat(a.path)
-	switch {
-	case err == nil && os.SameFile(a.here, there):
-		return nil
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
+	if a.f != nil {
+		here, err := a.f.Stat()
+		if err != nil {
+			return err
+		}
+		there, err := os.Stat(a.path)
+		switch {
+		case err == nil && os.SameFile(here, there):
+			return nil
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+	}
+	f, err := os.OpenFile(a.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
 		return err
 	}
-	if err := a.locked(a.catchUp); err != nil { // others may have written the old one's last lines
-		return err
+	if a.f != nil {
+		a.f.Close()
 	}
-	return a.open()
+	a.f, a.size = f, -1
+	return nil
+}
+
+// noteFormat has one length, so that each note takes the place of the one before.
+const noteFormat = "%020d %64s\n"
+
+// note writes down how far the chain has come.
+func (a *Audit) note() error {
+	_, err := a.turn.WriteAt(fmt.Appendf(nil, noteFormat, a.seq, a.hash), 0)
+	return err
+}
+
+// noted takes over what was written down last, if that is further than what is known here.
+func (a *Audit) noted() {
+	text := make([]byte, len(fmt.Sprintf(noteFormat, 0, genesis)))
+	var seq uint64
+	var hash string
+	if _, err := a.turn.ReadAt(text, 0); err != nil {
+		return // nothing was, yet
+	}
+	if _, err := fmt.Sscanf(string(text), noteFormat, &seq, &hash); err == nil && seq > a.seq && len(hash) == hashDigits {
+		a.seq, a.hash = seq, hash
+	}
 }
 
 // locked calls f while no other process appends.
 func (a *Audit) locked(f func() error) error {
-	if err := lockFile(a.f); err != nil {
+	if err := lockFile(a.turn); err != nil {
 		return err
 	}
-	defer unlockFile(a.f)
+	defer unlockFile(a.turn)
 	return f()
 }
 
-// catchUp reads the last line, if another process has appended since, and removes what a crash left of an unfinished one: it was
+// catchUp finds the end of the chain: it reads the last line, if another process has appended since, and removes what a crash left of an unfinished one: it was
 // never acted upon.
 func (a *Audit) catchUp() error {
+	if err := a.follow(); err != nil {
+		return err
+	}
 	fi, err := a.f.Stat()
 	if err != nil || fi.Size() == a.size {
 		return err
@@ -197,6 +220,8 @@ func (a *Audit) catchUp() error {
 			return fmt.Errorf("its last line: %w; move the file away", err)
 		}
 		a.seq, a.hash = r.Seq, hash
+	} else {
+		a.noted()
 	}
 	a.size = size
 	return nil

@@ -204,3 +204,43 @@ func FuzzAuditLine(f *testing.F) {
 		}
 	})
 }
+
+// A trail that is moved away again and again while several processes write stays one chain over all its files.
+func TestAuditMovedWhileWritten(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("open files cannot be moved")
+	}
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	var writers sync.WaitGroup
+	const each = 300
+	for range 3 {
+		a := openAudit(t, path)
+		writers.Go(func() {
+			for range each {
+				if err := a.append(Record{Event: EventIntent}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	ended := make(chan struct{})
+	go func() { writers.Wait(); close(ended) }()
+	var files []string
+	for going := true; going; {
+		select {
+		case <-ended:
+			going = false
+		default:
+		}
+		if fi, err := os.Stat(path); err == nil && fi.Size() > 0 {
+			moved := fmt.Sprint(path, ".", len(files))
+			if err := os.Rename(path, moved); err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, moved)
+		}
+	}
+	if seq, err := verify(t, files...); err != nil || seq != 3*each {
+		t.Errorf("%d lines in %d files, %v", seq, len(files), err)
+	}
+}

@@ -7,41 +7,23 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"mcp-code-sandbox/internal/publicaddr"
 )
 
 // errAddress is wrapped by the error for an address that must not be dialled.
 var errAddress = errors.New("address refused")
 
-// special lists the networks that are not the public internet's, and those that lead into IPv4 by another name. Package
-// netip knows more: loopback, link-local, private, multicast, unspecified.
-var special = prefixes(
-	"0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
-	"::/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16", "fec0::/10",
-)
-
-func prefixes(texts ...string) []netip.Prefix {
-	ps := make([]netip.Prefix, len(texts))
-	for i, text := range texts {
-		ps[i] = netip.MustParsePrefix(text)
-	}
-	return ps
-}
-
 // checkAddress says whether addr may be dialled: it is public, or the operator has listed it.
 func checkAddress(addr netip.Addr, allowed []netip.Prefix) error {
-	mapped := addr.Is4In6()
-	addr = addr.Unmap().WithZone("")
+	own := addr.Unmap().WithZone("")
 	for _, p := range allowed {
-		if p.Contains(addr) {
+		if p.Contains(own) {
 			return nil
 		}
 	}
-	public := !mapped && addr.IsGlobalUnicast() && !addr.IsPrivate()
-	for _, p := range special {
-		public = public && !p.Contains(addr)
-	}
-	if !public {
-		return fmt.Errorf("%w: %s is not a public address; list it in allowPrivateAddresses if it is the service's", errAddress, addr)
+	if !publicaddr.Is(addr) {
+		return fmt.Errorf("%w: %s is not a public address; list it in allowPrivateAddresses if it is the service's", errAddress, own)
 	}
 	return nil
 }

@@ -87,6 +87,7 @@ func (c *call) forward(w http.ResponseWriter) {
 		}
 	}()
 
+	w.Header().Del("X-Content-Type-Options") // the answer has its own
 	out := &statusWriter{ResponseWriter: w, c: c}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
@@ -140,8 +141,11 @@ func (c *call) rewrite(pr *httputil.ProxyRequest) {
 // modify makes the answer fit for the caller.
 func (c *call) modify(res *http.Response) error {
 	c.watch.answered(c.service.IdleTimeout)
-	if res.StatusCode == http.StatusSwitchingProtocols {
+	switch {
+	case res.StatusCode == http.StatusSwitchingProtocols:
 		return &answerError{"the service switched protocols without being asked"}
+	case res.StatusCode < 200: // which net/http would panic about
+		return &answerError{"the service answered with a status that is none"}
 	}
 	if err := c.rewriteLocation(res); err != nil {
 		return err
@@ -161,11 +165,8 @@ func (c *call) modify(res *http.Response) error {
 	c.cleanHeader(res.Header)
 	res.Header.Set("Content-Security-Policy", "sandbox; default-src 'none'")
 	res.Header.Set("X-Content-Type-Options", "nosniff")
-	for name := range res.Trailer {
-		if dropped(name) {
-			delete(res.Trailer, name)
-		}
-	}
+	res.Header.Set("Cache-Control", privately(res.Header["Cache-Control"]))
+	c.cleanHeader(res.Trailer) // their names, which are told first
 	res.Body = &answerBody{Reader: answer, Closer: res.Body, end: func() { c.cleanHeader(res.Trailer) }}
 	return nil
 }
@@ -229,6 +230,14 @@ func (c *call) throughProxy(from *url.URL, location string) (string, bool) {
 	rest, ok := strings.CutPrefix(u.EscapedPath(), root)
 	if !ok || rest != "" && rest[0] != '/' {
 		return "", false
+	}
+	if rest != "" {
+		// What the proxy would refuse, a browser might clean, and end up elsewhere on this server.
+		path, err := parsePath(rest, true)
+		if err != nil {
+			return "", false
+		}
+		rest = path.escaped
 	}
 	outer := ""
 	if c.sandboxID == "" {

@@ -16,7 +16,7 @@ var usualHeaders = map[string]bool{
 // forwarded reports whether a field of a request is passed on to every service: the usual ones, and those by which API clients say which
 // version they speak (X-GitHub-Api-Version, anthropic-beta) and what they are.
 func forwarded(name string) bool {
-	return usualHeaders[name] || strings.HasSuffix(name, "-Version") || strings.HasSuffix(name, "-Beta") || strings.HasPrefix(name, "X-Stainless-")
+	return usualHeaders[name] || (strings.HasSuffix(name, "-Version") || strings.HasSuffix(name, "-Beta") || strings.HasPrefix(name, "X-Stainless-")) && !neverForwarded(name)
 }
 
 // reserved are the fields that no operator can have passed on: they carry rights, name places, change what the request is, or have the
@@ -32,12 +32,29 @@ func neverForwarded(name string) bool {
 
 // unwanted are the fields of an answer that are not passed on: they are meant for the service's own origin, not for this server's.
 var unwanted = []string{
-	"Alt-Svc", "Clear-Site-Data", "Content-Security-Policy", "Content-Security-Policy-Report-Only", "Nel", "Public-Key-Pins", "Refresh", "Report-To",
-	"Reporting-Endpoints", "Service-Worker-Allowed", "Set-Cookie", "Set-Cookie2", "Strict-Transport-Security", "X-Accel-Redirect", "X-Sendfile",
+	"Alt-Svc", "Cdn-Cache-Control", "Clear-Site-Data", "Content-Security-Policy", "Content-Security-Policy-Report-Only", "Nel", "Public-Key-Pins", "Refresh", "Report-To",
+	"Reporting-Endpoints", "Service-Worker-Allowed", "Set-Cookie", "Set-Cookie2", "Strict-Transport-Security", "Surrogate-Control", "X-Accel-Redirect", "X-Sendfile",
 }
 
 func dropped(name string) bool {
 	return slices.Contains(unwanted, name) || strings.HasPrefix(name, "Proxy-") || strings.HasPrefix(name, "Access-Control-") || strings.HasPrefix(name, "X-Accel-")
+}
+
+// privately returns the Cache-Control of an answer for the one who asked, and for no cache on the way: what a service gives to everybody who has
+// a credential is not for everybody who reaches this server.
+func privately(values []string) string {
+	kept := []string{"private"}
+	for _, v := range values {
+		for d := range strings.SplitSeq(v, ",") {
+			d = strings.TrimSpace(d)
+			switch name, _, _ := strings.Cut(strings.ToLower(d), "="); name {
+			case "", "public", "private", "s-maxage", "proxy-revalidate", "must-understand":
+			default:
+				kept = append(kept, d)
+			}
+		}
+	}
+	return strings.Join(kept, ", ")
 }
 
 // hasToken reports whether a comma-separated field has a token in it, in any case.

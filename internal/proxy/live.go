@@ -15,10 +15,14 @@ var (
 	errExpired = errors.New("the execution token has expired")
 )
 
+// errCalls says that as many calls of a token are going as may be.
+var errCalls = errors.New("too many calls of the execution token at a time")
+
 // liveTokens knows, of the tokens in use in this process, their rate and the calls that are going.
 type liveTokens struct {
 	mu     sync.Mutex
 	tokens map[string]*liveToken
+	runs   map[string][]string // the tokens of each run that is going
 	swept  time.Time
 }
 
@@ -26,9 +30,28 @@ type liveToken struct {
 	expires time.Time
 	limiter *rate.Limiter
 	calls   map[*context.CancelCauseFunc]struct{}
+	dead    bool // revoked here, whether or not the stored row could be changed
 }
 
-func newLiveTokens() *liveTokens { return &liveTokens{tokens: map[string]*liveToken{}} }
+func newLiveTokens() *liveTokens {
+	return &liveTokens{tokens: map[string]*liveToken{}, runs: map[string][]string{}}
+}
+
+// begin notes a token of a run, until end.
+func (l *liveTokens) begin(run, jti string, expires, now time.Time, r Rate) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.get(jti, expires, now, r)
+	l.runs[run] = append(l.runs[run], jti)
+}
+
+// end cuts the tokens of a run.
+func (l *liveTokens) end(run string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cutLocked(l.runs[run], errRevoked)
+	delete(l.runs, run)
+}
 
 // take takes one request's worth from the token's rate.
 func (l *liveTokens) take(jti string, expires, now time.Time, r Rate) (ok bool, retry time.Duration) {
@@ -54,29 +77,37 @@ func (l *liveTokens) get(jti string, expires, now time.Time, r Rate) *liveToken 
 	return t
 }
 
-// enter notes that a call is going, so that cut ends it, until leave is called. It fails when too many are. What a revocation has to
-// see must come after enter: whoever revokes first changes the stored row and then cuts.
-func (l *liveTokens) enter(jti string, cancel context.CancelCauseFunc) (leave func(), ok bool) {
+// enter notes that a call is going, so that cut ends it, until leave is called. It fails with errCalls when too many are, and with errRevoked
+// when the token has been cut. What a revocation has to see must come after enter: whoever revokes first changes the stored row and then cuts.
+func (l *liveTokens) enter(jti string, cancel context.CancelCauseFunc) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.tokens[jti]
-	if t == nil || len(t.calls) >= maxCalls {
-		return nil, false
+	switch {
+	case t == nil || len(t.calls) >= maxCalls:
+		return nil, errCalls
+	case t.dead:
+		return nil, errRevoked
 	}
 	t.calls[&cancel] = struct{}{}
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(t.calls, &cancel)
-	}, true
+	}, nil
 }
 
-// cut ends the calls of tokens.
+// cut ends the calls of tokens, and lets no more begin.
 func (l *liveTokens) cut(jtis []string, cause error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.cutLocked(jtis, cause)
+}
+
+func (l *liveTokens) cutLocked(jtis []string, cause error) {
 	for _, jti := range jtis {
 		if t := l.tokens[jti]; t != nil {
+			t.dead = true
 			for cancel := range t.calls {
 				(*cancel)(cause)
 			}

@@ -71,13 +71,22 @@ func parseSegment(raw string, encodedSlash bool) (string, error) {
 		return s, nil
 	}
 	for part := range strings.SplitSeq(s, "/") {
+		if part == "" {
+			return "", fmt.Errorf("%w: it has an empty segment", errPath)
+		}
+	}
+	for part := range strings.SplitSeq(lookAlikes.Replace(s), "/") {
 		// Some servers drop spaces at the end of a name before they look at it.
-		if t := strings.Trim(part, " "); t == "." || t == ".." || part == "" {
-			return "", fmt.Errorf("%w: it has a dot segment or an empty one", errPath)
+		if t := strings.Trim(part, " "); t == "." || t == ".." {
+			return "", fmt.Errorf("%w: it has a dot segment", errPath)
 		}
 	}
 	return s, nil
 }
+
+// lookAlikes become dots and slashes on servers that bring text into a compatible form (NFKC), or into a small character set. They are
+// allowed where no dot segment comes of them.
+var lookAlikes = strings.NewReplacer("\uff0e", ".", "\u2024", ".", "\u2025", "..", "\uff0f", "/", "\u2215", "/", "\u2044", "/", "\uff3c", "/")
 
 // unescape decodes every %XX once.
 func unescape(s string) (string, bool) {

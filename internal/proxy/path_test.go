@@ -55,6 +55,11 @@ var pathCases = []struct {
 	{"/api/v1/**", false, "/api/v1/x%0d%0aX-Evil:%201", 400, ""},
 	{"/api/v1/**", false, "/api/v1/%c0%ae%c0%ae/admin", 400, ""},
 	{"/api/v1/**", false, "/api/v1/%c2%85", 400, ""},
+	{"/api/v1/**", false, "/api/v1/%EF%BC%8E%EF%BC%8E/admin", 400, ""},   // fullwidth dots
+	{"/api/v1/**", false, "/api/v1/%E2%80%A5/admin", 400, ""},            // a two dot leader
+	{"/api/v1/**", false, "/api/v1/..%EF%BC%8Fadmin", 400, ""},           // a fullwidth slash
+	{"/api/v1/**", false, "/api/v1/x%E2%88%95..%EF%BC%BCadmin", 400, ""}, // a division sign, a fullwidth backslash
+	{"/api/v1/**", false, "/api/v1/a%EF%BC%8Fb%E2%80%A5", 200, "/api/v1/a%EF%BC%8Fb%E2%80%A5"},
 	{"/api/v1/**", false, "/api/v1/%", 400, ""},
 	{"/api/v1/**", false, "/api/v1/%2", 400, ""},
 	{"/api/v1/**", false, "/api/v1/%zz", 400, ""},
@@ -160,7 +165,7 @@ func TestPathMatcherCovers(t *testing.T) {
 
 // reference is the matcher written once more, in another way: the net/url package decodes, a regular expression matches.
 func reference(patternText, wire string, encodedSlash bool) (status int, plain string) {
-	forbidden, dots := regexp.MustCompile(`[%;\\\x{FFFD}\p{Cc}]`), regexp.MustCompile(`^( *\.\.? *)?$`)
+	forbidden, dots := regexp.MustCompile(`[%;\\\x{FFFD}\p{Cc}]`), regexp.MustCompile(`(^|[/\x{FF0F}\x{2215}\x{2044}\x{FF3C}]) *([.\x{FF0E}\x{2024}]{1,2}|\x{2025}) *($|[/\x{FF0F}\x{2215}\x{2044}\x{FF3C}])`)
 	if wire == "" {
 		wire = "/"
 	}
@@ -173,10 +178,8 @@ func reference(patternText, wire string, encodedSlash bool) (status int, plain s
 		if err != nil || strings.ToValidUTF8(s, "\x00") != s || forbidden.MatchString(s) || strings.Contains(s, "/") && !encodedSlash {
 			return 400, ""
 		}
-		for _, part := range strings.Split(s, "/") {
-			if s != "" && dots.MatchString(part) {
-				return 400, ""
-			}
+		if dots.MatchString(s) || strings.Contains("/"+s+"/", "//") && s != "" {
+			return 400, ""
 		}
 		decoded = append(decoded, s)
 	}

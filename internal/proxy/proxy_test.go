@@ -248,6 +248,7 @@ func TestHTTPProxyLeavesTraces(t *testing.T) {
 	if res.StatusCode != 200 {
 		t.Fatal(res.Status, text)
 	}
+	eventually(t, "the completion", func() bool { return len(f.records()) == 3 }) // the answer comes first
 	f.get("/proxy/datadog/api/v1/metrics", tok.Token+"x")
 	if err := f.p.Revoke(t.Context(), "ann", tok.JTI); err != nil {
 		t.Fatal(err)

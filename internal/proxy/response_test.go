@@ -125,7 +125,7 @@ func TestHTTPProxyHeadersOfAnswers(t *testing.T) {
 	f := setup(t, up.url, nil)
 	res, _ := f.get("/proxy/datadog/x", f.issue(nil).Token)
 	res.Header.Del("Date")
-	want := "map[Content-Length:[2] Content-Security-Policy:[sandbox; default-src 'none'] Content-Type:[text/html] Etag:[\"x\"] X-Content-Type-Options:[nosniff] X-Ratelimit-Remaining:[7]]"
+	want := "map[Cache-Control:[private] Content-Length:[2] Content-Security-Policy:[sandbox; default-src 'none'] Content-Type:[text/html] Etag:[\"x\"] X-Content-Type-Options:[nosniff] X-Ratelimit-Remaining:[7]]"
 	if got := fmt.Sprint(res.Header); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

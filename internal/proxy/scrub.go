@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -24,7 +26,7 @@ const (
 
 // scrubber finds secrets in what a service answers and masks them, byte by byte, so that lengths stay as they are. It looks for each
 // secret as it is, in hexadecimal, and in base64 (both alphabets) wherever in a longer text it stands; and for all of these with any
-// of their characters spelt as in a URL, in JSON or in HTML.
+// of their characters spelt as in a URL, in JSON or in HTML; and for the secret escaped twice.
 //
 // Plain occurrences are found as by Wu and Manber: of each window, the last three bytes tell how far to skip. One with
 // escapes is found from its first escape, since all before that is literal.
@@ -43,7 +45,7 @@ type patterns struct {
 	within  [256]bool       // bytes of any needle
 	first   [256]bool       // bytes with which an occurrence can begin
 	hold    int             // no occurrence is longer
-	folded  []string        // the secrets in lower case, for names of header fields
+	folded  []string        // the needles in lower case, for names of header fields
 }
 
 // newScrubber returns nil when there is nothing to look for. A scrubber is for one goroutine and one stream at a time.
@@ -72,10 +74,10 @@ func newPatterns(secrets []string) *patterns {
 		if len(secret) < minSecret {
 			continue
 		}
-		s.folded = append(s.folded, strings.ToLower(secret))
 		for _, needle := range spellings(secret) {
 			if !slices.ContainsFunc(s.needles, func(n []byte) bool { return bytes.Equal(n, needle) }) {
 				s.needles = append(s.needles, needle)
+				s.folded = append(s.folded, strings.ToLower(string(needle)))
 			}
 		}
 	}
@@ -125,7 +127,32 @@ func spellings(secret string) [][]byte {
 		}
 	}
 	lower := hex.EncodeToString(raw)
-	return append(out, []byte(lower), []byte(strings.ToUpper(lower)))
+	out = append(out, []byte(lower), []byte(strings.ToUpper(lower)))
+	// What is escaped twice, as in a link within a link or JSON within JSON, is an escaped spelling of what is escaped once.
+	quoted, err := json.Marshal(secret)
+	if err != nil {
+		panic(err) // a string always marshals
+	}
+	for _, once := range []string{
+		url.QueryEscape(secret), lowerEscapes(url.QueryEscape(secret)), url.PathEscape(secret), lowerEscapes(url.PathEscape(secret)),
+		string(quoted[1 : len(quoted)-1]), strings.ReplaceAll(secret, "/", `\/`),
+	} {
+		if once != secret {
+			out = append(out, []byte(once))
+		}
+	}
+	return out
+}
+
+// lowerEscapes writes %2f for %2F.
+func lowerEscapes(s string) string {
+	b := []byte(s)
+	for i := 0; i+2 < len(b); i++ {
+		if b[i] == '%' {
+			copy(b[i+1:i+3], bytes.ToLower(b[i+1:i+3]))
+		}
+	}
+	return string(b)
 }
 
 // mask masks every occurrence in buf and returns how many of its first bytes are done with. The others may be the

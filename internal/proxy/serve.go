@@ -59,8 +59,12 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, sandboxID string) 
 		return
 	}
 	// From here on a revocation cuts the call: it is entered before the row is looked at for the last time.
-	leave, ok := p.live.enter(c.row.JTI, c.cancel)
-	if !ok {
+	leave, err := p.live.enter(c.row.JTI, c.cancel)
+	switch {
+	case errors.Is(err, errRevoked):
+		c.deny(w, c.notUsable(store.ErrNotFound))
+		return
+	case err != nil:
 		c.deny(w, tooMany("too many requests of this execution at a time", time.Second))
 		return
 	}

@@ -115,6 +115,9 @@ func (p *Proxy) issue(ctx context.Context, caller, sandboxID string, rs []GrantR
 		return nil, internalError(err)
 	}
 	for _, row := range rows {
+		if sandboxID != "" {
+			p.live.begin(row.Execution, row.JTI, row.Expires, p.now(), p.services[row.Service].TokenRate)
+		}
 		p.metrics.tokenIssued(row.Service)
 		p.log.Info("execution_proxy: Execution token issued", "user", p.name(caller), "execution_id", row.Execution,
 			"target_service", row.Service, "ttl_seconds", int(row.Expires.Sub(row.Issued)/time.Second))
@@ -265,8 +268,10 @@ func (p *Proxy) Revoke(ctx context.Context, caller, jti string) error {
 	return nil
 }
 
-// RevokeRun ends the tokens of a run and cuts their calls. It is idempotent.
+// RevokeRun ends the tokens of a run and cuts their calls. It is idempotent. When the store cannot be changed, that is an error, but the
+// tokens are dead all the same: they are valid in this process alone.
 func (p *Proxy) RevokeRun(ctx context.Context, runID string) error {
+	p.live.end(runID)
 	jtis, err := p.store.RevokeRunTokens(ctx, runID, p.now())
 	if err != nil {
 		return internalError(err)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"path/filepath"
@@ -80,9 +81,11 @@ func (r *reader) load(v any) *File {
 		f.Login = r.login(top.members["auth"])
 	}
 	servers, ok := top.members["mcpServers"].(map[string]any)
-	if !ok {
-		r.fail("mcpServers", "is missing, or no object")
-		return f
+	switch {
+	case !ok && top.has("mcpServers"):
+		r.fail("mcpServers", "must be an object")
+	case !ok && !top.has("auth"):
+		r.fail("mcpServers", "is missing, as is auth: there is nothing in the file")
 	}
 	variables := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(servers)) {
@@ -209,10 +212,15 @@ func (r *reader) authentication(o object, s *Service) {
 		name := a.text("name", true)
 		if !isToken(name) {
 			a.fail("name", "must be the name of a header field, such as DD-API-KEY")
+		} else if slices.Contains(framing, http.CanonicalHeaderKey(name)) {
+			a.fail("name", "is a header field of HTTP itself, which carries no credential")
 		}
 		s.Credential = credential.Header(name, a.secret("value", true))
 	}
 }
+
+// framing are the header fields that HTTP itself needs, or removes on the way.
+var framing = []string{"Accept-Encoding", "Connection", "Content-Length", "Expect", "Host", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
 
 // login reads where people log in.
 func (r *reader) login(v any) oauth.Upstream {

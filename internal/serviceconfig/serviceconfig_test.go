@@ -113,6 +113,14 @@ func TestEverything(t *testing.T) {
 	}
 }
 
+// A server at which people log in need not have services.
+func TestLoginAlone(t *testing.T) {
+	f, err := load(t, `{"auth": {"type": "oidc", "issuer": "https://l.example.com", "clientId": "c", "allowedDomains": ["example.com"]}}`)
+	if err != nil || f.Login.Kind != "oidc" || len(f.Services) != 0 {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
 // TestRefuses: each error names the place, and none shows a secret.
 func TestRefuses(t *testing.T) {
 	// with puts something else in place of a part of the contract's example.
@@ -132,7 +140,8 @@ func TestRefuses(t *testing.T) {
 		"twice":                   {with(`"enabled": true,`, `"enabled": true, "enabled": true,`), "mcpServers.datadog.proxy.enabled is there twice"},
 		"deep":                    {strings.Repeat(`[`, 1000), "too deeply"},
 		"a list":                  {`[]`, "must be an object"},
-		"no servers":              {`{}`, "mcpServers: is missing"},
+		"nothing":                 {`{}`, "mcpServers: is missing, as is auth"},
+		"servers of another type": {`{"mcpServers": []}`, "mcpServers: must be an object"},
 		"unknown at the top":      {with(`"mcpServers"`, `"mcpservers": {}, "mcpServers"`), "mcpservers: is not known; did you mean mcpServers?"},
 		"unknown in a server":     {with(`"transportType"`, `"transport"`), "mcpServers.datadog.transport: is not known"},
 		"unknown in proxy":        {with(`"timeout": 30`, `"timeOut": 30`), "mcpServers.datadog.proxy.timeOut: is not known; did you mean timeout?"},
@@ -161,6 +170,7 @@ func TestRefuses(t *testing.T) {
 		"own parameter":           {with(`"scopes"`, `"parameters": {"redirect_uri": "https://evil.example.com"}, "scopes"`), "parameters.redirect_uri: is the server's own"},
 		"name with a slash":       {with(`"datadog"`, `"data/dog"`), "the name may have"},
 		"two of one variable":     {with(`"datadog": {`, `"data_dog": {"proxy": {"enabled": false, "baseURL": "https://a.example.com"}}, "data-dog": {"proxy": {"enabled": false, "baseURL": "https://a.example.com"}}, "datadog": {`), "DATA_DOG_TOKEN"},
+		"a header of HTTP's own":  {`{"mcpServers": {"s": {"userAuthentication": {"type": "header", "name": "content-length", "value": "x"}, "proxy": {"enabled": true, "baseURL": "https://a.example.com"}}}}`, "userAuthentication.name: is a header field of HTTP itself"},
 		"variable not set":        {bearer(`{"$env": "NOPE"}`), "mcpServers.s.userAuthentication.token: the environment variable NOPE is not set"},
 		"variable empty":          {bearer(`{"$env": "EMPTY"}`), "the environment variable EMPTY is not set"},
 		"control character":       {bearer(`{"$env": "LINES"}`), "userAuthentication.token: has a line break"},
