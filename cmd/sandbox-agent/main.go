@@ -20,6 +20,8 @@ func main() {
 	switch {
 	case len(os.Args) == 1 && os.Args[0] == "run-init":
 		err = agent.RunInit()
+	case len(os.Args) == 3 && os.Args[1] == "shared":
+		err = agent.MainShared(os.Args[2], version)
 	case len(os.Args) == 2:
 		err = agent.Main(os.Args[1], version)
 	default:

@@ -42,7 +42,8 @@ var baseEnv = map[string]string{
 }
 
 // RunInit is process 1 of a run's namespaces. It makes the run's private mounts, gives up everything, starts
-// the program as its only child, reports how that ended, and exits; the kernel then kills what is left.
+// the program as its only child, reports how that ended, and exits; the kernel then kills what is left. Where
+// runs share a pid namespace, the agent does that, and what it makes private is less; see launchShared.
 func RunInit() error {
 	unix.CloseOnExec(specFD)
 	unix.CloseOnExec(statusFD)
@@ -74,62 +75,24 @@ func runInit() (initStatus, error) {
 	if err := json.NewDecoder(specFile).Decode(&spec); err != nil {
 		return initStatus{}, fmt.Errorf("read run: %w", err)
 	}
-	exit, err := spec.start(oom, signals)
-	status := initStatus{Exit: exit}
-	if spec.Displays && err == nil {
-		status.Displays = collectDisplays()
-	}
-	return status, err
+	return spec.start(oom, signals)
 }
 
-func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, error) {
-	if err := privateMounts(spec.TmpBytes); err != nil {
-		return wire.Exit{}, err
+// program is the started program.
+type program struct {
+	pid    int
+	driver *os.File // nil without spec.Channel
+	dir    *os.Root // private to the run
+}
+
+func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (initStatus, error) {
+	launch := spec.launch
+	if spec.Shared != nil {
+		launch = spec.launchShared
 	}
-	if err := os.Chdir(workDir); err != nil {
-		return wire.Exit{}, err
-	}
-	argv, err := spec.argv()
-	if err != nil {
-		return wire.Exit{}, err
-	}
-	if err := spec.setLimits(); err != nil {
-		return wire.Exit{}, err
-	}
-	if err := giveUpPrivileges(); err != nil {
-		return wire.Exit{}, err
-	}
-	if spec.Displays {
-		if err := os.Mkdir(displayDir, 0o700); err != nil {
-			return wire.Exit{}, err
-		}
-	}
-	env := spec.environ()
-	path, err := findProgram(argv[0], env)
-	if err != nil {
-		return wire.Exit{Code: 127, Error: err.Error()}, nil
-	}
-	files := []uintptr{0, 1, 2}
-	var driver *os.File
-	if spec.Channel {
-		ours, theirs, err := driverSocket()
-		if err != nil {
-			return wire.Exit{}, err
-		}
-		defer theirs.Close()
-		driver, files = ours, append(files, theirs.Fd())
-	}
-	// When memory runs out the program goes first, never run-init or the agent.
-	own, _ := io.ReadAll(oom)
-	_, _ = oom.WriteAt([]byte("1000"), 0)
-	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
-		Env:   env,
-		Files: files,
-		Sys:   &syscall.SysProcAttr{Setsid: true},
-	})
-	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
-	if err != nil {
-		return wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+	p, exit, err := launch(oom)
+	if p == nil {
+		return initStatus{Exit: exit}, err
 	}
 	// Output ends when the last user process has closed it, not when run-init ends.
 	_ = unix.Close(1)
@@ -137,16 +100,86 @@ func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, 
 	go func() {
 		for sig := range signals {
 			if sig == syscall.SIGINT {
-				_ = syscall.Kill(-pid, syscall.SIGINT)
+				_ = syscall.Kill(-p.pid, syscall.SIGINT)
 			}
 		}
 	}()
-	if driver == nil {
-		return waitFor(pid)
+	if p.driver == nil {
+		exit, err = waitFor(p.pid)
+	} else {
+		cells := serveCells(p)
+		exit, err = waitFor(p.pid)
+		exit = cells.end(exit)
 	}
-	cells := serveCells(pid, driver)
-	exit, err := waitFor(pid)
-	return cells.end(exit), err
+	status := initStatus{Exit: exit}
+	if spec.Displays && err == nil {
+		status.Displays = collectDisplays(p.dir)
+	}
+	return status, err
+}
+
+// launch makes the run's surroundings, gives up everything and starts the program. Without a program, the exit
+// or the error says why. It leaves its thread as the program's.
+func (spec *initSpec) launch(oom *os.File) (*program, wire.Exit, error) {
+	if spec.Shared == nil {
+		if err := privateMounts(spec.TmpBytes); err != nil {
+			return nil, wire.Exit{}, err
+		}
+	}
+	if err := os.Chdir(workDir); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	argv, err := spec.argv()
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if err := spec.setLimits(); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	p := &program{}
+	if p.dir, err = os.OpenRoot(spec.Dir); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if spec.Shared != nil {
+		err = spec.confineShared()
+	} else {
+		err = giveUpPrivileges()
+	}
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if spec.Displays {
+		if err := p.dir.Mkdir(displayDir, 0o700); err != nil {
+			return nil, wire.Exit{}, err
+		}
+	}
+	env := spec.environ()
+	path, err := findProgram(argv[0], env)
+	if err != nil {
+		return nil, wire.Exit{Code: 127, Error: err.Error()}, nil
+	}
+	files := []uintptr{0, 1, 2}
+	if spec.Channel {
+		ours, theirs, err := driverSocket()
+		if err != nil {
+			return nil, wire.Exit{}, err
+		}
+		defer theirs.Close()
+		p.driver, files = ours, append(files, theirs.Fd())
+	}
+	// When memory runs out the program goes first, never run-init or the agent.
+	own, _ := io.ReadAll(oom)
+	_, _ = oom.WriteAt([]byte("1000"), 0)
+	p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Env:   env,
+		Files: files,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
+	if err != nil {
+		return nil, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+	}
+	return p, wire.Exit{}, nil
 }
 
 // waitFor reaps every child until the program itself has ended.
@@ -185,7 +218,7 @@ func (spec *initSpec) argv() ([]string, error) {
 		var b [4]byte
 		_, _ = rand.Read(b[:])
 		ext := filepath.Ext(f.name[1:])
-		path := "/tmp/" + strings.TrimSuffix(filepath.Base(f.name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+		path := spec.Dir + "/" + strings.TrimSuffix(filepath.Base(f.name), ext) + "-" + hex.EncodeToString(b[:]) + ext
 		if err := os.WriteFile(path, f.text, 0o600); err != nil {
 			return nil, fmt.Errorf("write code: %w", err)
 		}
@@ -197,6 +230,9 @@ func (spec *initSpec) argv() ([]string, error) {
 func (spec *initSpec) environ() []string {
 	var env []string
 	for k, v := range baseEnv {
+		if v == "/tmp" {
+			v = spec.Dir
+		}
 		if _, ok := spec.Env[k]; !ok {
 			env = append(env, k+"="+v)
 		}
@@ -205,7 +241,7 @@ func (spec *initSpec) environ() []string {
 		env = append(env, k+"="+v)
 	}
 	if spec.Displays {
-		env = append(env, "SANDBOX_DISPLAY="+displayDir)
+		env = append(env, "SANDBOX_DISPLAY="+spec.Dir+"/"+displayDir)
 	}
 	return env
 }
@@ -230,15 +266,6 @@ func findProgram(name string, env []string) (string, error) {
 	return "", fmt.Errorf("%s: not found in the sandbox", name)
 }
 
-// hiddenProc are the entries of /proc that tell about the host or act on it. Those that a kernel does not
-// have are passed over.
-var hiddenProc = []string{
-	"acpi", "asound", "bus", "cmdline", "config.gz", "cpuinfo_cur_freq", "diskstats", "dma", "driver", "fs", "interrupts", "iomem", "ioports",
-	"irq", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats",
-	"modules", "mtrr", "partitions", "pressure", "sched_debug", "scsi", "slabinfo", "softirqs", "swaps",
-	"sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo", "zoneinfo",
-}
-
 // privateMounts gives the run a /proc of its own pid namespace and empty, sized /tmp and /dev/shm.
 func privateMounts(tmpBytes int64) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
@@ -257,7 +284,7 @@ func privateMounts(tmpBytes int64) error {
 	if err := unix.Mount("proc", "/proc", "proc", flags|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	for _, name := range hiddenProc {
+	for _, name := range HiddenProc() {
 		if err := hide("/proc/" + name); err != nil {
 			return err
 		}

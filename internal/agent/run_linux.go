@@ -36,6 +36,8 @@ type initSpec struct {
 	Driver    []byte            `json:"driver"`
 	Channel   bool              `json:"channel"` // descriptor 5 is a connection for cells
 	Displays  bool              `json:"displays"`
+	Dir       string            `json:"dir"`              // private to the run
+	Shared    *sharedSpec       `json:"shared,omitempty"` // nil where the run has namespaces of its own
 }
 
 // initStatus is what run-init writes to its descriptor 4 when the program has ended.
@@ -51,11 +53,15 @@ type shown struct {
 }
 
 func (a *agent) spec(r *wire.Run) initSpec {
-	return initSpec{
+	spec := initSpec{
 		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver, Displays: r.Displays,
 		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
-		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes,
+		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, Dir: "/tmp",
 	}
+	if a.shared != nil {
+		spec.Dir, spec.Shared = privateDir(), &sharedSpec{Landlock: a.shared.landlock}
+	}
+	return spec
 }
 
 // run serves one run stream: it starts run-init in namespaces of its own, carries its output, and sends
@@ -66,10 +72,13 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	if f.Run.Interpreter != "" {
 		runOne = a.runCell
 	}
+	before := a.shared.limitsHit()
 	exit, err := runOne(s, f.Run)
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
+	after := a.shared.limitsHit()
+	exit.OOMKills, exit.PIDsRefused = after.oomKills-before.oomKills, after.pidsRefused-before.pidsRefused
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
 }
 
@@ -103,7 +112,7 @@ func (p *initProcess) wait() (initStatus, error) {
 	// The status comes before run-init's end; its end means that the kernel has killed all the rest.
 	text, statusErr := io.ReadAll(io.LimitReader(p.status, maxStatus))
 	ended(p.proc.Pid)
-	state, err := p.proc.Wait()
+	state, err := p.reap()
 	if err != nil {
 		return initStatus{}, err
 	}
@@ -133,9 +142,10 @@ type initProcess struct {
 	proc                   *os.Process
 	status, stdout, stderr *os.File
 	channel                *os.File // nil without spec.Channel
+	reap                   func() (*os.ProcessState, error)
 }
 
-// startInit starts run-init in namespaces of its own and hands it the spec.
+// startInit starts run-init and hands it the spec.
 func (a *agent) startInit(spec initSpec) (_ *initProcess, err error) {
 	a.starting <- struct{}{}
 	defer func() { <-a.starting }()
@@ -179,12 +189,12 @@ func (a *agent) startInit(spec initSpec) (_ *initProcess, err error) {
 		p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
 		theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
 	}
-	p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init"}, &os.ProcAttr{
-		Dir:   "/",
-		Env:   []string{},
-		Files: theirs,
-		Sys:   &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC},
-	})
+	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: theirs}
+	if a.shared != nil {
+		err = a.shared.start(p, attr, spec.Dir)
+	} else {
+		err = startApart(p, attr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("start run: %w", err)
 	}
@@ -193,6 +203,15 @@ func (a *agent) startInit(spec initSpec) (_ *initProcess, err error) {
 		_ = specW.Close()
 	}()
 	return p, nil
+}
+
+// startApart starts run-init as process 1 of namespaces of its own: its end is the end of all in them.
+func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
+	attr.Sys = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}
+	if p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init"}, attr); err == nil {
+		p.reap = p.proc.Wait
+	}
+	return err
 }
 
 func (p *initProcess) close() {
