@@ -22,6 +22,10 @@ func main() {
 		err = agent.RunInit()
 	case len(os.Args) == 3 && os.Args[1] == "shared":
 		err = agent.MainShared(os.Args[2], version)
+	case len(os.Args) == 3 && os.Args[1] == "guard":
+		err = agent.GuardNetwork(os.Args[2], os.Stdout)
+	case len(os.Args) == 2 && os.Args[1] == "addresses":
+		err = agent.DescribeNetwork(os.Stdout)
 	case len(os.Args) == 2:
 		err = agent.Main(os.Args[1], version)
 	default:
