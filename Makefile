@@ -41,7 +41,7 @@ test: ## Install what the tests need, then run every test and each fuzz target b
 	@scripts/setup test
 	@$(MAKE) --no-print-directory build test-environments
 	$(GO) vet ./...
-	$(GO) test -race -count=1 -timeout 15m ./...
+	@scripts/engine run $(GO) test -race -count=1 -timeout 20m ./...
 	@scripts/fuzz 3000x
 
 test-environments: $(SERVER)
@@ -62,8 +62,9 @@ bench: ## Measure runs beside plain processes
 web: ## Build the page
 	@echo 'web: nothing to build yet: the page at / is static'
 
-images: ## Build the Docker images
-	@echo 'images: nothing to build yet: the only backend is the jail'
+images: ## Build the Docker images of the runners (images/build says how to change their base)
+	@VERSION=$(VERSION) images/build
 
 clean: ## Remove what was built, and the environments of the tests
+	scripts/engine stop
 	rm -rf bin .cache integration/clients/node_modules $(AGENTS)
