@@ -22,12 +22,18 @@ const (
 // No process can be overlooked for good: one that is killed leaves its children to the agent, and a look that
 // found a process gone before it could be read proves nothing. Against those who multiply, signals alternate:
 // a stopped process does not make room under the limit of processes for a new one, but can be
-// continued by another; a killed one cannot. Where no run is left, one call kills all, and no fork gets past it.
+// continued by another; a killed one cannot. Where no run is left, one call kills all, and no fork gets past it; that
+// includes what an operator has put into the sandbox as its user.
 func (s *shared) sweep(deadline time.Time) bool {
 	seen := map[int]bool{}
 	pause := 100 * time.Microsecond
 	for round, uncertain := 0, 0; time.Now().Before(deadline); round++ {
 		s.mu.Lock()
+		alone := len(s.inits) == 0
+		if alone && killAll() {
+			s.mu.Unlock()
+			return true
+		}
 		strays, certain := s.strays()
 		fresh := false
 		for _, pid := range strays {
@@ -35,17 +41,11 @@ func (s *shared) sweep(deadline time.Time) bool {
 			seen[pid] = true
 		}
 		sig := unix.SIGKILL
-		if fresh && round%4 != 0 {
+		if fresh && !alone && round%4 != 0 {
 			sig = unix.SIGSTOP
 		}
-		if len(s.inits) == 0 && len(strays) > 0 {
-			_ = unix.Kill(-1, unix.SIGKILL)
-		} else {
-			for _, pid := range strays {
-				_ = unix.Kill(pid, sig)
-			}
-		}
 		for _, pid := range strays {
+			_ = unix.Kill(pid, sig)
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // fails for those that are not yet the agent's
 		}
 		s.mu.Unlock()
@@ -63,6 +63,17 @@ func (s *shared) sweep(deadline time.Time) bool {
 		}
 	}
 	return false
+}
+
+// killAll kills and reaps everything but the agent, which has no run. It says whether there was nothing.
+func killAll() bool {
+	err := unix.Kill(-1, unix.SIGKILL)
+	for {
+		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != nil || pid <= 0 {
+			break
+		}
+	}
+	return err == unix.ESRCH
 }
 
 // strays lists the processes whose ancestors lead to the agent past no living run's init. It is not certain

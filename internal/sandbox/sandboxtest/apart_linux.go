@@ -135,13 +135,47 @@ child = subprocess.Popen(["sleep", "1000"]); child.kill(); child.wait()  # one's
 // can kill its own init.
 func Survival(t *testing.T, h Harness) {
 	s := &suite{Harness: h}
+	t.Run("Signals", s.testDeafAgent)
 	t.Run("Alone", func(t *testing.T) { s.testDaemons(t, false) })
 	t.Run("Beside", func(t *testing.T) { s.testDaemons(t, true) })
 }
 
+// testDeafAgent: no signal that code can send, in any way, ends the agent or a run beside it that it was not sent to.
+func (s *suite) testDeafAgent(t *testing.T) {
+	b := s.start(t, sandbox.Spec{})
+	other := b.Begin(t, Shell("echo here; exec sleep 1000"))
+	other.Until(t, "here\n")
+	b.Probe(t, `
+import fcntl
+queue = 129 if os.uname().machine == "x86_64" else 138
+sent = 0
+for _ in range(20):
+    for sig in range(1, 65):
+        for task in [1] + [int(x) for x in os.listdir("/proc/1/task")]:
+            try: os.kill(task, sig); sent += 1
+            except OSError: pass
+            libc.tgkill(1, task, sig)
+            for code in (-1, -6, -2, -60):
+                libc.syscall(queue, task, sig, struct.pack("=iii", sig, 0, code) + bytes(116))
+    # A signal of the code's choice, which the kernel sends and says so.
+    for sig in (4, 5, 7, 8, 11, 31, 32, 34):
+        r, w = os.pipe()
+        try:
+            fcntl.fcntl(r, 10, sig); fcntl.fcntl(r, fcntl.F_SETOWN, 1); fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
+            os.write(w, b"x")
+        except OSError: pass
+        os.close(r); os.close(w)
+`)
+	b.Alive(t)
+	other.Send(t, wire.TypeKill)
+	if res := other.Wait(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
+		t.Errorf("the run beside it suffered: %+v %s", res.Exit, res.Stderr)
+	}
+}
+
 // testDaemons: what forks, hides and multiplies to outlive its run does not, nor does it harm the run beside it.
 func (s *suite) testDaemons(t *testing.T, beside bool) {
-	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 120}})
+	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 60}})
 	var other *Running
 	if beside {
 		other = b.Begin(t, Shell("echo here; while :; do sleep 0.01; done"))
@@ -191,7 +225,7 @@ def kill_init():
 		{"subreaper", "libc.prctl(36, 1, 0, 0, 0)\nfor _ in range(5): daemon(scribble)\nready()\n"},
 		{"leader gone", "import threading\ndef f():\n    threading.Thread(target=scribble).start()\n    libc.syscall(60 if os.uname().machine == 'x86_64' else 93, 0)\ndaemon(f)\nready()\n"},
 		{"hoppers", "for _ in range(3): daemon(hop)\nready()\n"},
-		{"bomb of daemons", "daemon(breed)\nready()\n"},
+		{"bomb of daemons", "daemon(breed)\nready()\nos._exit(0)\n"},
 		{"init killed", killInit + "for _ in range(5): daemon(scribble)\nready()\nkill_init()\nscribble()\n"},
 		{"init killed by a bomb", killInit + "daemon(breed)\nready()\nkill_init()\nscribble()\n"},
 		{"init stopped", "for _ in range(5): daemon(scribble)\nready()\nos.kill(os.getppid(), signal.SIGSTOP)\nprint('stopped', flush=True)\nscribble()\n"},
@@ -207,7 +241,7 @@ def kill_init():
 				r.Until(t, "stopped\n")
 				r.Send(t, wire.TypeKill)
 			}
-			res := r.WaitFor(t, 10*time.Second)
+			res := r.WaitFor(t, 20*time.Second)
 			if strings.HasPrefix(test.name, "init") != (res.Exit.Signal == 9) || res.Exit.Error != "" {
 				t.Errorf("%+v %s", res.Exit, res.Stderr)
 			}

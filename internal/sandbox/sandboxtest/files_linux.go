@@ -81,6 +81,7 @@ for mount in open("/proc/self/mountinfo"):
     if "rw" in options and point not in ("/data", "/mnt/data", "/workspace", "/tmp", "/dev/shm", "/proc") and not (SHARED and (point == "/.runs" or not os.access(point, os.W_OK))) and not point.startswith("/dev/") and right.split()[0] != "proc" and "devtmpfs" not in right:
         st = os.stat(point)
         if stat.S_ISDIR(st.st_mode) or not stat.S_ISCHR(st.st_mode): breach("mounted writable", mount)
+    if IMAGE and point not in ("/tmp", "/dev/shm", "/.runs"): continue  # an engine cannot say so of the root and of binds; no_new_privs and the device group take its place
     if "nosuid" not in options: breach("mounted with setuid", mount)
     if "nodev" not in options and not point.startswith(("/dev/", "/proc/")): breach("mounted with devices", mount)
 for d in ["/data", "/mnt/data", "/workspace", "/tmp", "/dev/shm"]:
