@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -219,14 +220,14 @@ func timeout(ctx context.Context, d time.Duration) (context.Context, context.Can
 var errHangs = errors.New("the engine did not answer")
 
 // hostPath is the engine's name of a path of ours.
-func (b *Backend) hostPath(path string) string {
+func (b *Backend) hostPath(name string) string {
 	if b.cfg.HostRoot == "" {
-		return path
+		return name
 	}
-	rel, err := filepath.Rel(b.cfg.Root, path)
+	rel, err := filepath.Rel(b.cfg.Root, name)
 	if err != nil || rel == ".." || strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
-		return path
+		return name
 	}
-	// The engine's machine may have other separators than ours; its root says which.
-	return strings.TrimRight(b.cfg.HostRoot, "/") + "/" + filepath.ToSlash(rel)
+	// The engine's machine runs Linux, whatever this one does.
+	return path.Join(b.cfg.HostRoot, filepath.ToSlash(rel))
 }

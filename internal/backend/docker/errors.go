@@ -43,7 +43,7 @@ func (b *Backend) explain(ctx context.Context, op string, err error) error {
 		fix = "build it again: make images; a running server sees new images by itself"
 	case strings.Contains(text, "bind source path does not exist"), strings.Contains(text, "Mounts denied"), strings.Contains(text, "not shared"):
 		fix = "the engine cannot see SANDBOX_ROOT: if the server is in a container, set SANDBOX_HOST_PATH to the host's path of it; on Docker Desktop, share it (Settings, Resources, File sharing)"
-	case strings.Contains(strings.ToLower(text), "unknown or invalid runtime"), strings.Contains(text, "unknown runtime"):
+	case strings.Contains(strings.ToLower(text), "unknown runtime"), strings.Contains(text, "unknown or invalid runtime"):
 		fix = "set SANDBOX_DOCKER_RUNTIME to a runtime that docker info lists, or unset it"
 	}
 	return &sandbox.Error{Op: op, Err: err, Fix: fix}

@@ -170,7 +170,8 @@ func (p *plain) run(s *wire.Stream, id string, r *wire.Run) (exit wire.Exit, err
 	if err != nil {
 		return exit, &refusal{b.gone(p.img, err)}
 	}
-	defer b.remove(container, opt.Name)
+	// The result does not wait for it: the container has ended by then, and with it every process.
+	defer p.work.Go(func() { b.remove(container, opt.Name) })
 	j, err := p.start(container)
 	if err != nil {
 		return exit, err
