@@ -51,13 +51,13 @@ lint: ## gofmt, vet for every platform, staticcheck, shellcheck, govulncheck
 	@scripts/setup lint
 	@scripts/lint
 
-bench: ## Measure runs beside plain processes
+bench: ## Measure runs beside plain processes, and beside docker run and docker exec
 	@scripts/setup run
 	@$(MAKE) --no-print-directory build
 	@mkdir -p $(CACHE)/bench
 	@SANDBOX_ROOT=$(CACHE) $(SERVER) runners install
 	@ln -sfn ../runners $(CACHE)/bench/runners
-	@$(GO) run ./bench -server $(SERVER) -root $(CACHE)/bench
+	@scripts/engine run $(GO) run ./bench -server $(SERVER) -root $(CACHE)/bench
 
 web: ## Build the page
 	@echo 'web: nothing to build yet: the page at / is static'
