@@ -43,7 +43,8 @@ func GuardNetwork(configJSON string, out io.Writer) error {
 	}
 	defer nl.close()
 	// First the way that stays open: the routes below hide it.
-	if err := nl.allowResolvers(links, append(cfg.Resolvers, resolvers()...)); err != nil {
+	servers := append(cfg.Resolvers, resolvers()...)
+	if err := nl.allowResolvers(links, servers); err != nil {
 		return err
 	}
 	networks := cfg.Unreachable
@@ -62,7 +63,11 @@ func GuardNetwork(configJSON string, out io.Writer) error {
 	if sixth { // nothing of IPv6 is open
 		networks = append(networks, "::/1", "8000::/1")
 	}
+	// The routes make a forbidden connection fail at once; the filter also stops a socket that goes past routes.
 	if err := addUnreachableRoutes(networks); err != nil {
+		return err
+	}
+	if err := nl.filter(links, networks, servers); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintln(out, GuardDone)
@@ -199,6 +204,16 @@ func number(kind uint16, v uint32) attribute {
 	return attribute{kind, binary.NativeEndian.AppendUint32(nil, v)}
 }
 
+func appendAttribute(b []byte, a attribute) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtAttr+len(a.data)))
+	b = binary.NativeEndian.AppendUint16(b, a.kind)
+	b = append(b, a.data...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
 // request sends a message and waits for its acknowledgement.
 func (n *netlink) request(kind, flags uint16, head []byte, attrs ...attribute) error {
 	n.seq++
@@ -206,12 +221,7 @@ func (n *netlink) request(kind, flags uint16, head []byte, attrs ...attribute) e
 	b := make([]byte, unix.SizeofNlMsghdr, 128)
 	b = append(b, head...)
 	for _, a := range attrs {
-		b = ne.AppendUint16(b, uint16(unix.SizeofRtAttr+len(a.data)))
-		b = ne.AppendUint16(b, a.kind)
-		b = append(b, a.data...)
-		for len(b)%4 != 0 {
-			b = append(b, 0)
-		}
+		b = appendAttribute(b, a)
 	}
 	ne.PutUint32(b[0:], uint32(len(b)))
 	ne.PutUint16(b[4:], kind)
@@ -265,6 +275,78 @@ func (n *netlink) allowResolvers(links []link, servers []string) error {
 			if err != nil {
 				return fmt.Errorf("let questions to the name server %s pass: %w", addr, err)
 			}
+		}
+	}
+	return nil
+}
+
+// What of the kernel's traffic control is used: a place for filters on what leaves an interface, and a filter that is a
+// classic BPF program whose answer is the verdict.
+const (
+	clsactHandle = 0xffff0000
+	clsactParent = 0xfffffff1
+	clsactEgress = 0xfffffff3
+
+	tcaKind, tcaOptions                         = 1, 2
+	tcaBPFOpsLen, tcaBPFOps, tcaBPFFlags        = 4, 5, 8
+	bpfActDirect                                = 1
+	verdictPass, verdictDrop                    = 0, 2 // TC_ACT_OK, TC_ACT_SHOT
+	filterPriority                       uint32 = 1
+)
+
+// filter drops what leaves toward the networks, whatever route a socket has chosen.
+func (n *netlink) filter(links []link, networks, servers []string) error {
+	var blocked []netip.Prefix
+	for _, s := range networks {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return err
+		}
+		blocked = append(blocked, p)
+	}
+	var open []netip.Addr
+	for _, s := range servers {
+		if a, err := netip.ParseAddr(s); err == nil {
+			open = append(open, a)
+		}
+	}
+	ne := binary.NativeEndian
+	var ops []byte
+	prog := closednet.Filter(blocked, open, verdictPass, verdictDrop)
+	for _, f := range prog {
+		ops = ne.AppendUint16(ops, f.Code)
+		ops = append(ops, f.Jt, f.Jf)
+		ops = ne.AppendUint32(ops, f.K)
+	}
+	var options []byte
+	options = appendAttribute(options, attribute{tcaBPFOpsLen, ne.AppendUint16(nil, uint16(len(prog)))})
+	options = appendAttribute(options, attribute{tcaBPFOps, ops})
+	options = appendAttribute(options, number(tcaBPFFlags, bpfActDirect))
+	head := func(index int, handle, parent, info uint32) []byte {
+		b := make([]byte, 4, 20) // the family, and padding
+		for _, v := range []uint32{uint32(index), handle, parent, info} {
+			b = ne.AppendUint32(b, v)
+		}
+		return b
+	}
+	// The protocol is in network order: all of them.
+	info := filterPriority<<16 | uint32(unix.ETH_P_ALL&0xff)<<8 | uint32(unix.ETH_P_ALL>>8)
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		info = filterPriority<<16 | unix.ETH_P_ALL
+	}
+	done := map[int]bool{}
+	for _, l := range links {
+		if done[l.index] {
+			continue
+		}
+		done[l.index] = true
+		err := n.request(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, head(l.index, clsactHandle, clsactParent, 0), attribute{tcaKind, []byte("clsact\x00")})
+		if err == nil {
+			err = n.request(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|unix.NLM_F_EXCL, head(l.index, 0, clsactEgress, info),
+				attribute{tcaKind, []byte("bpf\x00")}, attribute{tcaOptions, options})
+		}
+		if err != nil {
+			return fmt.Errorf("filter what leaves (the engine's kernel needs sch_ingress and cls_bpf): %w", err)
 		}
 	}
 	return nil

@@ -95,17 +95,17 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 	}
 	stop := context.AfterFunc(ctx, func() { _ = s.conn.Conn.Close() })
 	defer stop()
-	if spec.Network {
-		if err := b.guardNetwork(ctx, s.container, img, e); err != nil {
-			return nil, err
-		}
-	}
 	hello, err := wire.ReadHello(s.conn)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			return nil, b.explain(ctx, "start the container", cause)
 		}
 		return nil, s.diagnose(err)
+	}
+	if spec.Network { // before any code can come
+		if err := b.guardNetwork(ctx, s.container, img, e); err != nil {
+			return nil, err
+		}
 	}
 	if !stop() {
 		return nil, context.Cause(ctx)

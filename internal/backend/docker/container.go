@@ -64,7 +64,9 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 	}
 	cfg.Labels[labelSession] = spec.SessionID
 	l := spec.Limits
-	tmp := fmt.Sprintf("rw,nosuid,nodev,exec,mode=1777,nr_inodes=%d", tmpInodes)
+	// The ids, because a directory that the image has at the place passes its mode on, whatever is said here.
+	uid, gid, _ := strings.Cut(user, ":")
+	tmp := fmt.Sprintf("rw,nosuid,nodev,exec,mode=1777,uid=%s,gid=%s,nr_inodes=%d", uid, gid, tmpInodes)
 	if l.TmpBytes > 0 {
 		tmp += ",size=" + strconv.FormatInt(l.TmpBytes, 10)
 	}

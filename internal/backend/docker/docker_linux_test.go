@@ -22,11 +22,23 @@ const envHost = "SANDBOX_TEST_DOCKER_HOST"
 // agentFile is the agent, built once.
 var agentFile string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+// envRole says what a test binary is that another has started: the far end of a network. envAgent is the agent it uses.
+const (
+	envRole  = "DOCKERTEST_ROLE"
+	envAgent = "DOCKERTEST_AGENT"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envRole) == "world" {
+		sandboxtest.ServeWorld()
+		os.Exit(0)
+	}
+	os.Exit(testMain(m))
+}
 
 func testMain(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "dockertest-")
-	if err == nil {
+	if agentFile = os.Getenv(envAgent); err == nil && agentFile == "" {
 		defer os.RemoveAll(dir)
 		agentFile = filepath.Join(dir, "sandbox-agent")
 		cmd := exec.Command("go", "build", "-o", agentFile, "mcp-code-sandbox/cmd/sandbox-agent")

@@ -133,6 +133,9 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 		if err := sb.Close(ctx); err != nil {
 			t.Errorf("close the sandbox: %v", err)
 		}
+		if exit, err := sb.Wait(ctx); err == nil && t.Failed() {
+			t.Logf("the sandbox ended: %+v", exit)
+		}
 		_ = b.Conn.Close()
 	})
 	return b
@@ -203,6 +206,9 @@ func (r *Running) Until(t *testing.T, text string) {
 		}
 	}
 }
+
+// Stdout is what has been read so far.
+func (r *Running) Stdout() []byte { return r.result.Stdout }
 
 // Wait reads until the run's end.
 func (r *Running) Wait(t *testing.T) Result {
