@@ -124,7 +124,8 @@ func privateDir() string {
 type shared struct {
 	landlock int
 
-	// mu is held while a child is made and named, so that nobody takes it for a stray, and while strays are killed.
+	// mu is held while a child is made and named, so that nobody takes it for a stray, while strays are killed, and while
+	// files are read or removed: each goroutine in a slow call holds a thread, and there may be none left to make.
 	mu    sync.Mutex
 	inits map[int]bool // the agent's children that are the inits of living runs
 	live  int          // runs that have not been cleaned up after
@@ -166,10 +167,10 @@ func (s *shared) reap(proc *os.Process, dir string) (*os.ProcessState, error) {
 		fmt.Fprintln(os.Stderr, "sandbox-agent: processes of an ended run cannot be killed; ending the sandbox")
 		os.Exit(1)
 	}
-	empty(dir)
-	_ = os.Remove(dir)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	empty(dir)
+	_ = os.Remove(dir)
 	if s.live--; s.live == 0 {
 		for _, dir := range []string{"/tmp", "/dev/shm", RunsDir} {
 			empty(dir)

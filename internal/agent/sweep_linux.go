@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// sweepTimeout is how long the processes of an ended run may take to die.
-	sweepTimeout = 5 * time.Second
+	// sweepTimeout is how long the processes of an ended run may take to die. A bomb under a small share of a busy
+	// machine's CPUs takes seconds; a server that wants an answer sooner ends the sandbox itself.
+	sweepTimeout = 30 * time.Second
 	// maxUncertain bounds the looks at a process list that changes while it is read: by runs beside, or by a stray that
 	// forks and ends faster than it can be looked at. Each look finds such a stray with a chance far over one half.
 	maxUncertain = 20

@@ -113,6 +113,8 @@ func (s *shared) limitsHit() limitsHit {
 	if s == nil {
 		return limitsHit{}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	const top = "/sys/fs/cgroup/"
 	first := func(key string, paths ...string) uint64 {
 		for _, path := range paths {
