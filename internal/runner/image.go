@@ -68,6 +68,9 @@ func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 			continue
 		}
 		if winner, taken := chosen[img.Language]; taken {
+			if len(img.Tags) == 0 && len(winner.Tags) > 0 {
+				continue // what an earlier build left is nobody's wish
+			}
 			notes = append(notes, fmt.Sprintf("%s is served by %s (%s), not by %s (%s)", img.Language, winner.Name(), date(winner), img.Name(), date(img)))
 			continue
 		}

@@ -27,7 +27,7 @@ func TestFromImages(t *testing.T) {
 		{"ours", []Image{node, python}, "python=runner-python typescript=mine:1 javascript=mine:1 shell=runner-python", 0, ""},
 		{"TypeScript's shell", []Image{node}, "typescript=mine:1 javascript=mine:1 shell=mine:1", 0, ""},
 		{"newest wins", []Image{stdin("sha256:1", "ruby", 1, "r:1"), stdin("sha256:2", "ruby", 3, "r:3"), stdin("sha256:3", "ruby", 2, "r:2")}, "ruby=r:3", 2, ""},
-		{"a tag wins", []Image{stdin("sha256:1234567890abcdef", "ruby", 3), stdin("sha256:2", "ruby", 1, "r:1")}, "ruby=r:1", 1, ""},
+		{"a tag wins", []Image{stdin("sha256:1234567890abcdef", "ruby", 3), stdin("sha256:2", "ruby", 1, "r:1")}, "ruby=r:1", 0, ""},
 		{"no tag at all", []Image{stdin("sha256:1234567890abcdef", "ruby", 3)}, "ruby=1234567890ab", 0, ""},
 		{"chosen wins", []Image{python, chosen}, "python=old:1", 1, ""},
 		{"named wins over served", []Image{node, stdin("sha256:1", "javascript", 1, "js:1")}, "typescript=mine:1 javascript=js:1 shell=mine:1", 0, ""},

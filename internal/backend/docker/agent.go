@@ -76,6 +76,10 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 	opt.Config.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
 	opt.HostConfig.Tmpfs[agent.RunsDir] = opt.HostConfig.Tmpfs["/tmp"]
 
+	if e.podman { // with any given it adds others of its own, which not every machine grants; the agent sets them for each run, too
+		opt.HostConfig.Ulimits = nil
+	}
+
 	s := &box{b: b, id: spec.ID, name: opt.Name, ended: make(chan struct{})}
 	if s.container, err = b.create(ctx, opt); err != nil {
 		return nil, b.gone(img, err)
@@ -250,9 +254,21 @@ func (s *box) diagnose(err error) error {
 func (b *Backend) attach(ctx context.Context, s *box) (*agentConn, error) {
 	res, err := b.client.ContainerAttach(ctx, s.container, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
 	if err != nil {
-		return nil, b.explain(ctx, "attach to the container", err)
+		return nil, b.explain(ctx, "attach to the container", b.attachError(ctx, s.container, err))
 	}
 	return &agentConn{Conn: res.Conn, r: bufio.NewReaderSize(res.Conn, connBuffer), over: s.hungUp}, nil
+}
+
+// attachError finds words for a refused attachment, of which the client keeps the status alone. Podman prepares the container
+// then, as others do at the start; so what is wrong with the container is what a start says.
+func (b *Backend) attachError(ctx context.Context, id string, err error) error {
+	if b.unreachable(err) || ctx.Err() != nil {
+		return err
+	}
+	if _, serr := b.client.ContainerStart(ctx, id, client.ContainerStartOptions{}); serr != nil {
+		return serr
+	}
+	return err
 }
 
 // hungUp is called when the connection has ended, by either side. Before Start has returned, Start sees to it.

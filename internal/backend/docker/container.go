@@ -28,7 +28,9 @@ const agentPath = "/.sandbox-agent"
 func maskedPaths() []string {
 	paths := []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi",
-		"/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+		"/proc/timer_list", "/proc/timer_stats",
+		// What is left of /sys is /sys/fs, where the agent reads the container's own limits.
+		"/sys/block", "/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/firmware", "/sys/hypervisor", "/sys/kernel", "/sys/module", "/sys/power",
 	}
 	for _, name := range agent.HiddenProc() {
 		if path := "/proc/" + name; !slices.Contains(paths, path) {
@@ -64,9 +66,12 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 	}
 	cfg.Labels[labelSession] = spec.SessionID
 	l := spec.Limits
-	// The ids, because a directory that the image has at the place passes its mode on, whatever is said here.
-	uid, gid, _ := strings.Cut(user, ":")
-	tmp := fmt.Sprintf("rw,nosuid,nodev,exec,mode=1777,uid=%s,gid=%s,nr_inodes=%d", uid, gid, tmpInodes)
+	tmp := "rw,nosuid,nodev,exec,mode=1777"
+	if !e.podman { // which does not know these; there the memory limit bounds the number of files, too
+		// The ids, because a directory that the image has at the place passes its mode on, whatever is said here.
+		uid, gid, _ := strings.Cut(user, ":")
+		tmp += ",uid=" + uid + ",gid=" + gid + ",nr_inodes=" + strconv.Itoa(tmpInodes)
+	}
 	if l.TmpBytes > 0 {
 		tmp += ",size=" + strconv.FormatInt(l.TmpBytes, 10)
 	}
@@ -89,6 +94,13 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 	}
 	if l.CPUs > 0 { // not NanoCPUs: the engine refuses more of them than it has
 		host.CPUPeriod, host.CPUQuota = 100_000, max(1000, int64(l.CPUs*100_000))
+	}
+	if e.podman { // it has other words for these, and makes more places writable than were asked for
+		host.IpcMode = "private"
+		host.SecurityOpt = append(host.SecurityOpt, "mask="+strings.Join(maskedPaths(), ":"))
+		for _, path := range []string{"/run", "/var/tmp"} {
+			host.Tmpfs[path] = "ro,nosuid,nodev,noexec,size=65536"
+		}
 	}
 	bind := func(source, target string, readonly bool) {
 		host.Mounts = append(host.Mounts, mount.Mount{

@@ -147,6 +147,7 @@ func (b *Backend) touched() bool {
 // engine is what the engine says of itself.
 type engine struct {
 	version  string
+	podman   bool
 	goarch   string
 	rootless bool
 	// mapped says that uids in containers are others outside: by uidBase and gidBase more.
@@ -176,6 +177,15 @@ func (b *Backend) facts(ctx context.Context) (*engine, error) {
 		return nil, &sandbox.Error{Op: "reach the engine", Err: fmt.Errorf("it runs %s containers", info.OSType), Fix: "switch Docker Desktop to Linux containers"}
 	}
 	e := &engine{version: info.ServerVersion, goarch: goarch(info.Architecture), memory: info.MemoryLimit, pids: info.PidsLimit}
+	version, err := b.client.ServerVersion(ctx, client.ServerVersionOptions{})
+	if err != nil {
+		return nil, b.explain(ctx, "reach the engine", err)
+	}
+	for _, c := range version.Components {
+		if strings.Contains(c.Name, "Podman") {
+			e.podman, e.version = true, "Podman "+c.Version
+		}
+	}
 	for name := range info.Runtimes {
 		e.runtimes = append(e.runtimes, name)
 	}

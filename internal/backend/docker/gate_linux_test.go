@@ -24,9 +24,9 @@ type gate struct {
 	wg    sync.WaitGroup
 }
 
-func newGate(t *testing.T) *gate {
+func newGate(t *testing.T, host string) *gate {
 	t.Helper()
-	engine, ok := strings.CutPrefix(engineHost(t), "unix://")
+	engine, ok := strings.CutPrefix(host, "unix://")
 	if !ok {
 		t.Skip("the engine has no socket to stand before")
 	}

@@ -98,7 +98,9 @@ func (b *Backend) labelled(ctx context.Context) (map[string]image, error) {
 		if err != nil {
 			return nil, err
 		}
-		found[img.ID] = img
+		if len(img.tags) > 0 { // one without is what an earlier build has left
+			found[img.ID] = img
+		}
 	}
 	return found, nil
 }

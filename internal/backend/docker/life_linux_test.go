@@ -206,7 +206,7 @@ func TestFailedStart(t *testing.T) {
 
 // TestEngineHangs: a start, an end and a question do not wait for ever, and all is well when the engine is.
 func TestEngineHangs(t *testing.T) {
-	g := newGate(t)
+	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))
 	cfg := config(t, t.TempDir())
 	b := open(t, cfg.Root, func(c *docker.Config) { c.Installation, c.Host = cfg.Installation, g.Host })
@@ -237,7 +237,7 @@ func TestEngineHangs(t *testing.T) {
 
 // TestEngineAway: an engine that goes away loses the runs; one that comes back is used again, and cleaned.
 func TestEngineAway(t *testing.T) {
-	g := newGate(t)
+	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))
 	cfg := config(t, t.TempDir())
 	b := open(t, cfg.Root, func(c *docker.Config) { c.Installation, c.Host = cfg.Installation, g.Host })
@@ -335,7 +335,7 @@ func TestOrphans(t *testing.T) {
 
 // TestServerDies: a server that is gone without a word takes its processes with it; the container waits to be removed.
 func TestServerDies(t *testing.T) {
-	g := newGate(t)
+	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))
 	cfg := config(t, t.TempDir())
 	dead, err := docker.New(func() docker.Config { cfg := cfg; cfg.Host = g.Host; return cfg }())

@@ -213,7 +213,7 @@ func (p *plain) start(id string) (_ *job, err error) {
 	defer done()
 	res, err := b.client.ContainerAttach(sctx, id, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
 	if err != nil {
-		return nil, b.explain(sctx, "attach to the container", err)
+		return nil, b.explain(sctx, "attach to the container", b.attachError(sctx, id, err))
 	}
 	j.conn = res.HijackedResponse
 	context.AfterFunc(ctx, j.conn.Close)

@@ -86,10 +86,13 @@ func baseImage(t *testing.T, b *docker.Backend) string {
 	return r.Image
 }
 
+// Images are labelled, built and removed on an engine of the test's own: servers under other tests see those of theirs.
+
 func TestStdinImage(t *testing.T) {
-	c := api(t, engineHost(t))
-	cfg := config(t, t.TempDir())
-	b := open(t, cfg.Root, func(c *docker.Config) { c.Installation = cfg.Installation })
+	e := startEngine(t, "", noNetwork...)
+	c := api(t, e.Host)
+	inst := installation(t)
+	b, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Installation = inst })
 	language := ownLanguage()
 	id := build(t, c, baseImage(t, b), strings.ReplaceAll(tenLines, "LANGUAGE", language), language+":test")
 	set, _, _, err := b.Runners(t.Context())
@@ -103,7 +106,7 @@ func TestStdinImage(t *testing.T) {
 	uid, _ := b.Owner(t.Context())
 	h := sandboxtest.Harness{Backend: b, Owner: uid, Image: id}
 	const MB = 1 << 20
-	box := sandboxtest.Start(t, h, sandbox.Spec{SessionID: "s", Limits: sandbox.Limits{MemoryBytes: 128 * MB, PIDs: 64, TmpBytes: 16 * MB}})
+	box := sandboxtest.Start(t, h, sandbox.Spec{SessionID: "s", Mounts: usr, Limits: sandbox.Limits{MemoryBytes: 128 * MB, PIDs: 64, TmpBytes: 16 * MB}})
 	code := func(text string) wire.Run { return wire.Run{Code: []byte(text)} }
 
 	t.Run("contract", func(t *testing.T) {
@@ -214,15 +217,13 @@ print("end")`))
 		}
 	})
 	t.Run("end in the middle", func(t *testing.T) {
-		box := sandboxtest.Start(t, h, sandbox.Spec{})
+		box := sandboxtest.Start(t, h, sandbox.Spec{Mounts: usr})
 		box.Begin(t, code("print('up', flush=True)\nimport time; time.sleep(1000)")).Until(t, "up\n")
 		if err := box.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	})
-	if left := containers(t, c, cfg.Installation); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	eventually(t, "the containers to be gone", func() bool { return len(containers(t, c, inst)) == 0 })
 }
 
 // insideUID is the uid of code on this engine.
@@ -235,15 +236,16 @@ func insideUID() int {
 
 // TestStdinImageAway: an engine that goes away in the middle of a run loses the sandbox; nobody says that the run ended.
 func TestStdinImageAway(t *testing.T) {
-	g := newGate(t)
-	c := api(t, engineHost(t))
-	cfg := config(t, t.TempDir())
-	b := open(t, cfg.Root, func(c *docker.Config) { c.Installation, c.Host = cfg.Installation, g.Host })
+	e := startEngine(t, "", noNetwork...)
+	g := newGate(t, e.Host)
+	c := api(t, e.Host)
+	inst := installation(t)
+	b := open(t, t.TempDir(), func(c *docker.Config) { c.Installation, c.Host = inst, g.Host })
 	language := ownLanguage()
 	id := build(t, c, baseImage(t, b), strings.ReplaceAll(tenLines, "LANGUAGE", language), language+":test")
 	uid, _ := b.Owner(t.Context())
 	h := sandboxtest.Harness{Backend: b, Owner: uid, Image: id}
-	box := sandboxtest.Start(t, h, sandbox.Spec{})
+	box := sandboxtest.Start(t, h, sandbox.Spec{Mounts: usr})
 	box.Begin(t, wire.Run{Code: []byte("print('up', flush=True)\nimport time; time.sleep(1000)")}).Until(t, "up\n")
 	g.Away()
 	select {
@@ -251,7 +253,7 @@ func TestStdinImageAway(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the sandbox lives on without its engine")
 	}
-	refused := sandboxtest.Start(t, h, sandbox.Spec{}).Run(t, wire.Run{Code: []byte("1")})
+	refused := sandboxtest.Start(t, h, sandbox.Spec{Mounts: usr}).Run(t, wire.Run{Code: []byte("1")})
 	if refused.Exit.Code != 126 || !strings.Contains(refused.Exit.Error, "DOCKER_HOST") {
 		t.Errorf("a run without an engine: %+v", refused.Exit)
 	}
@@ -261,17 +263,17 @@ func TestStdinImageAway(t *testing.T) {
 	if exit, err := box.Wait(ctx); err != nil || exit.Cause != sandbox.CauseLost {
 		t.Errorf("%+v, %v", exit, err)
 	}
-	eventually(t, "the container to be gone", func() bool { return len(containers(t, c, cfg.Installation)) == 0 })
-	if res := sandboxtest.Start(t, h, sandbox.Spec{}).Run(t, wire.Run{Code: []byte("print(42)")}); string(res.Stdout) != "42\n" {
+	eventually(t, "the container to be gone", func() bool { return len(containers(t, c, inst)) == 0 })
+	if res := sandboxtest.Start(t, h, sandbox.Spec{Mounts: usr}).Run(t, wire.Run{Code: []byte("print(42)")}); string(res.Stdout) != "42\n" {
 		t.Errorf("with the engine back: %+v %s", res.Exit, res.Stderr)
 	}
 }
 
 // TestDiscovery: images are seen when they come, change and go, without a restart; a chosen one wins.
 func TestDiscovery(t *testing.T) {
-	c := api(t, engineHost(t))
-	cfg := config(t, t.TempDir())
-	b := open(t, cfg.Root, func(c *docker.Config) { c.Installation = cfg.Installation })
+	e := startEngine(t, "", noNetwork...)
+	c := api(t, e.Host)
+	b, _ := e.open(t, t.TempDir())
 	base := baseImage(t, b)
 	language := ownLanguage()
 	dockerfile := strings.ReplaceAll(tenLines, "LANGUAGE", language)
@@ -313,7 +315,7 @@ func TestDiscovery(t *testing.T) {
 			return strings.Contains(n, language+":one") && strings.Contains(n, language+":two")
 		})
 	})
-	if _, err := c.ImageRemove(t.Context(), language+":two", client.ImageRemoveOptions{Force: true}); err != nil {
+	if _, err := c.ImageRemove(t.Context(), language+":two", client.ImageRemoveOptions{Force: true, PruneChildren: true}); err != nil {
 		t.Fatal(err)
 	}
 	until("the removal of the second image", is(first))
@@ -325,11 +327,11 @@ func TestDiscovery(t *testing.T) {
 		t.Errorf("an image that is gone: %v", err)
 	}
 
-	chosen := open(t, t.TempDir(), func(c *docker.Config) { c.Image = language + ":one" })
+	chosen, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Image = language + ":one" })
 	if id := imageID(t, chosen, "python"); id != first {
 		t.Errorf("SANDBOX_IMAGE does not serve Python, but %s", id)
 	}
-	missing := open(t, t.TempDir(), func(c *docker.Config) { c.Image = "no-such-image:test" })
+	missing, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Image = "no-such-image:test" })
 	if _, _, problems, err := missing.Runners(t.Context()); err != nil || len(problems) == 0 || !strings.Contains(problems[0].Problem, "no-such-image:test") {
 		t.Errorf("a SANDBOX_IMAGE that is missing: %v, %v", problems, err)
 	}

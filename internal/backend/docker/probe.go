@@ -63,7 +63,7 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 		c := sandbox.Check{Name: "runs", Detail: "runs of one session are kept apart by " + isolation}
 		if strings.HasPrefix(isolation, "none") {
 			c.Status, c.Detail = sandbox.Warn, "runs of one session that overlap are not kept apart ("+isolation+"); sessions are"
-			c.Fix = "use an engine whose kernel has Landlock (5.13 or newer)"
+			c.Fix = "use an engine whose kernel has Landlock (Linux 5.19 or newer)"
 		}
 		checks = append(checks, c)
 	}

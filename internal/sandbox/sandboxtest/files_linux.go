@@ -108,7 +108,7 @@ for name in ["acpi", "asound", "bus", "cmdline", "config.gz", "diskstats", "driv
             breach("reads", path)
     except OSError:
         pass
-if any(l.split(":", 2)[2].strip() not in ("/", "") for l in open("/proc/self/cgroup")): breach("sees its cgroup", open("/proc/self/cgroup").read())
+if not PODMAN and any(l.split(":", 2)[2].strip() not in ("/", "") for l in open("/proc/self/cgroup")): breach("sees its cgroup", open("/proc/self/cgroup").read())
 `},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -175,7 +175,7 @@ finish()
 		}
 	})
 	t.Run("private files", func(t *testing.T) {
-		r := Python(`
+		r := Python(s.facts() + `
 for d in {"/tmp", "/dev/shm", os.environ["TMPDIR"]}:
     n = 0
     try:
@@ -186,6 +186,7 @@ for d in {"/tmp", "/dev/shm", os.environ["TMPDIR"]}:
         if e.errno != errno.ENOSPC: breach(d, e)
     if n > 17 << 20: breach(d, "holds", n)
     os.unlink(d + "/big")
+    if PODMAN: continue
     try:
         for i in range(100000): os.close(os.open(f"{d}/{i}", os.O_CREAT))
         breach(d, "holds any number of files")

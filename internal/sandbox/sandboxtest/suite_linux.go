@@ -32,6 +32,9 @@ type Harness struct {
 	// emptied when none is left; a run's HOME and TMPDIR are a directory of its own elsewhere. What the kernel counts
 	// by user and not by sandbox (inotify, user namespaces) is as the engine leaves it.
 	SharedPIDs bool
+	// Podman says that the engine is one that limits the number of files in a tmpfs only by the memory they take, and
+	// gives containers no cgroup namespace on version 1.
+	Podman bool
 	// NoLandlock says that the sandboxes cannot use this kernel's Landlock.
 	NoLandlock bool
 }
@@ -296,11 +299,11 @@ func serve(t *testing.T, l io.Closer, accept func() (io.WriteCloser, error)) (co
 	return func() int { return len(conns) }
 }
 
-// facts tells a probe, in Python, what to expect: whether runs share a pid namespace, and whether what the root holds
-// is an image's own and not lent by the host.
+// facts tells a probe, in Python, what to expect: whether runs share a pid namespace, whether what the root holds
+// is an image's own and not lent by the host, and whether the engine is Podman.
 func (s *suite) facts() string {
 	py := map[bool]string{true: "True", false: "False"}
-	return "SHARED, IMAGE = " + py[s.SharedPIDs] + ", " + py[s.Image != ""] + "\n"
+	return "SHARED, IMAGE, PODMAN = " + py[s.SharedPIDs] + ", " + py[s.Image != ""] + ", " + py[s.Podman] + "\n"
 }
 
 // landlock says whether the sandboxes have Landlock in that version: 2 keeps the memory, descriptors and files of
