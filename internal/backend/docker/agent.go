@@ -129,12 +129,19 @@ func (b *Backend) noteIsolation(what string) {
 	b.isolation = what
 }
 
-// gone makes the next discovery look again for an image that is no more.
+// gone makes the next start look again for an image or a bridge that is no more: another instance may have removed that.
 func (b *Backend) gone(img image, err error) error {
-	if err != nil && strings.Contains(strings.ToLower(err.Error()), "no such image") {
+	if err == nil {
+		return nil
+	}
+	text := strings.ToLower(err.Error())
+	if strings.Contains(text, "no such image") {
 		b.mu.Lock()
 		delete(b.images, img.ID)
 		b.mu.Unlock()
+	}
+	if strings.Contains(text, b.networkName()) {
+		b.networkLost()
 	}
 	return err
 }
