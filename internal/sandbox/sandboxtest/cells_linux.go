@@ -227,9 +227,9 @@ index.write('text/plain a\nimage/png b\ntext/plain missing\nnonsense\n')
 		"pipe index": "os.unlink('index'); os.mkfifo('index')",
 		"directory":  "os.mkdir('x'); index.write('t/a x\\nt/b .\\n')",
 		"too large":  "open('h', 'wb').truncate(1 << 30); index.write('t/a h\\n')",
-		"moved":      "os.rename(d, '/tmp/elsewhere'); os.mkfifo(d)",
-		"linked":     "os.rename(d, '/tmp/elsewhere'); os.symlink('/proc/1', d)",
-		"gone":       "os.rename(d, '/tmp/elsewhere')",
+		"moved":      "os.rename(d, d + '-elsewhere'); os.mkfifo(d)",
+		"linked":     "os.rename(d, d + '-elsewhere'); os.symlink('/proc/1', d)",
+		"gone":       "os.rename(d, d + '-elsewhere')",
 	} {
 		if res := show(attack); len(res.Displays) > 0 || res.Exit.Code != 0 || res.Exit.Error != "" {
 			t.Errorf("%s: %.200q %+v %s", name, res.Displays, res.Exit, res.Stderr)
