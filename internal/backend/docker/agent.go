@@ -46,15 +46,21 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	if _, err := os.Stat(spec.Workspace); err != nil {
 		return nil, fmt.Errorf("the workspace: %w", err)
 	}
-	if spec.Network {
-		if err := b.ensureNetwork(ctx); err != nil {
-			return nil, err
+	for retried := false; ; retried = true {
+		if spec.Network {
+			if err := b.ensureNetwork(ctx); err != nil {
+				return nil, err
+			}
 		}
+		if !img.agent {
+			return b.startPlain(spec, img, e), nil
+		}
+		sb, err := b.startAgent(ctx, spec, img, e)
+		if err == nil || retried || !spec.Network || b.networkMade() {
+			return sb, err
+		}
+		// The bridge was gone: an instance that ends removes it when nothing is on it.
 	}
-	if !img.agent {
-		return b.startPlain(spec, img, e), nil
-	}
-	return b.startAgent(ctx, spec, img, e)
 }
 
 // startAgent makes the container, attaches to it, starts it and waits for the agent's hello.

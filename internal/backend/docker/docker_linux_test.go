@@ -37,20 +37,20 @@ func TestMain(m *testing.M) {
 }
 
 func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "dockertest-")
-	if agentFile = os.Getenv(envAgent); err == nil && agentFile == "" {
+	if agentFile = os.Getenv(envAgent); agentFile == "" {
+		dir, err := os.MkdirTemp("", "dockertest-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 		defer os.RemoveAll(dir)
 		agentFile = filepath.Join(dir, "sandbox-agent")
 		cmd := exec.Command("go", "build", "-o", agentFile, "mcp-code-sandbox/cmd/sandbox-agent")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		var out []byte
-		if out, err = cmd.CombinedOutput(); err != nil {
-			err = fmt.Errorf("build the agent: %w\n%s", err, out)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build the agent: %v\n%s", err, out)
+			return 1
 		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
 	}
 	code := m.Run()
 	if err := goleak.Find(); err != nil && code == 0 {

@@ -95,15 +95,15 @@ func (b *Backend) ensureNetwork(ctx context.Context) error {
 	return nil
 }
 
-// dropNetwork removes the bridge unless another instance uses it.
+// dropNetwork removes the bridge, whichever instance made it, unless something is on it.
 func (b *Backend) dropNetwork(ctx context.Context) {
-	g := &b.guard
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.made {
-		g.made = false
-		_, _ = b.client.NetworkRemove(ctx, b.networkName(), client.NetworkRemoveOptions{})
-	}
+	_, _ = b.client.NetworkRemove(ctx, b.networkName(), client.NetworkRemoveOptions{})
+}
+
+func (b *Backend) networkMade() bool {
+	b.guard.mu.Lock()
+	defer b.guard.mu.Unlock()
+	return b.guard.made
 }
 
 // networkLost makes the next start look for the bridge again: another instance may have removed it.

@@ -165,6 +165,18 @@ for addr in set(CLOSED + OWN) - {"192.168.77.1", "192.0.2.10"}:
     if not isinstance(got, OSError): breach("reaches", addr, got)
 `)
 	})
+	t.Run("the bridge is gone", func(t *testing.T) {
+		_, h := e.open(t, t.TempDir(), func(c *docker.Config) { c.Installation = "gone" })
+		if err := sandboxtest.Start(t, h, spec).Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		other, h2 := e.open(t, t.TempDir(), func(c *docker.Config) { c.Installation = "gone" })
+		if err := sandboxtest.Start(t, h2, spec).Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		other.Close() // it was the last on the bridge, and removes it
+		sandboxtest.Start(t, h, spec).Alive(t)
+	})
 	t.Run("none", func(t *testing.T) {
 		b := sandboxtest.Start(t, h, sandbox.Spec{Mounts: usr})
 		b.Probe(t, lists+reach+`
