@@ -229,8 +229,13 @@ func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
 }
 
 func (p *initProcess) close() {
-	for _, f := range []*os.File{p.spec, p.status, p.stdout, p.stderr, p.channel} {
-		_ = f.Close() // a nil file says so and does nothing
+	p.closePipes()
+	_ = p.channel.Close() // a nil file says so and does nothing
+}
+
+func (p *initProcess) closePipes() {
+	for _, f := range []*os.File{p.spec, p.status, p.stdout, p.stderr} {
+		_ = f.Close()
 	}
 }
 
