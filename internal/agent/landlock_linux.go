@@ -102,7 +102,7 @@ func allow(rules int, path string, rights uint64) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("Landlock rule for %s: %w", path, err)
+		return fmt.Errorf("rule of Landlock for %s: %w", path, err)
 	}
 	defer unix.Close(fd)
 	rule := struct {
@@ -111,7 +111,7 @@ func allow(rules int, path string, rights uint64) error {
 	}{rights, int32(fd)}
 	_, _, e := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(rules), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
 	if e != 0 {
-		return fmt.Errorf("Landlock rule for %s: %w", path, e)
+		return fmt.Errorf("rule of Landlock for %s: %w", path, e)
 	}
 	return nil
 }
