@@ -43,7 +43,7 @@ test: ## Install what the tests need, then run every test and each fuzz target b
 	@$(MAKE) --no-print-directory build test-environments
 	$(GO) vet ./...
 	@scripts/web check
-	$(GO) test -race -count=1 -timeout 15m ./...
+	@scripts/engine run $(GO) test -race -count=1 -timeout 20m ./...
 	@scripts/fuzz 3000x
 
 test-environments: $(SERVER)
@@ -53,20 +53,21 @@ lint: ## gofmt, vet for every platform, staticcheck, shellcheck, govulncheck
 	@scripts/setup lint
 	@scripts/lint
 
-bench: ## Measure runs beside plain processes
+bench: ## Measure runs beside plain processes, and beside docker run and docker exec
 	@scripts/setup run
 	@$(MAKE) --no-print-directory build
 	@mkdir -p $(CACHE)/bench
 	@SANDBOX_ROOT=$(CACHE) $(SERVER) runners install
 	@ln -sfn ../runners $(CACHE)/bench/runners
-	@$(GO) run ./bench -server $(SERVER) -root $(CACHE)/bench
+	@scripts/engine run $(GO) run ./bench -server $(SERVER) -root $(CACHE)/bench
 
 web: ## Build the page into web/dist, from which it is embedded
 	@scripts/setup web
 	@scripts/web build
 
-images: ## Build the Docker images
-	@echo 'images: nothing to build yet: the only backend is the jail'
+images: ## Build the Docker images of the runners (images/build says how to change their base)
+	@VERSION=$(VERSION) images/build
 
 clean: ## Remove what was built, and the environments of the tests
+	scripts/engine stop
 	rm -rf bin .cache integration/clients/node_modules integration/page/node_modules web/node_modules $(AGENTS)

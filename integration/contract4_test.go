@@ -124,7 +124,7 @@ func TestStages(t *testing.T) {
 		}
 	}
 	if want := map[string]string{"upload_file": "filename", "run_python": "code", "read_artifact": "session_id path",
-		"list_artifacts": "session_id", "close_session": "session_id"}; !maps.Equal(tools, want) {
+		"list_artifacts": "session_id", "close_session": "session_id", "delete_file": "session_id filename"}; !maps.Equal(tools, want) {
 		t.Errorf("tools with a session_id: %v, want %v", tools, want)
 	}
 

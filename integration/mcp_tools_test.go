@@ -55,7 +55,7 @@ func TestEveryToolWithAClient(t *testing.T) {
 			}
 			const plot = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"
 			id := "tools"
-			if text, _, _ := call("list_runners", nil); !strings.Contains(text, "jail:python") {
+			if text, _, _ := call("list_runners", nil); !strings.Contains(text, images.Replace("IMAGE:python")) {
 				t.Errorf("list_runners: %s", text)
 			}
 			call("upload_file", map[string]any{"session_id": id, "filename": "a.csv", "content": "eCx5CjEsMgo="})

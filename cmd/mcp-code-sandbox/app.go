@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -39,12 +42,12 @@ type app struct {
 	env      map[string]string
 	log      *slog.Logger
 	keys     keys
-	backend  sandbox.Backend
 	signer   *signedurl.Signer
 	engine   *engine.Engine
 	sessions *session.Manager
 	metrics  http.Handler
 
+	isolation    isolation
 	environments environments
 	services     *services // nil: there is no configuration file of any
 
@@ -88,16 +91,16 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	}
 	a.onClose(func(context.Context) error { return a.instance.Close() })
 
-	backend, owner, closeBackend := newBackend(s, a.instance, a.log)
-	a.backend = backend
-	a.onClose(func(context.Context) error { closeBackend(); return nil })
+	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
+	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
+	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
 
 	if a.store, err = store.Open(ctx, filepath.Join(s.Root, "state.db")); err != nil {
 		return nil, err
 	}
 	a.onClose(func(context.Context) error { return a.store.Close() })
 
-	a.environments.change(discover(ctx, s))
+	a.environments.change(a.discover(ctx))
 	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, time.Duration(s.URLTTL), time.Now)
 
 	registry := prometheus.NewRegistry()
@@ -110,7 +113,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 
 	quota := workspace.Usage{Bytes: int64(s.WorkspaceBytes), Files: s.WorkspaceFiles}
 	a.sessions = session.New(session.Config{
-		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: backend, Owner: owner,
+		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: a.isolation.Backend, Owner: a.isolation.owner,
 		Limits: sandbox.Limits{
 			MemoryBytes: int64(s.MemoryLimit), CPUs: s.CPULimit, PIDs: s.PIDsLimit,
 			TmpBytes: int64(s.TmpBytes),
@@ -136,6 +139,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	a.tasks = newTasks()
 	a.onClose(a.tasks.close)
 	a.tasks.start(a.keepClean)
+	a.tasks.start(a.followImages)
 	a.addFlakes(ctx)
 	return a, nil
 }
@@ -175,7 +179,7 @@ func (a *app) clean(ctx context.Context) {
 		a.log.Warn("cannot look for dead instances", "error", err)
 	}
 	for _, d := range dead {
-		if reaper, ok := a.backend.(sandbox.Reaper); ok {
+		if reaper, ok := a.isolation.Backend.(sandbox.Reaper); ok {
 			if err := reaper.Reap(ctx, d.ID()); err != nil {
 				a.log.Warn("cannot clean up after a dead instance; trying again later", "instance", d.ID(), "error", err)
 				d.Abandon()
@@ -187,6 +191,12 @@ func (a *app) clean(ctx context.Context) {
 			continue
 		}
 		a.log.Info("cleaned up after a dead instance", "instance", d.ID())
+	}
+	if sweeper, ok := a.isolation.Backend.(sandbox.Sweeper); ok {
+		alive := func(id string) bool { return instance.Alive(a.settings.Root, id) }
+		if err := sweeper.Sweep(ctx, alive); err != nil && ctx.Err() == nil {
+			a.log.Warn("cannot look for what dead instances left; trying again later", "error", err)
+		}
 	}
 	if err := a.store.PurgeResults(ctx, time.Now().Add(-engine.ResultRetention), a.instance.ID()); err != nil && ctx.Err() == nil {
 		a.log.Warn("cannot forget old results", "error", err)
@@ -200,7 +210,7 @@ func (a *app) clean(ctx context.Context) {
 func (a *app) ready(ctx context.Context) error { return a.tasks.do(ctx, a.probe) }
 
 func (a *app) probe(ctx context.Context) error {
-	prober, ok := a.backend.(sandbox.Prober)
+	prober, ok := a.isolation.Backend.(sandbox.Prober)
 	if !ok {
 		return nil
 	}
@@ -210,9 +220,16 @@ func (a *app) probe(ctx context.Context) error {
 		}
 	}
 	if len(a.environments.runners()) == 0 {
-		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: "mcp-code-sandbox runners install"}
+		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: a.isolation.installFix()}
 	}
 	return nil
+}
+
+// installationName tells the containers of one installation from another's. It tells nothing of the key.
+func installationName(key secret.Value) string {
+	mac := hmac.New(sha256.New, []byte(key.Reveal()))
+	mac.Write([]byte("name of the installation"))
+	return hex.EncodeToString(mac.Sum(nil)[:12])
 }
 
 // loadKeys takes the operator's secrets, and makes and keeps those that are not given.

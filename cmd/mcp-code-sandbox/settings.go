@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -36,7 +38,11 @@ type settings struct {
 	Tools             []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation, session, run and all. Default: all."`
 
 	Root              string   `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
-	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto or jail."`
+	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto, jail or docker. auto is docker when an engine has images labelled as runners, else the jail."`
+	DockerHost        string   `name:"docker-host" environ:"DOCKER_HOST" group:"sandbox" placeholder:"URL" help:"Address of the Docker or Podman engine. Default: the first usual socket that is there, such as unix:///var/run/docker.sock."`
+	Image             string   `name:"image" environ:"SANDBOX_IMAGE" group:"sandbox" placeholder:"IMAGE" help:"Image for Python on docker, whatever other images are labelled, such as llm-sandbox:latest."`
+	HostPath          string   `name:"host-path" environ:"SANDBOX_HOST_PATH" group:"sandbox" placeholder:"DIR" help:"The root as the engine's host names it, where the server itself is in a container."`
+	DockerRuntime     string   `name:"docker-runtime" environ:"SANDBOX_DOCKER_RUNTIME" group:"sandbox" placeholder:"NAME" help:"The engine's OCI runtime for sandboxes, such as runsc or kata. Default: the engine's own."`
 	RunnersDir        string   `name:"runners-dir" environ:"SANDBOX_RUNNERS_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of your own runners, a directory each. Default: runners.d under the root."`
 	WrapperDir        string   `name:"nix-sandbox-dir" environ:"NIX_SANDBOX_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of environments that isolate themselves, a directory each with metadata.json and bin/run. Default: ~/.config/nix-sandbox-mcp/sandboxes."`
 	NixEnvs           []string `name:"nix-sandbox-envs" environ:"NIX_SANDBOX_ENVS" group:"sandbox" placeholder:"REF" help:"Flake references of such environments, to build with nix at the start."`
@@ -108,7 +114,11 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		u, err := url.Parse(o)
 		bad(o == "*" || err == nil && u.Scheme != "" && u.Host != "" && strings.Trim(u.Path, "/") == "", "SANDBOX_ALLOWED_ORIGINS", "%q is no origin; write it like https://app.example.com", o)
 	}
-	bad(slices.Contains([]string{"auto", "jail"}, s.Backend), "SANDBOX_BACKEND", "there is no backend %q; use auto or jail", s.Backend)
+	bad(slices.Contains([]string{backendAuto, backendJail, backendDocker}, s.Backend), "SANDBOX_BACKEND", "there is no backend %q; use auto, jail or docker", s.Backend)
+	if s.DockerHost == "" {
+		s.DockerHost = defaultEngine(env)
+	}
+	bad(s.HostPath == "" || path.IsAbs(s.HostPath) || filepath.IsAbs(s.HostPath), "SANDBOX_HOST_PATH", "%q is no absolute path", s.HostPath)
 	bad(s.Network == "full" || s.Network == "off", "SANDBOX_NETWORK", "%q is neither full nor off", s.Network)
 	for _, n := range s.NetworkAllow {
 		_, err := parsePrefix(n)
@@ -203,6 +213,23 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(s)
 	return p.Masked(), err
+}
+
+// defaultEngine is the first usual socket of an engine that is there; empty: the client's own default.
+func defaultEngine(env map[string]string) string {
+	candidates := []string{"/var/run/docker.sock"}
+	if dir := env["XDG_RUNTIME_DIR"]; filepath.IsAbs(dir) {
+		candidates = append(candidates, filepath.Join(dir, "docker.sock"), filepath.Join(dir, "podman", "podman.sock"))
+	}
+	if home := env["HOME"]; filepath.IsAbs(home) {
+		candidates = append(candidates, filepath.Join(home, ".docker", "run", "docker.sock"), filepath.Join(home, ".colima", "default", "docker.sock"))
+	}
+	for _, socket := range append(candidates, "/run/podman/podman.sock") {
+		if fi, err := os.Stat(socket); err == nil && fi.Mode()&os.ModeSocket != 0 {
+			return "unix://" + socket
+		}
+	}
+	return ""
 }
 
 // defaultRoot is the user's data directory, or the system's for root; empty when there is none.

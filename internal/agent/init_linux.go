@@ -43,19 +43,22 @@ var baseEnv = map[string]string{
 
 // RunInit is process 1 of a run's namespaces. It makes the run's private mounts and gives up everything, waits for
 // its spec, starts the program as its only child, reports how that ended, and exits; the kernel then kills what is
-// left. tmpBytes is the size of the run's /tmp, in its argument.
-func RunInit(tmpBytes string) error {
+// left. where is the size of the run's /tmp.
+//
+// Where runs share a pid namespace, it is sharedInit: what run-init makes private is less, see launchShared, and
+// the agent ends what is left.
+func RunInit(where string) error {
 	unix.CloseOnExec(specFD)
 	unix.CloseOnExec(statusFD)
 	unix.CloseOnExec(channelFD)
-	status, err := runInit(tmpBytes)
+	status, err := runInit(where)
 	if err != nil {
 		status.Exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
 	return json.NewEncoder(os.NewFile(statusFD, "status")).Encode(status)
 }
 
-func runInit(tmpBytes string) (initStatus, error) {
+func runInit(where string) (initStatus, error) {
 	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this one.
 	runtime.LockOSThread()
 	spareThreads(initSpare)
@@ -68,8 +71,10 @@ func runInit(tmpBytes string) (initStatus, error) {
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals)
-	if err := confine(tmpBytes); err != nil {
-		return initStatus{}, err
+	if where != sharedInit {
+		if err := confine(where); err != nil {
+			return initStatus{}, err
+		}
 	}
 
 	specFile := os.NewFile(specFD, "spec")
@@ -78,15 +83,10 @@ func runInit(tmpBytes string) (initStatus, error) {
 	if err := json.NewDecoder(specFile).Decode(&spec); err != nil {
 		return initStatus{}, fmt.Errorf("read run: %w", err)
 	}
-	exit, err := spec.start(oom, signals)
-	status := initStatus{Exit: exit}
-	if spec.Displays && err == nil {
-		status.Displays = collectDisplays()
-	}
-	return status, err
+	return spec.start(oom, signals)
 }
 
-// confine is what a run's isolation is made of, whatever the run.
+// confine is what the isolation of a run with namespaces of its own is made of, whatever the run.
 func confine(tmpBytes string) error {
 	size, err := strconv.ParseInt(tmpBytes, 10, 64)
 	if err != nil {
@@ -104,45 +104,21 @@ func confine(tmpBytes string) error {
 	return giveUpPrivileges()
 }
 
-func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, error) {
-	argv, err := spec.argv()
-	if err != nil {
-		return wire.Exit{}, err
+// program is the started program.
+type program struct {
+	pid    int
+	driver *os.File // nil without spec.Channel
+	dir    *os.Root // private to the run
+}
+
+func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (initStatus, error) {
+	launch := spec.launch
+	if spec.Shared != nil {
+		launch = spec.launchShared
 	}
-	if err := setLimits(spec.limits()); err != nil {
-		return wire.Exit{}, err
-	}
-	if spec.Displays {
-		if err := os.Mkdir(displayDir, 0o700); err != nil {
-			return wire.Exit{}, err
-		}
-	}
-	env := spec.environ()
-	path, err := findProgram(argv[0], env)
-	if err != nil {
-		return wire.Exit{Code: 127, Error: err.Error()}, nil
-	}
-	files := []uintptr{0, 1, 2}
-	var driver *os.File
-	if spec.Channel {
-		ours, theirs, err := driverSocket()
-		if err != nil {
-			return wire.Exit{}, err
-		}
-		defer theirs.Close()
-		driver, files = ours, append(files, theirs.Fd())
-	}
-	// When memory runs out the program goes first, never run-init or the agent.
-	own, _ := io.ReadAll(oom)
-	_, _ = oom.WriteAt([]byte("1000"), 0)
-	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
-		Env:   env,
-		Files: files,
-		Sys:   &syscall.SysProcAttr{Setsid: true},
-	})
-	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
-	if err != nil {
-		return wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+	p, exit, err := launch(oom)
+	if p == nil {
+		return initStatus{Exit: exit}, err
 	}
 	// Output ends when the last user process has closed it, not when run-init ends.
 	_ = unix.Close(1)
@@ -150,16 +126,75 @@ func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, 
 	go func() {
 		for sig := range signals {
 			if sig == syscall.SIGINT {
-				_ = syscall.Kill(-pid, syscall.SIGINT)
+				_ = syscall.Kill(-p.pid, syscall.SIGINT)
 			}
 		}
 	}()
-	if driver == nil {
-		return waitFor(pid)
+	if p.driver == nil {
+		exit, err = waitFor(p.pid)
+	} else {
+		cells := serveCells(p)
+		exit, err = waitFor(p.pid)
+		exit = cells.end(exit)
 	}
-	cells := serveCells(pid, driver)
-	exit, err := waitFor(pid)
-	return cells.end(exit), err
+	status := initStatus{Exit: exit}
+	if spec.Displays && err == nil {
+		status.Displays = collectDisplays(p.dir)
+	}
+	return status, err
+}
+
+// launch starts the program. Without a program, the exit
+// or the error says why. It leaves its thread as the program's.
+func (spec *initSpec) launch(oom *os.File) (*program, wire.Exit, error) {
+	argv, err := spec.argv()
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if err := setLimits(spec.limits()); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	p := &program{}
+	if p.dir, err = os.OpenRoot(spec.Dir); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if spec.Shared != nil {
+		if err := spec.confineShared(); err != nil {
+			return nil, wire.Exit{}, err
+		}
+	}
+	if spec.Displays {
+		if err := p.dir.Mkdir(displayDir, 0o700); err != nil {
+			return nil, wire.Exit{}, err
+		}
+	}
+	env := spec.environ()
+	path, err := findProgram(argv[0], env)
+	if err != nil {
+		return nil, wire.Exit{Code: 127, Error: err.Error()}, nil
+	}
+	files := []uintptr{0, 1, 2}
+	if spec.Channel {
+		ours, theirs, err := driverSocket()
+		if err != nil {
+			return nil, wire.Exit{}, err
+		}
+		defer theirs.Close()
+		p.driver, files = ours, append(files, theirs.Fd())
+	}
+	// When memory runs out the program goes first, never run-init or the agent.
+	own, _ := io.ReadAll(oom)
+	_, _ = oom.WriteAt([]byte("1000"), 0)
+	p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Env:   env,
+		Files: files,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
+	if err != nil {
+		return nil, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+	}
+	return p, wire.Exit{}, nil
 }
 
 // waitFor reaps every child until the program itself has ended.
@@ -198,7 +233,7 @@ func (spec *initSpec) argv() ([]string, error) {
 		var b [4]byte
 		_, _ = rand.Read(b[:])
 		ext := filepath.Ext(f.name[1:])
-		path := "/tmp/" + strings.TrimSuffix(filepath.Base(f.name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+		path := spec.Dir + "/" + strings.TrimSuffix(filepath.Base(f.name), ext) + "-" + hex.EncodeToString(b[:]) + ext
 		if err := os.WriteFile(path, f.text, 0o600); err != nil {
 			return nil, fmt.Errorf("write code: %w", err)
 		}
@@ -210,6 +245,9 @@ func (spec *initSpec) argv() ([]string, error) {
 func (spec *initSpec) environ() []string {
 	var env []string
 	for k, v := range baseEnv {
+		if v == "/tmp" {
+			v = spec.Dir
+		}
 		if _, ok := spec.Env[k]; !ok {
 			env = append(env, k+"="+v)
 		}
@@ -218,7 +256,7 @@ func (spec *initSpec) environ() []string {
 		env = append(env, k+"="+v)
 	}
 	if spec.Displays {
-		env = append(env, "SANDBOX_DISPLAY="+displayDir)
+		env = append(env, "SANDBOX_DISPLAY="+spec.Dir+"/"+displayDir)
 	}
 	return env
 }
@@ -243,15 +281,6 @@ func findProgram(name string, env []string) (string, error) {
 	return "", fmt.Errorf("%s: not found in the sandbox", name)
 }
 
-// hiddenProc are the entries of /proc that tell about the host or act on it. Those that a kernel does not
-// have are passed over.
-var hiddenProc = []string{
-	"acpi", "asound", "bus", "cmdline", "config.gz", "cpuinfo_cur_freq", "diskstats", "dma", "driver", "fs", "interrupts", "iomem", "ioports",
-	"irq", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats",
-	"modules", "mtrr", "partitions", "pressure", "sched_debug", "scsi", "slabinfo", "softirqs", "swaps",
-	"sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo", "zoneinfo",
-}
-
 // privateMounts gives the run a /proc of its own pid namespace and empty, sized /tmp and /dev/shm.
 func privateMounts(tmpBytes int64) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
@@ -270,7 +299,7 @@ func privateMounts(tmpBytes int64) error {
 	if err := unix.Mount("proc", "/proc", "proc", flags|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	for _, name := range hiddenProc {
+	for _, name := range HiddenProc() {
 		if err := hide("/proc/" + name); err != nil {
 			return err
 		}

@@ -95,7 +95,7 @@ func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, err
 			in.exit = wire.Exit{Code: 126, Error: err.Error()}
 		}
 		in.exit.Lost = true
-		p.close()
+		p.closePipes() // not the connection: its end comes behind the last words of the last cell
 		pumps.Wait()
 		close(in.lost)
 	}()
@@ -103,6 +103,7 @@ func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, err
 	if _, err := wire.ReadHello(p.channel); err != nil {
 		_ = p.proc.Kill()
 		<-in.lost
+		p.close()
 		switch {
 		case in.exit.Error != "":
 			err = errors.New(in.exit.Error)

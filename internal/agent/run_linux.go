@@ -37,6 +37,8 @@ type initSpec struct {
 	Driver    []byte            `json:"driver"`
 	Channel   bool              `json:"channel"` // descriptor 5 is a connection for cells
 	Displays  bool              `json:"displays"`
+	Dir       string            `json:"dir"`              // private to the run
+	Shared    *sharedSpec       `json:"shared,omitempty"` // nil where the run has namespaces of its own
 }
 
 // initStatus is what run-init writes to its descriptor 4 when the program has ended.
@@ -52,11 +54,15 @@ type shown struct {
 }
 
 func (a *agent) spec(r *wire.Run) initSpec {
-	return initSpec{
+	spec := initSpec{
 		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver, Displays: r.Displays,
 		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
-		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes,
+		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, Dir: "/tmp",
 	}
+	if a.shared != nil {
+		spec.Dir, spec.Shared = privateDir(), &sharedSpec{Landlock: a.shared.landlock}
+	}
+	return spec
 }
 
 // run serves one run stream: it starts run-init in namespaces of its own, carries its output, and sends
@@ -67,13 +73,16 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	if f.Run.Interpreter != "" {
 		runOne = a.runCell
 	}
+	before := a.shared.limitsHit()
 	exit, err := runOne(s, f.Run)
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
+	after := a.shared.limitsHit()
+	exit.OOMKills, exit.PIDsRefused = after.oomKills-before.oomKills, after.pidsRefused-before.pidsRefused
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
-	if f.Run.Interpreter == "" {
-		a.spare.prepare(func() (*initProcess, error) { return a.newInit(f.Run.Limits.TmpBytes) })
+	if f.Run.Interpreter == "" && a.shared == nil {
+		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run)) })
 	}
 }
 
@@ -107,7 +116,7 @@ func (p *initProcess) wait() (initStatus, error) {
 	// The status comes before run-init's end; its end means that the kernel has killed all the rest.
 	text, statusErr := io.ReadAll(io.LimitReader(p.status, maxStatus))
 	ended(p.proc.Pid)
-	state, err := p.proc.Wait()
+	state, err := p.reap()
 	if err != nil {
 		return initStatus{}, err
 	}
@@ -139,6 +148,7 @@ type initProcess struct {
 	channel                      *os.File // for cells
 
 	tmpBytes int64
+	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
 }
 
 // startInit hands the spec to a run-init, the one that waits for it if there is one.
@@ -149,7 +159,7 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 	}
 	p := a.spare.take(spec.TmpBytes)
 	if p == nil {
-		if p, err = a.newInit(spec.TmpBytes); err != nil {
+		if p, err = a.newInit(spec); err != nil {
 			return nil, err
 		}
 	}
@@ -160,8 +170,9 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 	return p, nil
 }
 
-// newInit starts a run-init in namespaces of its own, which makes everything ready and waits for its spec.
-func (a *agent) newInit(tmpBytes int64) (_ *initProcess, err error) {
+// newInit starts a run-init in a place of its own, which makes everything ready and waits for its spec. Of the spec it needs
+// the place alone.
+func (a *agent) newInit(spec initSpec) (_ *initProcess, err error) {
 	a.starting <- struct{}{}
 	defer func() { <-a.starting }()
 	null, err := os.Open(os.DevNull)
@@ -169,7 +180,7 @@ func (a *agent) newInit(tmpBytes int64) (_ *initProcess, err error) {
 		return nil, err
 	}
 	theirs := []*os.File{null}
-	p := &initProcess{tmpBytes: tmpBytes}
+	p := &initProcess{tmpBytes: spec.TmpBytes}
 	defer func() {
 		for _, f := range theirs {
 			_ = f.Close()
@@ -196,21 +207,35 @@ func (a *agent) newInit(tmpBytes int64) (_ *initProcess, err error) {
 	}
 	p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
 	theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
-	p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init", strconv.FormatInt(tmpBytes, 10)}, &os.ProcAttr{
-		Dir:   "/",
-		Env:   []string{},
-		Files: theirs,
-		Sys:   &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC},
-	})
+	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: theirs}
+	if a.shared != nil {
+		err = a.shared.start(p, attr, spec.Dir)
+	} else {
+		err = startApart(p, attr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("start run: %w", err)
 	}
 	return p, nil
 }
 
+// startApart starts run-init as process 1 of namespaces of its own: its end is the end of all in them.
+func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
+	attr.Sys = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}
+	if p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init", strconv.FormatInt(p.tmpBytes, 10)}, attr); err == nil {
+		p.reap = p.proc.Wait
+	}
+	return err
+}
+
 func (p *initProcess) close() {
-	for _, f := range []*os.File{p.spec, p.status, p.stdout, p.stderr, p.channel} {
-		_ = f.Close() // a nil file says so and does nothing
+	p.closePipes()
+	_ = p.channel.Close() // a nil file says so and does nothing
+}
+
+func (p *initProcess) closePipes() {
+	for _, f := range []*os.File{p.spec, p.status, p.stdout, p.stderr} {
+		_ = f.Close()
 	}
 }
 

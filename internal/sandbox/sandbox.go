@@ -138,6 +138,12 @@ type Reaper interface {
 	Reap(ctx context.Context, instance string) error
 }
 
+// Sweeper is implemented by backends whose traces outlive even the directory of the instance that left them.
+type Sweeper interface {
+	// Sweep removes what this backend's installation has left where no living instance has a use for it.
+	Sweep(ctx context.Context, alive func(instance string) bool) error
+}
+
 // Usage is what a sandbox has used so far.
 type Usage struct {
 	MemoryBytes     int64  // now

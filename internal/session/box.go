@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -225,7 +226,7 @@ func (m *Manager) spec(s *Session, r runner.Runner, network bool) sandbox.Spec {
 		Session:   s.key,
 		SessionID: s.id,
 		Runner:    r.Name,
-		Image:     r.Image,
+		Image:     cmp.Or(r.ImageID, r.Image),
 		Wrapper:   r.Wrapper,
 		Workspace: filepath.Join(s.dir, filesDir),
 		Mounts:    r.Mounts,
@@ -311,10 +312,12 @@ func (m *Manager) dialer(sandboxID string) func(*wire.Stream, wire.Frame) {
 // environment names what a sandbox is started with for a runner. Runners that share it, as TypeScript and
 // JavaScript do, share sandboxes; a runner that was installed anew gets new ones.
 func environment(r runner.Runner) string {
-	if len(r.Mounts) == 0 {
+	if len(r.Mounts) == 0 && r.ImageID == "" {
 		return r.Image
 	}
 	var b strings.Builder
+	b.WriteString(r.ImageID)
+	b.WriteByte(0)
 	if r.MemoryMB > 0 {
 		fmt.Fprintf(&b, "%d MB\x00", r.MemoryMB)
 	}

@@ -351,15 +351,18 @@ func (s *Session) lossCause(b *box, cause sandbox.Cause) sandbox.Cause {
 }
 
 // causeOf tells a program that ran into a limit of its sandbox from one that failed by itself.
-// Overlapping runs share the sandbox's counters, so the counters alone prove nothing.
+// Overlapping runs share the sandbox's counters, so the counters alone prove nothing. They come from outside, or, where
+// the backend has no way to read them there, with the exit.
 func causeOf(exit *wire.Exit, before, after sandbox.Usage) sandbox.Cause {
 	killed := exit.Signal == sigkill
+	oom := after.OOMKills > before.OOMKills || exit.OOMKills > 0
+	refused := after.PIDsRefused > before.PIDsRefused || exit.PIDsRefused > 0
 	switch {
 	case exit.Signal == sigxfsz || exit.Code == 128+sigxfsz: // also of a file that no walk sees, since it is deleted but open
 		return sandbox.CauseDiskQuota
-	case after.OOMKills > before.OOMKills && (killed || exit.Code == 128+sigkill): // a shell passes 137 on
+	case oom && (killed || exit.Code == 128+sigkill): // a shell passes 137 on
 		return sandbox.CauseOutOfMemory
-	case after.PIDsRefused > before.PIDsRefused && exit.Code != 0:
+	case refused && exit.Code != 0:
 		return sandbox.CausePIDsLimit
 	case killed:
 		return sandbox.CauseKilled

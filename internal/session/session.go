@@ -156,6 +156,15 @@ func (s *Session) load(create bool) error {
 	if err != nil {
 		return fmt.Errorf("open the session's workspace: %w", err)
 	}
+	// It has another owner when it is new, and when another backend made it.
+	owned, err := ws.Owned()
+	if err == nil && !owned {
+		err = ws.Adopt(s.m.ctx)
+	}
+	if err != nil {
+		_ = ws.Close()
+		return fmt.Errorf("give the session's workspace to the sandbox: %w", err)
+	}
 	info, err := os.Lstat(files)
 	if err != nil {
 		_ = ws.Close()
@@ -184,10 +193,6 @@ func (s *Session) makeDirs(files string) error {
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
-	}
-	// Also when it was there: a server that died between the two calls left it with the wrong owner.
-	if o := s.m.cfg.Owner; o.UID >= 0 || o.GID >= 0 {
-		return os.Lchown(files, o.UID, o.GID)
 	}
 	return nil
 }

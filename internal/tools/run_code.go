@@ -119,7 +119,7 @@ func runCodeResult(res engine.Result) runCodeJSON {
 func unknownLanguage(runners runner.Set) *mcp.CallToolResult {
 	output := "Unknown language. Available: " + bracketed(runners.Names())
 	if len(runners) == 0 {
-		output = "No language is available: no runner is installed on the server."
+		output = "No language is available on the server: mcp-code-sandbox doctor tells its operator why."
 	}
 	return textResult(runCodeJSON{Output: output, Files: []fileJSON{}})
 }

@@ -24,6 +24,9 @@ const (
 // long as it takes: the server always reads.
 const writeTimeout = 10 * time.Second
 
+// lastWords is how long a peer that reads no more may still be read.
+const lastWords = time.Second
+
 // maxPings bounds the pings that an agent has not answered.
 const maxPings = 64
 
@@ -190,7 +193,8 @@ func (c *Conn) encodeLocked(f *Frame) ([]byte, error) {
 	return c.enc.encode(f, maxFromAgent)
 }
 
-// writeLocked writes one encoded frame, or ends the connection. wmu is held.
+// writeLocked writes one encoded frame, or ends the connection: where the peer has hung up, when what it said before
+// has been read. wmu is held.
 func (c *Conn) writeLocked(b []byte) error {
 	if c.side == ServerSide {
 		t := time.AfterFunc(writeTimeout, func() {
@@ -198,11 +202,16 @@ func (c *Conn) writeLocked(b []byte) error {
 		})
 		defer t.Stop()
 	}
-	if _, err := c.rw.Write(b); err != nil {
-		c.fail(hangUp(err))
-		return c.Err()
+	_, err := c.rw.Write(b)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if err = hangUp(err); err == io.EOF && c.Err() == nil {
+		time.AfterFunc(lastWords, func() { c.fail(io.EOF) })
+		return io.EOF
+	}
+	c.fail(err)
+	return c.Err()
 }
 
 // hangUp makes one error of the ways to learn that the peer has hung up.

@@ -277,15 +277,55 @@ func TestHangUpSeenByWrite(t *testing.T) {
 		io.ErrClosedPipe:   io.EOF,
 		other:              other,
 	} {
-		c := NewConn(gone{&net.OpError{Op: "write", Err: err}, make(chan struct{})}, ServerSide, nil)
-		if _, got := c.Open(runOne); !errors.Is(got, want) {
-			t.Errorf("open on %v = %v", err, got)
-		}
-		<-c.Done()
-		if got := c.Err(); !errors.Is(got, want) {
-			t.Errorf("ended by %v with %v", err, got)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			c := NewConn(gone{&net.OpError{Op: "write", Err: err}, make(chan struct{})}, ServerSide, nil)
+			if _, got := c.Open(runOne); !errors.Is(got, want) {
+				t.Errorf("open on %v = %v", err, got)
+			}
+			<-c.Done()
+			if got := c.Err(); !errors.Is(got, want) {
+				t.Errorf("ended by %v with %v", err, got)
+			}
+		})
 	}
+}
+
+// hungUp is a peer that has said its last words and gone: they are read once a write has failed.
+type hungUp struct {
+	words  *bytes.Reader
+	writes *int
+	failed chan struct{}
+}
+
+func (h hungUp) Read(p []byte) (int, error) { <-h.failed; return h.words.Read(p) }
+func (h hungUp) Close() error               { h.words.Reset(nil); return nil }
+
+func (h hungUp) Write(p []byte) (int, error) {
+	if *h.writes++; *h.writes == 1 {
+		return len(p), nil
+	}
+	close(h.failed)
+	return 0, syscall.EPIPE
+}
+
+func TestLastWordsAreRead(t *testing.T) {
+	var enc encoder
+	words, err := enc.encode(&Frame{Type: TypeStdout, ID: 2, Data: []byte("last words")}, maxFromAgent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := NewConn(hungUp{bytes.NewReader(words), new(int), make(chan struct{})}, ServerSide, nil)
+	s := open(t, c, runOne)
+	if err := s.Send(bg, Frame{Type: TypeInterrupt}); err != io.EOF {
+		t.Errorf("send = %v", err)
+	}
+	if f, err := s.Recv(bg); err != nil || string(f.Data) != "last words" {
+		t.Errorf("%q, %v", f.Data, err)
+	}
+	if _, err := s.Recv(bg); err != io.EOF {
+		t.Errorf("then %v", err)
+	}
+	<-c.Done()
 }
 
 // What the server sends on a run may cross with the run's exit; the agent takes no offence.

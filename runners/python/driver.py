@@ -192,16 +192,47 @@ def remember_source(filename, code):
     linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
 
 
-class Stream(io.TextIOWrapper):
-    """An unbuffered text stream: output is seen as it is produced. A thread that an earlier cell left behind writes into the void."""
+class Pipe:
+    """One end of a cell's output. It has a descriptor of its own: descriptors 1 and 2 lead to the next cell's pipes at once."""
+
+    def __init__(self, number, fd):
+        self.number, self.file = number, io.FileIO(fd, "w")
+
+    def end(self, null):
+        """Has what still comes go nowhere. The descriptor's number is free when nobody is writing to it any more."""
+        os.dup2(null, self.file.fileno(), inheritable=False)
+
+
+class Output(io.RawIOBase):
+    """What the cell that runs has for descriptor fd. A thread that an earlier cell left behind writes into the void."""
+
+    pipes = {1: None, 2: None}
 
     def __init__(self, fd):
-        super().__init__(io.FileIO(fd, "w", closefd=False), encoding="utf-8", errors="backslashreplace", write_through=True)
+        self.fd = fd
 
-    def write(self, text):
-        if getattr(threading.current_thread(), "sandbox_cell", Cell.number) != Cell.number:
-            return len(text)
-        return super().write(text)
+    def writable(self):
+        return True
+
+    def fileno(self):
+        return self.fd
+
+    def write(self, data):
+        pipe = self.pipes[self.fd]
+        if pipe is None or getattr(threading.current_thread(), "sandbox_cell", pipe.number) != pipe.number:
+            return len(data)
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            rest = rest[pipe.file.write(rest):]
+        return size
+
+
+class Stream(io.TextIOWrapper):
+    """An unbuffered text stream: output is seen as it is produced. One that an earlier cell has kept writes to the cell that runs."""
+
+    def __init__(self, fd):
+        super().__init__(Output(fd), encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def start_thread(thread, start=threading.Thread.start):
@@ -211,12 +242,19 @@ def start_thread(thread, start=threading.Thread.start):
 
 
 def redirect(directory):
-    """Points descriptors 1 and 2 at the cell's pipes; without a cell they lead nowhere."""
+    """Points descriptors 1 and 2, and what is printed, at the cell's pipes; without a cell they lead nowhere."""
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        path = os.devnull if directory is None else os.path.join(directory, name)
-        opened = os.open(path, os.O_WRONLY)
-        os.dup2(opened, fd)
-        os.close(opened)
+        if directory is not None:
+            opened = os.open(os.path.join(directory, name), os.O_WRONLY)
+            os.dup2(opened, fd)
+            Output.pipes[fd] = Pipe(Cell.number, opened)
+            continue
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, fd)
+        before, Output.pipes[fd] = Output.pipes[fd], None
+        if before is not None:
+            before.end(null)
+        os.close(null)
 
 
 def apply_environment(directory):

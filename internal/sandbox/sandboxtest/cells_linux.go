@@ -116,6 +116,11 @@ func (s *suite) testCells(t *testing.T) {
 				t.Errorf("after %s: %q %+v", crash.code, again.Stdout, again.Exit)
 			}
 		}
+		// More than the streams between it and the server hold at a time.
+		res := b.Run(t, Cell(t, "python", "import os, sys\nsys.stdout.write('x' * 1_000_000)\nos._exit(7)"))
+		if len(res.Stdout) != 1_000_000 || res.Exit.Code != 7 || !res.Exit.Lost {
+			t.Errorf("%d bytes of 1000000 came, %+v", len(res.Stdout), res.Exit)
+		}
 	})
 	t.Run("Flood", func(t *testing.T) {
 		b := s.start(t, sandbox.Spec{})
@@ -184,10 +189,15 @@ sys.stderr.write("error\n"); _ = os.write(2, b"\xff\n")
 		}
 		b.Run(t, Cell(t, "python", `
 def chatter():
-    while True: print("late"); time.sleep(0.01)
+    while True: print("late"); sys.stdout.buffer.write(b"late"); time.sleep(0.01)
 threading.Thread(target=chatter, daemon=True).start()`))
 		if res := b.Run(t, Cell(t, "python", "import time; time.sleep(0.3); print('mine')")); string(res.Stdout) != "mine\n" {
 			t.Errorf("a thread of an earlier cell printed into a later one: %q", res.Stdout)
+		}
+		// A stream that was kept, as logging does, prints into the cell that runs.
+		b.Run(t, Cell(t, "python", "import logging; logging.basicConfig(format='%(message)s')"))
+		if res := b.Run(t, Cell(t, "python", "logging.warning('logged'); subprocess.run(['echo', 'child'], stdout=sys.stdout); None")); string(res.Stderr) != "logged\n" || string(res.Stdout) != "child\n" {
+			t.Errorf("%q %q", res.Stdout, res.Stderr)
 		}
 		// Lines of the driver's protocol, and garbage, on every descriptor there is.
 		forge := b.Run(t, Cell(t, "python", `
@@ -227,9 +237,9 @@ index.write('text/plain a\nimage/png b\ntext/plain missing\nnonsense\n')
 		"pipe index": "os.unlink('index'); os.mkfifo('index')",
 		"directory":  "os.mkdir('x'); index.write('t/a x\\nt/b .\\n')",
 		"too large":  "open('h', 'wb').truncate(1 << 30); index.write('t/a h\\n')",
-		"moved":      "os.rename(d, '/tmp/elsewhere'); os.mkfifo(d)",
-		"linked":     "os.rename(d, '/tmp/elsewhere'); os.symlink('/proc/1', d)",
-		"gone":       "os.rename(d, '/tmp/elsewhere')",
+		"moved":      "os.rename(d, d + '-elsewhere'); os.mkfifo(d)",
+		"linked":     "os.rename(d, d + '-elsewhere'); os.symlink('/proc/1', d)",
+		"gone":       "os.rename(d, d + '-elsewhere')",
 	} {
 		if res := show(attack); len(res.Displays) > 0 || res.Exit.Code != 0 || res.Exit.Error != "" {
 			t.Errorf("%s: %.200q %+v %s", name, res.Displays, res.Exit, res.Stderr)
