@@ -99,6 +99,7 @@ type agent struct {
 
 	mu           sync.Mutex
 	interpreters map[string]*interpreter // that live on between runs, by name
+	zygotes      zygotes
 }
 
 // forbidUserNamespaces sets the limit of this user namespace to none. The seccomp filter says the same;

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -63,6 +64,10 @@ func runInit(tmpBytes string) (initStatus, error) {
 	if err != nil {
 		return initStatus{}, err
 	}
+	namespaces, err := openNamespaces()
+	if err != nil {
+		return initStatus{}, err
+	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return initStatus{}, fmt.Errorf("become unreadable: %w", err)
 	}
@@ -71,14 +76,20 @@ func runInit(tmpBytes string) (initStatus, error) {
 	if err := confine(tmpBytes); err != nil {
 		return initStatus{}, err
 	}
+	init := runInitProcess{oom: oom, signals: signals}
+	if init.driver, init.theirs, err = driverSocket(); err != nil {
+		return initStatus{}, err
+	}
+	if err := give(namespaces, init.theirs); err != nil {
+		return initStatus{}, err
+	}
 
-	specFile := os.NewFile(specFD, "spec")
-	defer specFile.Close()
+	init.told = json.NewDecoder(os.NewFile(specFD, "spec"))
 	var spec initSpec
-	if err := json.NewDecoder(specFile).Decode(&spec); err != nil {
+	if err := init.told.Decode(&spec); err != nil {
 		return initStatus{}, fmt.Errorf("read run: %w", err)
 	}
-	exit, err := spec.start(oom, signals)
+	exit, err := init.run(&spec)
 	status := initStatus{Exit: exit}
 	if spec.Displays && err == nil {
 		status.Displays = collectDisplays()
@@ -104,62 +115,111 @@ func confine(tmpBytes string) error {
 	return giveUpPrivileges()
 }
 
-func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (wire.Exit, error) {
+// runInitProcess is a run-init that is ready.
+type runInitProcess struct {
+	oom            *os.File
+	signals        <-chan os.Signal
+	told           *json.Decoder // the spec, and the exit of a program that a zygote has started
+	driver, theirs *os.File      // the ends of the channel for cells: run-init's and the program's
+}
+
+func (p *runInitProcess) run(spec *initSpec) (wire.Exit, error) {
+	pid := spec.Adopted
+	if pid == 0 {
+		var exit wire.Exit
+		var err error
+		if pid, exit, err = p.start(spec); pid == 0 {
+			return exit, err
+		}
+	}
+	// Output ends when the last user process has closed it, not when run-init ends.
+	_ = unix.Close(1)
+	_ = unix.Close(2)
+	_ = p.theirs.Close()
+	ended := make(chan struct{}, 1)
+	go func() {
+		for sig := range p.signals {
+			switch sig {
+			case syscall.SIGINT:
+				_ = syscall.Kill(-pid, syscall.SIGINT)
+			case syscall.SIGCHLD:
+				select {
+				case ended <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}()
+	wait := func() (wire.Exit, error) { return waitFor(pid) }
+	if spec.Adopted != 0 {
+		go reap(ended)
+		wait = p.waitToBeTold
+	}
+	if !spec.Channel {
+		_ = p.driver.Close()
+		return wait()
+	}
+	cells := serveCells(pid, p.driver)
+	exit, err := wait()
+	return cells.end(exit), err
+}
+
+// waitToBeTold returns the exit of a program that is not run-init's child.
+func (p *runInitProcess) waitToBeTold() (wire.Exit, error) {
+	var exit wire.Exit
+	if err := p.told.Decode(&exit); err != nil {
+		return wire.Exit{}, fmt.Errorf("learn how the program ended: %w", err)
+	}
+	return exit, nil
+}
+
+// reap waits for the orphans of a program that is not run-init's child itself.
+func reap(ended <-chan struct{}) {
+	for range ended {
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && !errors.Is(err, syscall.EINTR) {
+				break
+			}
+		}
+	}
+}
+
+// start starts the program. Without a process, the exit says why.
+func (p *runInitProcess) start(spec *initSpec) (pid int, exit wire.Exit, err error) {
 	argv, err := spec.argv()
 	if err != nil {
-		return wire.Exit{}, err
+		return 0, exit, err
 	}
 	if err := setLimits(spec.limits()); err != nil {
-		return wire.Exit{}, err
+		return 0, exit, err
 	}
 	if spec.Displays {
 		if err := os.Mkdir(displayDir, 0o700); err != nil {
-			return wire.Exit{}, err
+			return 0, exit, err
 		}
 	}
 	env := spec.environ()
 	path, err := findProgram(argv[0], env)
 	if err != nil {
-		return wire.Exit{Code: 127, Error: err.Error()}, nil
+		return 0, wire.Exit{Code: 127, Error: err.Error()}, nil
 	}
 	files := []uintptr{0, 1, 2}
-	var driver *os.File
 	if spec.Channel {
-		ours, theirs, err := driverSocket()
-		if err != nil {
-			return wire.Exit{}, err
-		}
-		defer theirs.Close()
-		driver, files = ours, append(files, theirs.Fd())
+		files = append(files, p.theirs.Fd())
 	}
 	// When memory runs out the program goes first, never run-init or the agent.
-	own, _ := io.ReadAll(oom)
-	_, _ = oom.WriteAt([]byte("1000"), 0)
-	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
+	own, _ := io.ReadAll(p.oom)
+	_, _ = p.oom.WriteAt([]byte("1000"), 0)
+	pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
 		Env:   env,
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
-	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
+	_, _ = p.oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
 	if err != nil {
-		return wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+		return 0, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
 	}
-	// Output ends when the last user process has closed it, not when run-init ends.
-	_ = unix.Close(1)
-	_ = unix.Close(2)
-	go func() {
-		for sig := range signals {
-			if sig == syscall.SIGINT {
-				_ = syscall.Kill(-pid, syscall.SIGINT)
-			}
-		}
-	}()
-	if driver == nil {
-		return waitFor(pid)
-	}
-	cells := serveCells(pid, driver)
-	exit, err := waitFor(pid)
-	return cells.end(exit), err
+	return pid, exit, nil
 }
 
 // waitFor reaps every child until the program itself has ended.
@@ -195,10 +255,7 @@ func (spec *initSpec) argv() ([]string, error) {
 		if i < 0 {
 			continue
 		}
-		var b [4]byte
-		_, _ = rand.Read(b[:])
-		ext := filepath.Ext(f.name[1:])
-		path := "/tmp/" + strings.TrimSuffix(filepath.Base(f.name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+		path := privatePath(f.name)
 		if err := os.WriteFile(path, f.text, 0o600); err != nil {
 			return nil, fmt.Errorf("write code: %w", err)
 		}
@@ -207,18 +264,28 @@ func (spec *initSpec) argv() ([]string, error) {
 	return argv, nil
 }
 
+// privatePath is where a file of the run's goes.
+func privatePath(name string) string {
+	var b [4]byte
+	_, _ = rand.Read(b[:])
+	ext := filepath.Ext(name[1:])
+	return "/tmp/" + strings.TrimSuffix(filepath.Base(name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+}
+
+// variables are the program's environment.
+func (spec *initSpec) variables() map[string]string {
+	env := maps.Clone(baseEnv)
+	maps.Copy(env, spec.Env)
+	if spec.Displays {
+		env["SANDBOX_DISPLAY"] = displayDir
+	}
+	return env
+}
+
 func (spec *initSpec) environ() []string {
 	var env []string
-	for k, v := range baseEnv {
-		if _, ok := spec.Env[k]; !ok {
-			env = append(env, k+"="+v)
-		}
-	}
-	for k, v := range spec.Env {
+	for k, v := range spec.variables() {
 		env = append(env, k+"="+v)
-	}
-	if spec.Displays {
-		env = append(env, "SANDBOX_DISPLAY="+displayDir)
 	}
 	return env
 }
@@ -303,25 +370,26 @@ func hide(path string) error {
 
 // rlimit is a limit on what a process of the run may use.
 type rlimit struct {
+	name     string
 	resource int
 	max      uint64
 }
 
 // fixedLimits hold for the processes of every run.
 var fixedLimits = []rlimit{
-	{unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
-	{unix.RLIMIT_SIGPENDING, 1024},
-	{unix.RLIMIT_NOFILE, 4096},
-	{unix.RLIMIT_MEMLOCK, 64 << 10},
-	{unix.RLIMIT_MSGQUEUE, 0},
+	{"RLIMIT_CORE", unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
+	{"RLIMIT_SIGPENDING", unix.RLIMIT_SIGPENDING, 1024},
+	{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 4096},
+	{"RLIMIT_MEMLOCK", unix.RLIMIT_MEMLOCK, 64 << 10},
+	{"RLIMIT_MSGQUEUE", unix.RLIMIT_MSGQUEUE, 0},
 }
 
 // limits are those of this run.
 func (spec *initSpec) limits() []rlimit {
 	limits := []rlimit{
-		{unix.RLIMIT_FSIZE, spec.FileBytes},
-		{unix.RLIMIT_DATA, spec.DataBytes},
-		{unix.RLIMIT_NPROC, spec.Processes},
+		{"RLIMIT_FSIZE", unix.RLIMIT_FSIZE, spec.FileBytes},
+		{"RLIMIT_DATA", unix.RLIMIT_DATA, spec.DataBytes},
+		{"RLIMIT_NPROC", unix.RLIMIT_NPROC, spec.Processes},
 	}
 	return slices.DeleteFunc(limits, func(l rlimit) bool { return l.max == 0 })
 }
@@ -331,11 +399,11 @@ func setLimits(limits []rlimit) error {
 	for _, l := range limits {
 		var old syscall.Rlimit
 		if err := syscall.Getrlimit(l.resource, &old); err != nil {
-			return fmt.Errorf("read limit %d: %w", l.resource, err)
+			return fmt.Errorf("read %s: %w", l.name, err)
 		}
 		v := min(l.max, old.Max)
 		if err := syscall.Setrlimit(l.resource, &syscall.Rlimit{Cur: v, Max: v}); err != nil {
-			return fmt.Errorf("set limit %d: %w", l.resource, err)
+			return fmt.Errorf("set %s: %w", l.name, err)
 		}
 	}
 	return nil

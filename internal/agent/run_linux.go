@@ -35,8 +35,12 @@ type initSpec struct {
 	DataBytes uint64            `json:"data_bytes"`
 	Processes uint64            `json:"processes"`
 	Driver    []byte            `json:"driver"`
-	Channel   bool              `json:"channel"` // descriptor 5 is a connection for cells
+	Channel   bool              `json:"channel"` // the program is an interpreter that lives on
 	Displays  bool              `json:"displays"`
+	// Adopted is the program's process, which a zygote has started. Its exit follows the spec.
+	Adopted int `json:"adopted,omitempty"`
+
+	zygote *wire.Zygote
 }
 
 // initStatus is what run-init writes to its descriptor 4 when the program has ended.
@@ -55,7 +59,7 @@ func (a *agent) spec(r *wire.Run) initSpec {
 	return initSpec{
 		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver, Displays: r.Displays,
 		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
-		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes,
+		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, zygote: r.Zygote,
 	}
 }
 
@@ -72,6 +76,7 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
+	a.zygotes.prepare(f.Run.Zygote)
 	if f.Run.Interpreter == "" {
 		a.spare.prepare(func() (*initProcess, error) { return a.newInit(f.Run.Limits.TmpBytes) })
 	}
@@ -117,8 +122,9 @@ func (p *initProcess) wait() (initStatus, error) {
 			exit.Exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
 		}
 	}
-	exit.UserUS = state.UserTime().Microseconds()
-	exit.SysUS = state.SystemTime().Microseconds()
+	exit.Forked = p.forked
+	exit.UserUS += state.UserTime().Microseconds()
+	exit.SysUS += state.SystemTime().Microseconds()
 	if ru, ok := state.SysUsage().(*syscall.Rusage); ok {
 		exit.MaxRSSB = max(exit.MaxRSSB, ru.Maxrss<<10)
 	}
@@ -139,22 +145,38 @@ type initProcess struct {
 	channel                      *os.File // for cells
 
 	tmpBytes int64
+	forked   bool // a zygote started the program
 }
 
-// startInit hands the spec to a run-init, the one that waits for it if there is one.
+// startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
+// if there is one for it.
 func (a *agent) startInit(spec initSpec) (*initProcess, error) {
-	text, err := json.Marshal(spec)
-	if err != nil {
-		return nil, err
-	}
 	p := a.spare.take(spec.TmpBytes)
-	if p == nil {
+	given, err := p.given()
+	if err != nil {
+		if p != nil {
+			go p.discard()
+		}
 		if p, err = a.newInit(spec.TmpBytes); err != nil {
 			return nil, err
 		}
+		if given, err = p.given(); err != nil {
+			return p, nil // its status says why
+		}
 	}
-	go func() { // ends when run-init has read it, or has ended
-		_, _ = p.spec.Write(text)
+	defer given.close()
+	tell := json.NewEncoder(p.spec)
+	if f, ok := a.zygotes.fork(spec, given); ok {
+		p.forked = true
+		go func() { // ends when run-init has read it, or has ended
+			_ = tell.Encode(initSpec{Adopted: f.inner, Channel: spec.Channel, Displays: spec.Displays})
+			_ = tell.Encode(<-f.exit)
+			_ = p.spec.Close()
+		}()
+		return p, nil
+	}
+	go func() {
+		_ = tell.Encode(spec)
 		_ = p.spec.Close()
 	}()
 	return p, nil

@@ -30,6 +30,9 @@ type Definition struct {
 	// Driver is the name of the driver's file beside runner.json.
 	Driver       string `json:"driver"`
 	DriverSource []byte `json:"-"`
+	// Zygote forks the processes of runs. Its source is in the file beside runner.json; only runners whose Argv is an interpreter
+	// and its file have one.
+	Zygote *Zygote `json:"zygote"`
 	// Displays says that programs leave what they show where the agent looks for it.
 	Displays bool `json:"displays"`
 	// Env is added to every run. "{path}" is replaced by Detect.
@@ -44,6 +47,13 @@ type Definition struct {
 	// TimeoutSeconds and MemoryMB, where they are set, take the place of the server's own limits.
 	TimeoutSeconds int `json:"timeout_seconds"`
 	MemoryMB       int `json:"memory_mb"`
+}
+
+// Zygote is an interpreter that has imported libraries and forks a process for each run.
+type Zygote struct {
+	File    string   `json:"file"`
+	Preload []string `json:"preload"`
+	Source  []byte   `json:"-"`
 }
 
 // Runner is a language environment that can be used on this host.
@@ -119,6 +129,11 @@ func definitions(files fs.FS, names []string) ([]Definition, error) {
 		}
 		if d.Driver != "" {
 			if d.DriverSource, err = fs.ReadFile(files, name+"/"+d.Driver); err != nil {
+				return nil, err
+			}
+		}
+		if d.Zygote != nil {
+			if d.Zygote.Source, err = fs.ReadFile(files, name+"/"+d.Zygote.File); err != nil {
 				return nil, err
 			}
 		}

@@ -26,8 +26,8 @@ var deviceNodes = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random",
 var workspacePaths = []string{"/data", "/mnt/data", "/workspace"}
 
 // agentCaps are the capabilities of the agent in the sandbox's own user namespace: to make each run's
-// namespaces and mounts, to lower limits for good, to drop what is left.
-var agentCaps = []string{"CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_SYS_RESOURCE"}
+// namespaces and mounts, to enter them, to lower limits for good, to drop what is left.
+var agentCaps = []string{"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SYS_RESOURCE"}
 
 // bwrapArgs is bubblewrap's command line. place turns a host path into one that the sandbox's uid can reach.
 func (b *Backend) bwrapArgs(spec sandbox.Spec, agentConfig string, place func(string) (string, error)) ([]string, error) {
