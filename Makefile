@@ -9,6 +9,7 @@ AGENTS  := internal/agentbin/bin/sandbox-agent-linux-amd64 internal/agentbin/bin
 BIN     ?= bin
 SERVER  := $(BIN)/mcp-code-sandbox
 SOURCES := go.mod go.sum $(shell find cmd internal runners -type f ! -name '*_test.go' ! -name '.*' ! -path 'internal/agentbin/bin/*')
+PAGE    := web/embed.go $(shell find web/dist -type f)
 
 # What the tests use; see scripts/test-environments.
 CACHE := $(CURDIR)/.cache
@@ -32,7 +33,7 @@ $(AGENTS): internal/agentbin/bin/sandbox-agent-linux-%: $(SOURCES)
 	@CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sandbox-agent
 	@touch $@
 
-$(SERVER): $(SOURCES) $(AGENTS)
+$(SERVER): $(SOURCES) $(PAGE) $(AGENTS)
 	@echo 'building $@ $(VERSION)'
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/mcp-code-sandbox
 	@touch $@
@@ -41,7 +42,8 @@ test: ## Install what the tests need, then run every test and each fuzz target b
 	@scripts/setup test
 	@$(MAKE) --no-print-directory build test-environments
 	$(GO) vet ./...
-	$(GO) test -race -count=1 -timeout 15m ./...
+	@scripts/web check
+	@scripts/engine run $(GO) test -race -count=1 -timeout 20m ./...
 	@scripts/fuzz 3000x
 
 test-environments: $(SERVER)
@@ -51,19 +53,21 @@ lint: ## gofmt, vet for every platform, staticcheck, shellcheck, govulncheck
 	@scripts/setup lint
 	@scripts/lint
 
-bench: ## Measure runs beside plain processes
+bench: ## Measure runs beside plain processes, and beside docker run and docker exec
 	@scripts/setup run
 	@$(MAKE) --no-print-directory build
 	@mkdir -p $(CACHE)/bench
 	@SANDBOX_ROOT=$(CACHE) $(SERVER) runners install
 	@ln -sfn ../runners $(CACHE)/bench/runners
-	@$(GO) run ./bench -server $(SERVER) -root $(CACHE)/bench
+	@scripts/engine run $(GO) run ./bench -server $(SERVER) -root $(CACHE)/bench
 
-web: ## Build the page
-	@echo 'web: nothing to build yet: the page at / is static'
+web: ## Build the page into web/dist, from which it is embedded
+	@scripts/setup web
+	@scripts/web build
 
-images: ## Build the Docker images
-	@echo 'images: nothing to build yet: the only backend is the jail'
+images: ## Build the Docker images of the runners (images/build says how to change their base)
+	@VERSION=$(VERSION) images/build
 
 clean: ## Remove what was built, and the environments of the tests
-	rm -rf bin .cache integration/clients/node_modules $(AGENTS)
+	scripts/engine stop
+	rm -rf bin .cache integration/clients/node_modules integration/page/node_modules web/node_modules $(AGENTS)

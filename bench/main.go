@@ -27,8 +27,17 @@ func main() {
 	server := flag.String("server", "bin/mcp-code-sandbox", "the built server")
 	root := flag.String("root", ".cache/bench", "its data directory; kept, so that environments are prepared once")
 	rounds := flag.Int("n", 60, "measurements of each kind")
+	engine := flag.String("docker", os.Getenv("SANDBOX_TEST_DOCKER_HOST"), "address of a Docker engine that has the runner images; empty: it is left out")
+	only := flag.Bool("docker-only", false, "measure nothing but the docker backend")
 	flag.Parse()
-	if err := bench(*server, *root, *rounds); err != nil {
+	var err error
+	if !*only {
+		err = bench(*server, *root, *rounds)
+	}
+	if err == nil {
+		err = benchDocker(*server, *root+"-docker", *engine, *rounds)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -39,14 +48,23 @@ func bench(binary, root string, n int) error {
 	if err != nil {
 		return err
 	}
-	s, err := startServer(binary, root)
+	install := exec.Command(binary, "runners", "install")
+	install.Env = append(os.Environ(), "SANDBOX_ROOT="+root)
+	install.Stderr = os.Stderr
+	if err := install.Run(); err != nil {
+		return fmt.Errorf("runners install: %w", err)
+	}
+	s, err := startServer(binary, root, "SANDBOX_BACKEND=jail")
 	if err != nil {
 		return err
 	}
 	defer s.stop()
 
 	python, node := filepath.Join(root, "runners/python/bin/python"), "node"
-	t := &table{}
+	t := &table{base: "bwrap + python3"}
+	if err := benchProxy(t, n); err != nil {
+		return err
+	}
 	if err := latency(t, s, python, node, n); err != nil {
 		return err
 	}
@@ -66,18 +84,20 @@ func bench(binary, root string, n int) error {
 	return nil
 }
 
-// latency takes its measurements in turn, so that a slow moment of the machine hits all of them.
+// kind is something to measure, n times.
+type kind struct {
+	name string
+	do   func() error
+	n    int
+}
+
 func latency(t *table, s *server, python, node string, n int) error {
 	const code = "print(2+2)"
 	warm := func(session, language, code string) func() error {
 		return func() error { return s.run(session, language, code) }
 	}
 	var fresh int
-	kinds := []struct {
-		name string
-		do   func() error
-		n    int
-	}{
+	return measure(t, 1, []kind{
 		{"plain python3 -c", command(python, "-c", code), n},
 		{"bwrap + python3", command("bwrap", "--unshare-all", "--ro-bind", "/", "/", python, "-c", code), n},
 		{"run_code python, warm, through HTTP", warm("warm", "python", code), n},
@@ -89,9 +109,15 @@ func latency(t *table, s *server, python, node string, n int) error {
 		{"plain node -e", command(node, "-e", "console.log(4)"), n / 2},
 		{"run_code javascript, warm", warm("warm", "javascript", "console.log(4)"), n / 2},
 		{"run_code typescript, warm", warm("warm", "typescript", "const x: number = 4; console.log(x)"), n / 2},
-	}
+	})
+}
+
+// measure takes its measurements in turn, so that a slow moment of the machine hits all of them. The kind at base is what
+// the others are compared to.
+func measure(t *table, base int, kinds []kind) error {
 	times := make([][]time.Duration, len(kinds))
-	for i := range n + 2 {
+	most := slices.MaxFunc(kinds, func(a, b kind) int { return a.n - b.n }).n
+	for i := range most + 2 {
 		for k, kind := range kinds {
 			if i >= kind.n+2 {
 				continue
@@ -105,10 +131,10 @@ func latency(t *table, s *server, python, node string, n int) error {
 			}
 		}
 	}
-	base := percentile(times[1], 50)
+	unit := percentile(times[base], 50)
 	for k, kind := range kinds {
 		p50 := percentile(times[k], 50)
-		t.row(kind.name, ms(p50), ms(percentile(times[k], 99)), fmt.Sprintf("%.2fx", float64(p50)/float64(base)))
+		t.row(kind.name, ms(p50), ms(percentile(times[k], 99)), fmt.Sprintf("%.2fx", float64(p50)/float64(unit)))
 	}
 	return nil
 }
@@ -117,13 +143,16 @@ func command(name string, args ...string) func() error {
 	return func() error { return exec.Command(name, args...).Run() }
 }
 
-type table struct{ rows [][4]string }
+type table struct {
+	base string // what the last column compares to
+	rows [][4]string
+}
 
 func (t *table) row(cells ...string) { t.rows = append(t.rows, [4]string(cells)) }
 
 func (t *table) String() string {
 	var b strings.Builder
-	b.WriteString("| what | p50 | p99 | to bwrap + python3 |\n|---|---|---|---|\n")
+	b.WriteString("| what | p50 | p99 | to " + t.base + " |\n|---|---|---|---|\n")
 	for _, r := range t.rows {
 		b.WriteString("| " + strings.Join(r[:], " | ") + " |\n")
 	}
@@ -144,13 +173,7 @@ type server struct {
 	token string
 }
 
-func startServer(binary, root string) (*server, error) {
-	install := exec.Command(binary, "runners", "install")
-	install.Env = append(os.Environ(), "SANDBOX_ROOT="+root)
-	install.Stderr = os.Stderr
-	if err := install.Run(); err != nil {
-		return nil, fmt.Errorf("runners install: %w", err)
-	}
+func startServer(binary, root string, env ...string) (*server, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -161,6 +184,7 @@ func startServer(binary, root string) (*server, error) {
 	s.cmd = exec.Command(binary, "serve")
 	s.cmd.Env = append(os.Environ(), "SANDBOX_ROOT="+root, "MCP_HTTP_ADDR="+addr, "MCP_API_TOKEN="+s.token,
 		"SANDBOX_MAX_SESSIONS=200", "SANDBOX_LOG_LEVEL=ERROR")
+	s.cmd.Env = append(s.cmd.Env, env...)
 	s.cmd.Stderr = os.Stderr
 	if err := s.cmd.Start(); err != nil {
 		return nil, err

@@ -109,6 +109,9 @@ for fd in range(3): os.close(fd)
 // hasCgroups reports whether the server limits sandboxes as a whole, and so knows which limit one ran into.
 func (s *server) hasCgroups(t *testing.T) bool {
 	t.Helper()
+	if onDocker() {
+		return true
+	}
 	b, err := os.ReadFile(filepath.Join(s.Root, "instances", s.ids[0], "jail", "cgroups.json"))
 	if err != nil {
 		t.Fatal(err)

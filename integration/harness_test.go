@@ -31,6 +31,10 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 // testMain builds the server, with the agent in it, the way `make build` does.
 func testMain(m *testing.M) int {
+	if binary = os.Getenv(envBuilt); binary != "" {
+		runners = os.Getenv("SANDBOX_TEST_RUNNERS")
+		return m.Run()
+	}
 	dir, err := os.MkdirTemp("", "integration-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -133,9 +137,24 @@ func serveWith(t *testing.T, prepare func(*exec.Cmd), settings ...string) *serve
 	return s
 }
 
+// The environment of these tests: the backend that servers are started with, the engines there are, and, for a test binary
+// that another has started, the server that has been built already.
+const (
+	envBackend = "SANDBOX_TEST_BACKEND" // jail, unless it says docker
+	envEngine  = "SANDBOX_TEST_DOCKER_HOST"
+	envBuilt   = "SANDBOX_TEST_SERVER"
+)
+
+// onDocker says whether servers are started with the Docker backend.
+func onDocker() bool { return os.Getenv(envBackend) == "docker" }
+
 // baseEnv is this machine's, less what could reach into the server's settings.
 func baseEnv() []string {
-	return []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "LANG=C.UTF-8"}
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "LANG=C.UTF-8"}
+	if onDocker() {
+		return append(env, "SANDBOX_BACKEND=docker", "DOCKER_HOST="+os.Getenv(envEngine))
+	}
+	return append(env, "SANDBOX_BACKEND=jail")
 }
 
 var endpoint = regexp.MustCompile(`MCP endpoint\s+(http://\S+)/mcp`)

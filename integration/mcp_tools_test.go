@@ -55,7 +55,7 @@ func TestEveryToolWithAClient(t *testing.T) {
 			}
 			const plot = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"
 			id := "tools"
-			if text, _, _ := call("list_runners", nil); !strings.Contains(text, "jail:python") {
+			if text, _, _ := call("list_runners", nil); !strings.Contains(text, images.Replace("IMAGE:python")) {
 				t.Errorf("list_runners: %s", text)
 			}
 			call("upload_file", map[string]any{"session_id": id, "filename": "a.csv", "content": "eCx5CjEsMgo="})
@@ -76,6 +76,15 @@ func TestEveryToolWithAClient(t *testing.T) {
 			}
 			if text, _, _ := call("list_artifacts", map[string]any{"session_id": id}); !strings.Contains(text, "chart.png") || !strings.Contains(text, "a.csv") {
 				t.Errorf("list_artifacts: %s", text)
+			}
+			if text, _, _ := call("delete_file", map[string]any{"session_id": id, "filename": "/mnt/data/a.csv"}); !strings.Contains(text, `"deleted": true`) {
+				t.Errorf("delete_file: %s", text)
+			}
+			if text, _, _ := call("list_artifacts", map[string]any{"session_id": id}); strings.Contains(text, "a.csv") || !strings.Contains(text, "modified_at") {
+				t.Errorf("list_artifacts after delete_file: %s", text)
+			}
+			if text, _, _ := call("list_sessions", nil); !strings.Contains(text, `"session_id": "tools"`) || !strings.Contains(text, `"live": true`) {
+				t.Errorf("list_sessions: %s", text)
 			}
 			text, _, _ := call("run_code", map[string]any{"conversationId": id, "language": "shell", "code": "echo on; sleep 60", "background": true})
 			_, after, _ := strings.Cut(text, `"run_id": "`)

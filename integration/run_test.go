@@ -30,9 +30,18 @@ type cellResult struct {
 // cell calls run with a session, or without one.
 func (s *server) cell(t *testing.T, session, env, code string) cellResult {
 	t.Helper()
+	return s.cellWith(t, session, env, code, nil)
+}
+
+// cellWith is cell with variables of its own.
+func (s *server) cellWith(t *testing.T, session, env, code string, environment map[string]string) cellResult {
+	t.Helper()
 	args := map[string]any{"env": env, "code": code}
 	if session != "" {
 		args["session"] = session
+	}
+	if environment != nil {
+		args["environment"] = environment
 	}
 	res := s.call(t, "run", args)
 	if res.Error != nil || res.IsError || len(res.Content) != 1 {
@@ -84,6 +93,14 @@ func TestNotebook(t *testing.T) {
 	}
 	if r := s.cell(t, "nb", "bash", "x=1; f() { echo f $x; }; cd /tmp"); r.ExitCode != 0 {
 		t.Errorf("shell: %+v", r)
+	}
+	for env, code := range map[string]string{"python": "import os; print(os.getenv('MINE', 'none'))", "shell": "echo ${MINE-none}", "javascript": "console.log(process.env.MINE ?? 'none')"} {
+		if r := s.cellWith(t, "nb", env, code, map[string]string{"MINE": "one"}); r.Stdout != "one\n" {
+			t.Errorf("a variable of the call in %s: %+v", env, r)
+		}
+		if r := s.cell(t, "nb", env, code); r.Stdout != "none\n" {
+			t.Errorf("a variable of the call before in %s: %+v", env, r)
+		}
 	}
 	if r := s.cell(t, "nb", "shell", "f; pwd"); r.Stdout != "f 1\n/tmp\n" {
 		t.Errorf("shell state: %+v", r)

@@ -12,9 +12,13 @@ import (
 // layers lists this module's packages from the bottom up. A package may import those of lower layers only,
 // never one of its own.
 var layers = [][]string{
-	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "runners"},
+	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "internal/closednet", "runners", "web"},
 	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor"},
-	{"internal/backend/jail", "internal/backend/wrapper"},
+	{"internal/backend/jail", "internal/backend/wrapper", "internal/backend/docker"},
+	{"internal/executiontoken", "internal/credential"},
+	{"internal/proxy"},
+	{"internal/oauth", "internal/oauth/oauthtest"},
+	{"internal/serviceconfig"},
 	{"internal/session"},
 	{"internal/engine", "internal/session/sessiontest"},
 	{"internal/tools"},

@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -36,15 +39,17 @@ const (
 // app is the parts that every command that runs code needs, wired together once.
 type app struct {
 	settings *settings
+	env      map[string]string
 	log      *slog.Logger
 	keys     keys
-	backend  sandbox.Backend
 	signer   *signedurl.Signer
 	engine   *engine.Engine
 	sessions *session.Manager
 	metrics  http.Handler
 
+	isolation    isolation
 	environments environments
+	services     *services // nil: there is no configuration file of any
 
 	tasks    *tasks
 	instance *instance.Instance
@@ -61,11 +66,12 @@ type keys struct {
 }
 
 // newApp builds the parts, for a server whose links start with baseURL. Whatever it made is gone when it fails.
-func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) (_ *app, err error) {
+func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err error) {
+	s := inv.settings
 	if err := os.MkdirAll(s.Root, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w (set SANDBOX_ROOT to a directory you may write to)", err)
 	}
-	a := &app{settings: s}
+	a := &app{settings: s, env: inv.env}
 	defer func() {
 		if err != nil {
 			a.Close()
@@ -73,7 +79,7 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 	}()
 	var logFile io.Closer
 	a.log, logFile = logging.New(logging.Config{
-		Level: slog.Level(s.LogLevel), JSON: s.LogFormat == "json", Out: stderr, File: s.LogFile,
+		Level: slog.Level(s.LogLevel), JSON: s.LogFormat == "json", Out: inv.stderr, File: s.LogFile,
 	})
 	a.onClose(func(context.Context) error { return logFile.Close() })
 
@@ -85,25 +91,29 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 	}
 	a.onClose(func(context.Context) error { return a.instance.Close() })
 
-	backend, owner, closeBackend := newBackend(s, a.instance, a.log)
-	a.backend = backend
-	a.onClose(func(context.Context) error { closeBackend(); return nil })
+	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
+	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
+	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
 
 	if a.store, err = store.Open(ctx, filepath.Join(s.Root, "state.db")); err != nil {
 		return nil, err
 	}
 	a.onClose(func(context.Context) error { return a.store.Close() })
 
-	a.environments.change(discover(ctx, s))
+	a.environments.change(a.discover(ctx))
 	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, time.Duration(s.URLTTL), time.Now)
 
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 
+	if a.services, err = a.newServices(ctx, baseURL, registry); err != nil {
+		return nil, err
+	}
+
 	quota := workspace.Usage{Bytes: int64(s.WorkspaceBytes), Files: s.WorkspaceFiles}
 	a.sessions = session.New(session.Config{
-		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: backend, Owner: owner,
+		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: a.isolation.Backend, Owner: a.isolation.owner,
 		Limits: sandbox.Limits{
 			MemoryBytes: int64(s.MemoryLimit), CPUs: s.CPULimit, PIDs: s.PIDsLimit,
 			TmpBytes: int64(s.TmpBytes),
@@ -113,8 +123,10 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 		Quota: quota, MaxSessions: s.MaxSessions, MaxRunsPerSession: s.MaxRunsPerSession,
 		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),
 		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
+		Dial: a.services.dial(),
 	})
 	a.engine = engine.New(engine.Config{
+		Services: a.services.granter(),
 		Sessions: a.sessions, Runners: a.environments.runners, Signer: a.signer, Store: a.store,
 		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: time.Duration(s.MaxExecTimeout),
 		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), MaxUploadBytes: int(s.MaxUploadBytes),
@@ -127,6 +139,7 @@ func newApp(ctx context.Context, s *settings, baseURL string, stderr io.Writer) 
 	a.tasks = newTasks()
 	a.onClose(a.tasks.close)
 	a.tasks.start(a.keepClean)
+	a.tasks.start(a.followImages)
 	a.addFlakes(ctx)
 	return a, nil
 }
@@ -166,7 +179,7 @@ func (a *app) clean(ctx context.Context) {
 		a.log.Warn("cannot look for dead instances", "error", err)
 	}
 	for _, d := range dead {
-		if reaper, ok := a.backend.(sandbox.Reaper); ok {
+		if reaper, ok := a.isolation.Backend.(sandbox.Reaper); ok {
 			if err := reaper.Reap(ctx, d.ID()); err != nil {
 				a.log.Warn("cannot clean up after a dead instance; trying again later", "instance", d.ID(), "error", err)
 				d.Abandon()
@@ -178,6 +191,12 @@ func (a *app) clean(ctx context.Context) {
 			continue
 		}
 		a.log.Info("cleaned up after a dead instance", "instance", d.ID())
+	}
+	if sweeper, ok := a.isolation.Backend.(sandbox.Sweeper); ok {
+		alive := func(id string) bool { return instance.Alive(a.settings.Root, id) }
+		if err := sweeper.Sweep(ctx, alive); err != nil && ctx.Err() == nil {
+			a.log.Warn("cannot look for what dead instances left; trying again later", "error", err)
+		}
 	}
 	if err := a.store.PurgeResults(ctx, time.Now().Add(-engine.ResultRetention), a.instance.ID()); err != nil && ctx.Err() == nil {
 		a.log.Warn("cannot forget old results", "error", err)
@@ -191,7 +210,7 @@ func (a *app) clean(ctx context.Context) {
 func (a *app) ready(ctx context.Context) error { return a.tasks.do(ctx, a.probe) }
 
 func (a *app) probe(ctx context.Context) error {
-	prober, ok := a.backend.(sandbox.Prober)
+	prober, ok := a.isolation.Backend.(sandbox.Prober)
 	if !ok {
 		return nil
 	}
@@ -201,9 +220,16 @@ func (a *app) probe(ctx context.Context) error {
 		}
 	}
 	if len(a.environments.runners()) == 0 {
-		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: "mcp-code-sandbox runners install"}
+		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: a.isolation.installFix()}
 	}
 	return nil
+}
+
+// installationName tells the containers of one installation from another's. It tells nothing of the key.
+func installationName(key secret.Value) string {
+	mac := hmac.New(sha256.New, []byte(key.Reveal()))
+	mac.Write([]byte("name of the installation"))
+	return hex.EncodeToString(mac.Sum(nil)[:12])
 }
 
 // loadKeys takes the operator's secrets, and makes and keeps those that are not given.

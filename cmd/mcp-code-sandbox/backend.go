@@ -6,37 +6,114 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"time"
 
+	"mcp-code-sandbox/internal/agentbin"
+	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// choice is one way to isolate that this build has.
-type choice struct {
-	name string
-	make func(s *settings, i *instance.Instance, log *slog.Logger) (b sandbox.Backend, owner workspace.Owner, close func(), err error)
+// The backends' names, as in SANDBOX_BACKEND.
+const (
+	backendAuto   = "auto"
+	backendJail   = "jail"
+	backendDocker = "docker"
+)
+
+// lookTimeout is how long "auto" waits for an engine. One that is there answers in milliseconds.
+const lookTimeout = 3 * time.Second
+
+// isolation is the backend that was chosen.
+type isolation struct {
+	sandbox.Backend
+	name   string
+	why    string
+	owner  workspace.Owner
+	images *docker.Backend // whose images are the runners; nil on the jail
+	close  func()
 }
 
-// newBackend makes the backend that the settings ask for: "auto" is the first of this build's list. One that
-// cannot be made is not replaced by another: the result then refuses every run, with the reason and the fix.
-func newBackend(s *settings, i *instance.Instance, log *slog.Logger) (sandbox.Backend, workspace.Owner, func()) {
-	err := error(&sandbox.Error{Op: "choose a backend", Err: fmt.Errorf("this build has no backend for %s", runtime.GOOS), Fix: "run it on Linux"})
-	for _, c := range backends() {
-		if s.Backend != "auto" && s.Backend != c.name {
-			continue
+// newIsolation makes the backend that the settings ask for. One that cannot be made is not replaced by another: the result then
+// refuses every run, with the reason and the fix.
+func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key secret.Value, log *slog.Logger) isolation {
+	engine, engineErr := newEngine(s, i, key, log)
+	iso := isolation{owner: workspace.Owner{UID: -1, GID: -1}, close: func() {}}
+	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (int, error) {
+		if engineErr != nil {
+			return 0, engineErr
 		}
-		var b sandbox.Backend
-		var owner workspace.Owner
-		var closeBackend func()
-		if b, owner, closeBackend, err = c.make(s, i, log); err == nil {
-			b, closeWrappers := withWrappers(s, b, log)
-			return b, owner, func() { closeWrappers(); closeBackend() }
+		set, _, _, err := engine.Runners(ctx)
+		return len(set), err
+	})
+	var err error
+	switch iso.name {
+	case backendDocker:
+		if err = engineErr; err == nil {
+			iso.Backend, iso.images, iso.close = engine, engine, engine.Close
+			octx, cancel := context.WithTimeout(ctx, lookTimeout)
+			defer cancel()
+			iso.owner.UID, iso.owner.GID = engine.Owner(octx)
 		}
-		break
+	default:
+		if engine != nil {
+			engine.Close()
+		}
+		var closeJail func()
+		if iso.Backend, iso.owner, closeJail, err = newJail(s, i, log); err == nil {
+			iso.close = closeJail
+		}
 	}
-	b, closeWrappers := withWrappers(s, refusing{err}, log)
-	return b, workspace.Owner{UID: -1, GID: -1}, closeWrappers
+	if err != nil {
+		iso.Backend = refusing{err}
+	}
+	var closeWrappers func()
+	closeBackend := iso.close
+	iso.Backend, closeWrappers = withWrappers(s, iso.Backend, log)
+	iso.close = func() { closeWrappers(); closeBackend() }
+	return iso
+}
+
+// choose says which backend it is to be, and why. runners counts the labelled images on the engine.
+func choose(ctx context.Context, setting, goos string, runners func(context.Context) (int, error)) (name, why string) {
+	if setting != backendAuto {
+		return setting, "SANDBOX_BACKEND says so"
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, fmt.Errorf("no answer within %v", lookTimeout))
+	defer cancel()
+	n, err := runners(ctx)
+	switch {
+	case err == nil && n > 0:
+		return backendDocker, "an engine has images that are labelled as runners"
+	case goos != "linux":
+		return backendDocker, "the jail needs Linux"
+	case err != nil:
+		return backendJail, "no engine can be used: " + reason(err)
+	}
+	return backendJail, "the engine has no image that is labelled as a runner"
+}
+
+// reason is an error without its advice.
+func reason(err error) string {
+	var known *sandbox.Error
+	if errors.As(err, &known) {
+		return known.Err.Error()
+	}
+	return err.Error()
+}
+
+// newEngine makes the Docker backend; i is nil where no sandbox will be started.
+func newEngine(s *settings, i *instance.Instance, key secret.Value, log *slog.Logger) (*docker.Backend, error) {
+	cfg := docker.Config{
+		Host: s.DockerHost, Root: s.Root, HostRoot: s.HostPath, Version: versionString(), Agent: agentbin.Binary,
+		Runtime: s.DockerRuntime, Image: s.Image, AllowNetworks: s.networkAllow(), Logger: log,
+	}
+	if i != nil {
+		cfg.Dir, cfg.Instance, cfg.Installation = i.Dir(), i.ID(), installationName(key)
+	}
+	return docker.New(cfg)
 }
 
 // routed starts environments that isolate themselves by one backend, and all else by the other.
@@ -46,8 +123,9 @@ type routed struct {
 }
 
 var (
-	_ sandbox.Prober = routed{}
-	_ sandbox.Reaper = routed{}
+	_ sandbox.Prober  = routed{}
+	_ sandbox.Reaper  = routed{}
+	_ sandbox.Sweeper = routed{}
 )
 
 func (r routed) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -67,6 +145,13 @@ func (r routed) Probe(ctx context.Context) []sandbox.Check {
 func (r routed) Reap(ctx context.Context, instance string) error {
 	if p, ok := r.Backend.(sandbox.Reaper); ok {
 		return p.Reap(ctx, instance)
+	}
+	return nil
+}
+
+func (r routed) Sweep(ctx context.Context, alive func(string) bool) error {
+	if p, ok := r.Backend.(sandbox.Sweeper); ok {
+		return p.Sweep(ctx, alive)
 	}
 	return nil
 }

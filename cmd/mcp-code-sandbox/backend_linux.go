@@ -12,11 +12,6 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// backends is the list of this build, in order of preference.
-func backends() []choice {
-	return []choice{{"jail", newJail}}
-}
-
 func newJail(s *settings, i *instance.Instance, log *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
 	agent, err := agentbin.Binary(runtime.GOARCH)
 	if err != nil {

@@ -3,13 +3,21 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
+	"runtime"
 
+	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/workspace"
 )
 
-// backends is empty: the jail needs Linux.
-func backends() []choice { return nil }
+// newJail fails: the jail needs Linux.
+func newJail(*settings, *instance.Instance, *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
+	return nil, workspace.Owner{UID: -1, GID: -1}, nil, &sandbox.Error{
+		Op: "choose a backend", Err: fmt.Errorf("there is no jail on %s", runtime.GOOS), Fix: "set SANDBOX_BACKEND to docker",
+	}
+}
 
 // withWrappers adds nothing: those need Linux, too.
 func withWrappers(_ *settings, b sandbox.Backend, _ *slog.Logger) (sandbox.Backend, func()) {

@@ -29,6 +29,7 @@ type cli struct {
 	Stdio   stdioCmd   `cmd:"" help:"Serve MCP on stdin and stdout, and file links over HTTP."`
 	Run     runCmd     `cmd:"" help:"Run one piece of code from the terminal."`
 	Runners runnersCmd `cmd:"" help:"List the language environments, or prepare them."`
+	Proxy   proxyCmd   `cmd:"" help:"Check the configuration and the audit trail of the execution proxy."`
 	Doctor  doctorCmd  `cmd:"" help:"Check what works on this host, and say how to fix what does not."`
 	Version versionCmd `cmd:"" help:"Print the version."`
 }

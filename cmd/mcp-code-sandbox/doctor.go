@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/secret"
 )
 
 type doctorCmd struct{}
@@ -22,16 +24,30 @@ type doctorCmd struct{}
 // Run prints what works, what does not and the fix, and fails when no run is possible.
 func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	s := inv.settings
-	checks := doctor.System().Check(ctx, s.Root)
-	for _, c := range probeBackend(ctx, s) {
-		// The host's line explains what is missing, the backend's what really happened: one is enough where they agree.
-		if !slices.ContainsFunc(checks, func(h sandbox.Check) bool { return h.Name == c.Name && h.Status == c.Status }) {
-			c.Name = "jail: " + c.Name
-			checks = append(checks, c)
+	iso, release, err := openForDoctor(ctx, s)
+	if err != nil {
+		printChecks(inv.stdout, []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: "set SANDBOX_ROOT to a directory you may write to"}})
+		return errors.New("code cannot be run here: mend what is marked FAIL, from the top")
+	}
+	defer release()
+	checks := []sandbox.Check{{Name: "backend", Detail: iso.name + ": " + iso.why}}
+	if iso.name == backendDocker {
+		checks = append(checks, doctor.System().CheckDisk(s.Root)...)
+	} else {
+		checks = append(checks, doctor.System().Check(ctx, s.Root)...)
+	}
+	if prober, ok := iso.Backend.(sandbox.Prober); ok {
+		for _, c := range prober.Probe(ctx) {
+			// The host's line explains what is missing, the backend's what really happened: one is enough where they agree.
+			if !slices.ContainsFunc(checks, func(h sandbox.Check) bool { return h.Name == c.Name && h.Status == c.Status }) {
+				c.Name = iso.name + ": " + c.Name
+				checks = append(checks, c)
+			}
 		}
 	}
-	checks = append(checks, checkRunners(ctx, s)...)
+	checks = append(checks, checkRunners(ctx, s, iso)...)
 	checks = append(checks, checkCustom(s)...)
+	checks = append(checks, checkServices(inv)...)
 	checks = append(checks, checkPort(ctx, s))
 	printChecks(inv.stdout, checks)
 
@@ -55,33 +71,31 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	return nil
 }
 
-// probeBackend has the backend start a real sandbox.
-func probeBackend(ctx context.Context, s *settings) []sandbox.Check {
-	if len(backends()) == 0 {
-		return nil // the host's check has said so
-	}
+// openForDoctor makes the backend that a server would have.
+func openForDoctor(ctx context.Context, s *settings) (iso isolation, release func(), err error) {
 	if err := os.MkdirAll(s.Root, 0o700); err != nil {
-		return []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: "set SANDBOX_ROOT to a directory you may write to"}}
+		return iso, nil, err
+	}
+	key, _, err := secret.Load(filepath.Join(s.Root, "keys"), "installation")
+	if err != nil {
+		return iso, nil, err
 	}
 	i, err := instance.Acquire(s.Root)
 	if err != nil {
-		return []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: "set SANDBOX_ROOT to a directory you may write to"}}
+		return iso, nil, err
 	}
-	defer i.Close()
-	backend, _, closeBackend := newBackend(s, i, slog.New(slog.DiscardHandler))
-	defer closeBackend()
-	prober, ok := backend.(sandbox.Prober)
-	if !ok {
-		return nil
-	}
-	return prober.Probe(ctx)
+	iso = newIsolation(ctx, s, i, key, slog.New(slog.DiscardHandler))
+	return iso, func() { iso.close(); i.Close() }, nil
 }
 
-func checkRunners(ctx context.Context, s *settings) []sandbox.Check {
-	set, problems := discover(ctx, s)
+func checkRunners(ctx context.Context, s *settings, iso isolation) []sandbox.Check {
+	set, problems := discover(ctx, s, iso.images, slog.New(slog.DiscardHandler))
 	var checks []sandbox.Check
 	for _, r := range set {
 		c := sandbox.Check{Name: r.Name, Detail: r.Version}
+		if r.ImageID != "" {
+			c.Detail = strings.TrimSpace(c.Detail + " in " + r.Image)
+		}
 		if r.Wrapper != "" {
 			c.Detail += ", isolates itself: " + r.Wrapper
 			if os.Geteuid() == 0 {
@@ -94,7 +108,7 @@ func checkRunners(ctx context.Context, s *settings) []sandbox.Check {
 		checks = append(checks, sandbox.Check{Name: p.Runner, Status: sandbox.Warn, Detail: p.Problem, Fix: p.Fix})
 	}
 	if len(set) == 0 {
-		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: "no language environment can be used", Fix: "mcp-code-sandbox runners install"})
+		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: "no language environment can be used", Fix: iso.installFix()})
 	}
 	return checks
 }

@@ -10,11 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 )
@@ -37,12 +39,70 @@ func ownRunnersDir(s *settings) string {
 	return filepath.Join(s.Root, "runners.d")
 }
 
-// discover finds the runners that the settings give, and gives them the project. built are directories of further wrappers.
-func discover(ctx context.Context, s *settings, built ...string) (runner.Set, []runner.Problem) {
-	set, problems := runner.Discover(ctx, runner.Sources{
-		Dir: runnersDir(s), Own: ownRunnersDir(s), Wrappers: append([]string{s.WrapperDir}, built...),
-	})
+// discover finds the runners that the settings give, and gives them the project. With images, those on the engine are the
+// runners, and what lies on this host is not. built are directories of further wrappers.
+func discover(ctx context.Context, s *settings, images *docker.Backend, log *slog.Logger, built ...string) (runner.Set, []runner.Problem) {
+	src := runner.Sources{Dir: runnersDir(s), Own: ownRunnersDir(s), Wrappers: append([]string{s.WrapperDir}, built...)}
+	var set runner.Set
+	var problems []runner.Problem
+	if images == nil {
+		set, problems = runner.Discover(ctx, src)
+	} else {
+		var notes []string
+		var err error
+		if set, notes, problems, err = images.Runners(ctx); err != nil {
+			p := runner.Problem{Runner: "images", Problem: err.Error()}
+			var known *sandbox.Error
+			if errors.As(err, &known) {
+				p.Problem, p.Fix = known.Op+": "+known.Err.Error(), known.Fix
+			}
+			problems = append(problems, p)
+		}
+		for _, n := range notes {
+			log.Info("several images for one language: " + n)
+		}
+		wrappers, more := runner.Wrappers(src)
+		set, problems = append(set, wrappers...), append(problems, more...)
+	}
 	return set, append(problems, mountProject(s, set)...)
+}
+
+func (a *app) discover(ctx context.Context, built ...string) (runner.Set, []runner.Problem) {
+	return discover(ctx, a.settings, a.isolation.images, a.log, built...)
+}
+
+// installFix is what to do when there is no runner.
+func (i isolation) installFix() string {
+	if i.images != nil {
+		return "make images"
+	}
+	return "mcp-code-sandbox runners install"
+}
+
+// followImages keeps the runners what the engine's images make them, without a restart.
+func (a *app) followImages(ctx context.Context) {
+	if a.isolation.images == nil {
+		return
+	}
+	a.isolation.images.Watch(ctx, func() {
+		set, problems := a.discover(ctx, a.flakes()...)
+		if ctx.Err() != nil {
+			return
+		}
+		before := a.environments.runners()
+		a.environments.change(set, problems)
+		if !slices.EqualFunc(before, set, func(a, b runner.Runner) bool { return a.Name == b.Name && a.ImageID == b.ImageID }) {
+			a.log.Info("runners changed with the engine's images", "runners", strings.Join(set.Names(), ", "))
+		}
+	})
+}
+
+// flakes are the directories of the wrappers that NIX_SANDBOX_ENVS names.
+func (a *app) flakes() []string {
+	if len(a.settings.NixEnvs) == 0 {
+		return nil
+	}
+	return []string{filepath.Join(a.instance.Dir(), "nix")}
 }
 
 // environments are the runners there are now.
@@ -151,12 +211,12 @@ func (a *app) addFlakes(ctx context.Context) {
 	done := make(chan struct{})
 	a.tasks.start(func(ctx context.Context) {
 		defer close(done)
-		dir := filepath.Join(a.instance.Dir(), "nix")
+		dir := a.flakes()[0]
 		failed := buildFlakes(ctx, a.settings, dir, a.log)
 		for _, p := range failed {
 			a.log.Warn("an environment was not built", "problem", p.Problem, "fix", p.Fix)
 		}
-		set, problems := discover(ctx, a.settings, dir)
+		set, problems := a.discover(ctx, dir)
 		if ctx.Err() == nil {
 			a.environments.change(set, append(problems, failed...))
 		}

@@ -35,6 +35,9 @@ func (s *settings) checkProject() error {
 	if root := resolve(s.Root); overlap(dir, root) {
 		return fmt.Errorf("PROJECT_DIR: %s and SANDBOX_ROOT (%s) must not lie in one another: code could read every session and key", s.ProjectDir, s.Root)
 	}
+	if s.Config != "" && overlap(resolve(s.Config), dir) {
+		return fmt.Errorf("PROJECT_DIR: %s must not hold SANDBOX_CONFIG (%s): code could read the secrets in it", s.ProjectDir, s.Config)
+	}
 	s.ProjectDir = dir
 	if !filepath.IsAbs(s.ProjectMount) || filepath.Clean(s.ProjectMount) != s.ProjectMount || s.ProjectMount == "/" || strings.ContainsAny(s.ProjectMount, "\x00\n") {
 		return fmt.Errorf("PROJECT_MOUNT: %q is no place for a directory; write it like /project", s.ProjectMount)

@@ -2,10 +2,53 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
+
+	"mcp-code-sandbox/internal/serviceconfig"
+	"mcp-code-sandbox/internal/tools"
 )
+
+// TestReadmeConfigurations: what the README shows can be used as it is.
+func TestReadmeConfigurations(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, block := range regexp.MustCompile("(?s)```json\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		if !strings.Contains(block[1], `"proxy"`) {
+			continue // a client's
+		}
+		found++
+		name := filepath.Join(t.TempDir(), "services.json")
+		if err := os.WriteFile(name, []byte(block[1]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := serviceconfig.Load(name, func(string) (string, bool) { return "a-secret", true }); err != nil {
+			t.Errorf("%v in\n%s", err, block[1])
+		}
+	}
+	if found != 2 {
+		t.Errorf("%d configurations", found)
+	}
+}
+
+// TestReadmeListsEveryTool keeps the table of tools complete.
+func TestReadmeListsEveryTool(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range tools.Names() {
+		if !strings.Contains(string(text), "\n| `"+name+"` | ") {
+			t.Errorf("README.md has no row for the tool %s", name)
+		}
+	}
+}
 
 // TestReadmeListsEverySetting keeps the README's table true: each setting with its default and its help.
 func TestReadmeListsEverySetting(t *testing.T) {

@@ -47,7 +47,9 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 		return err
 	}
 	// People at a terminal want the program's output alone: what goes wrong is returned, the rest is in the log file.
-	a, err := newApp(ctx, s, "http://"+s.listenAddr(), io.Discard)
+	quiet := *inv
+	quiet.stderr = io.Discard
+	a, err := newApp(ctx, &quiet, "http://"+s.listenAddr())
 	if err != nil {
 		return err
 	}

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
+	"runtime"
 	"strings"
 	"text/tabwriter"
 
 	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/secret"
 )
 
 type runnersCmd struct {
@@ -20,12 +23,34 @@ type runnersCmd struct {
 type runnersListCmd struct{}
 
 func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
-	set, problems := discover(ctx, inv.settings)
+	iso := lookOnly(ctx, inv.settings)
+	defer iso.close()
+	set, problems := discover(ctx, inv.settings, iso.images, slog.New(slog.DiscardHandler))
 	printRunners(inv.stdout, set, problems)
 	if len(set) == 0 {
-		return errors.New("no language environment can be used; try: mcp-code-sandbox runners install")
+		return errors.New("no language environment can be used; try: " + iso.installFix())
 	}
 	return nil
+}
+
+// lookOnly says which backend there would be, without one that could start anything.
+func lookOnly(ctx context.Context, s *settings) isolation {
+	iso := isolation{close: func() {}}
+	engine, err := newEngine(s, nil, secret.Value{}, nil)
+	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (int, error) {
+		if err != nil {
+			return 0, err
+		}
+		set, _, _, err := engine.Runners(ctx)
+		return len(set), err
+	})
+	if err == nil {
+		iso.close = engine.Close
+	}
+	if iso.name == backendDocker {
+		iso.images = engine
+	}
+	return iso
 }
 
 type runnersInstallCmd struct {
@@ -46,7 +71,7 @@ func (c *runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	set, problems := discover(ctx, inv.settings)
+	set, problems := discover(ctx, inv.settings, nil, slog.New(slog.DiscardHandler)) // of the jail: that is what was installed
 	printRunners(inv.stdout, set, append(failed, problems...))
 	if len(set) == 0 {
 		return errors.New("no language environment can be used")

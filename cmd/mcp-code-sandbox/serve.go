@@ -18,6 +18,7 @@ import (
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
 	"mcp-code-sandbox/internal/tools"
+	"mcp-code-sandbox/web"
 )
 
 type serveCmd struct{}
@@ -31,7 +32,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	defer l.Close()
 	base := baseURL(s, l)
-	a, err := newApp(ctx, s, base, inv.stderr)
+	a, err := newApp(ctx, inv, base)
 	if err != nil {
 		return err
 	}
@@ -45,7 +46,11 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	banner(inv.stderr, a, base)
 	a.tasks.start(a.reportReadiness)
 
-	server := httpapi.NewServer(newHandler(a, base, m.Handler()), a.log)
+	page, err := httpapi.NewPage(web.Files())
+	if err != nil {
+		return errors.Join(err, a.Close())
+	}
+	server := httpapi.NewServer(newHandler(a, base, m.Handler(), page), a.log)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	a.log.Info("[HTTP] serving", "address", l.Addr().String(), "instance", a.instance.ID())
@@ -68,7 +73,7 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 		Tools: func(srv *mcp.Server) {
 			tools.Register(srv, a.engine, tools.Options{
 				Logger: a.log, MaxTimeout: time.Duration(a.settings.MaxExecTimeout), Handover: time.Duration(a.settings.Handover),
-				NoBackground: slices.Contains(unwanted, "wait_run"),
+				NoBackground: slices.Contains(unwanted, "wait_run"), Services: a.services.forTools(),
 			})
 			srv.RemoveTools(unwanted...)
 		},
@@ -77,12 +82,18 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 	})
 }
 
-// newHandler is the whole HTTP side; mcpHandler is nil where MCP speaks over stdio.
-func newHandler(a *app, base string, mcpHandler http.Handler) http.Handler {
+// newHandler is the whole HTTP side; mcpHandler and page, which calls it, are nil where MCP speaks over stdio.
+func newHandler(a *app, base string, mcpHandler http.Handler, page *httpapi.Page) http.Handler {
+	proxy, api, login := a.services.handlers()
+	var users httpapi.Users
+	if a.services != nil && a.services.users {
+		users = people{a.services.login}
+	}
 	return httpapi.New(httpapi.Config{
+		Users: users, Proxy: proxy, API: api, Login: login,
 		MCP: mcpHandler, Files: a.engine, Signer: a.signer, Token: a.keys.token,
 		AllowedHosts: allowedHosts(a.settings, base), AllowedOrigins: a.settings.AllowedOrigins,
-		MaxUploadBytes: int64(a.settings.MaxUploadBytes), Ready: a.ready, Metrics: a.metrics, Logger: a.log,
+		MaxUploadBytes: int64(a.settings.MaxUploadBytes), Ready: a.ready, Metrics: a.metrics, Page: page, Logger: a.log,
 	})
 }
 
@@ -117,6 +128,13 @@ func banner(w io.Writer, a *app, base string) {
 		page += "#token=" + token
 		shown = token + "  (kept in " + filepath.Join(a.settings.Root, "keys", "api-token") + ")"
 	}
+	more := ""
+	if a.services != nil {
+		more = "\n  Services      " + strings.Join(a.services.names, ", ")
+		if a.services.login != nil {
+			more += "\n  Connections   " + base + "/connections"
+		}
+	}
 	languages := strings.Join(a.environments.runners().Names(), ", ")
 	if languages == "" {
 		languages = "none yet: run mcp-code-sandbox runners install"
@@ -128,7 +146,7 @@ MCP Code Sandbox %s
   MCP endpoint  %s/mcp
   Token         %s
   Languages     %s
-  Data          %s
+  Data          %s%s
 
   Claude Code:
     claude mcp add --transport http sandbox %s/mcp --header "Authorization: Bearer %s"
@@ -136,7 +154,7 @@ MCP Code Sandbox %s
   Cursor and others, as JSON:
     %s
 
-`, versionString(), page, base, shown, languages, a.settings.Root, base, token, clientJSON(base, token))
+`, versionString(), page, base, shown, languages, a.settings.Root, more, base, token, clientJSON(base, token))
 	if host, _, err := net.SplitHostPort(a.settings.listenAddr()); err == nil && a.settings.PublicBaseURL == "" && host == "" {
 		fmt.Fprintf(w, "  Listening on every interface. For file links that work from elsewhere, set PUBLIC_BASE_URL.\n\n")
 	}

@@ -272,12 +272,12 @@ func TestToolsAreNarrowed(t *testing.T) {
 		want string
 	}{
 		{"", ""}, {"all", ""},
-		{"run_code", "upload_file list_runners run_python read_artifact list_artifacts close_session run wait_run cancel_run"},
-		{"conversation", "run_python read_artifact list_artifacts close_session run wait_run cancel_run"},
-		{"session", "run_code list_runners run wait_run cancel_run"},
+		{"run_code", "upload_file list_runners run_python read_artifact list_artifacts close_session run wait_run cancel_run list_sessions delete_file list_services"},
+		{"conversation", "run_python read_artifact list_artifacts close_session run wait_run cancel_run list_sessions delete_file"},
+		{"session", "run_code list_runners run wait_run cancel_run list_sessions delete_file"},
 		{"run", "run_code list_runners run_python"},
 		{"session, conversation, run", ""},
-		{"list_runners, session", "run_code run wait_run cancel_run"},
+		{"list_runners, session", "run_code run wait_run cancel_run list_sessions delete_file"},
 	} {
 		var list []string
 		if tc.list != "" {

@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -22,18 +24,25 @@ import (
 // The tag is "environ" and not kong's own "env", whose errors quote the value, and which reads the process's
 // environment rather than the one that run was given.
 type settings struct {
-	HTTPAddr       string       `name:"http-addr" environ:"MCP_HTTP_ADDR" group:"server" placeholder:"HOST:PORT" help:"Address to listen on; \":8080\" means every interface. Wins over --http-port."`
-	HTTPPort       int          `name:"http-port" environ:"SANDBOX_HTTP_PORT" group:"server" default:"8080" help:"Port to listen on, on 127.0.0.1."`
-	APIToken       secret.Value `name:"api-token" environ:"MCP_API_TOKEN" group:"server" placeholder:"SECRET" help:"Bearer token of /mcp and /metrics. Made and kept under the root when not given. Others on this machine can see flags: prefer the environment."`
-	PublicBaseURL  string       `name:"public-base-url" environ:"PUBLIC_BASE_URL" group:"server" placeholder:"URL" help:"Address under which clients reach this server, for file links. Default: the address served."`
-	AllowedHosts   []string     `name:"allowed-hosts" environ:"SANDBOX_ALLOWED_HOSTS" group:"server" placeholder:"NAME" help:"Host names by which the server may be addressed, besides loopback and the public base URL's; *.example.com and * work."`
-	AllowedOrigins []string     `name:"allowed-origins" environ:"SANDBOX_ALLOWED_ORIGINS" group:"server" placeholder:"ORIGIN" help:"Web origins that may call, besides loopback and the server's own, such as https://app.example.com."`
-	FileSecret     secret.Value `name:"file-secret" environ:"FILE_SECRET" group:"server" placeholder:"SECRET" help:"Key that signs file links. Made and kept under the root when not given."`
-	URLTTL         seconds      `name:"url-ttl" environ:"SANDBOX_URL_TTL" group:"server" default:"0s" help:"How long file links work (seconds, or 24h); 0: for ever."`
-	Tools          []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation, session, run and all. Default: all."`
+	HTTPAddr          string       `name:"http-addr" environ:"MCP_HTTP_ADDR" group:"server" placeholder:"HOST:PORT" help:"Address to listen on; \":8080\" means every interface. Wins over --http-port."`
+	HTTPPort          int          `name:"http-port" environ:"SANDBOX_HTTP_PORT" group:"server" default:"8080" help:"Port to listen on, on 127.0.0.1."`
+	APIToken          secret.Value `name:"api-token" environ:"MCP_API_TOKEN" group:"server" placeholder:"SECRET" help:"Bearer token of /mcp and /metrics. Made and kept under the root when not given. Others on this machine can see flags: prefer the environment."`
+	PublicBaseURL     string       `name:"public-base-url" environ:"PUBLIC_BASE_URL" group:"server" placeholder:"URL" help:"Address under which clients reach this server, for file links. Default: the address served."`
+	AllowedHosts      []string     `name:"allowed-hosts" environ:"SANDBOX_ALLOWED_HOSTS" group:"server" placeholder:"NAME" help:"Host names by which the server may be addressed, besides loopback and the public base URL's; *.example.com and * work."`
+	AllowedOrigins    []string     `name:"allowed-origins" environ:"SANDBOX_ALLOWED_ORIGINS" group:"server" placeholder:"ORIGIN" help:"Web origins that may call, besides loopback and the server's own, such as https://app.example.com."`
+	FileSecret        secret.Value `name:"file-secret" environ:"FILE_SECRET" group:"server" placeholder:"SECRET" help:"Key that signs file links. Made and kept under the root when not given."`
+	URLTTL            seconds      `name:"url-ttl" environ:"SANDBOX_URL_TTL" group:"server" default:"0s" help:"How long file links work (seconds, or 24h); 0: for ever."`
+	Config            string       `name:"config" environ:"SANDBOX_CONFIG" group:"server" type:"path" placeholder:"FILE" help:"Configuration file of the outside services that code may call, and of where people log in (JSON)."`
+	JWTSecret         secret.Value `name:"jwt-secret" environ:"JWT_SECRET" group:"server" placeholder:"SECRET" help:"Key of execution tokens, logins and stored connections, 32 bytes or more. Made and kept under the root when not given."`
+	JWTSecretPrevious secret.Value `name:"jwt-secret-previous" environ:"JWT_SECRET_PREVIOUS" group:"server" placeholder:"SECRET" help:"The JWT_SECRET before this one, to change it: what was sealed with it is sealed anew."`
+	Tools             []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation, session, run and all. Default: all."`
 
 	Root              string   `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
-	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto or jail."`
+	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto, jail or docker. auto is docker when an engine has images labelled as runners, else the jail."`
+	DockerHost        string   `name:"docker-host" environ:"DOCKER_HOST" group:"sandbox" placeholder:"URL" help:"Address of the Docker or Podman engine. Default: the first usual socket that is there, such as unix:///var/run/docker.sock."`
+	Image             string   `name:"image" environ:"SANDBOX_IMAGE" group:"sandbox" placeholder:"IMAGE" help:"Image for Python on docker, whatever other images are labelled, such as llm-sandbox:latest."`
+	HostPath          string   `name:"host-path" environ:"SANDBOX_HOST_PATH" group:"sandbox" placeholder:"DIR" help:"The root as the engine's host names it, where the server itself is in a container."`
+	DockerRuntime     string   `name:"docker-runtime" environ:"SANDBOX_DOCKER_RUNTIME" group:"sandbox" placeholder:"NAME" help:"The engine's OCI runtime for sandboxes, such as runsc or kata. Default: the engine's own."`
 	RunnersDir        string   `name:"runners-dir" environ:"SANDBOX_RUNNERS_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of your own runners, a directory each. Default: runners.d under the root."`
 	WrapperDir        string   `name:"nix-sandbox-dir" environ:"NIX_SANDBOX_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of environments that isolate themselves, a directory each with metadata.json and bin/run. Default: ~/.config/nix-sandbox-mcp/sandboxes."`
 	NixEnvs           []string `name:"nix-sandbox-envs" environ:"NIX_SANDBOX_ENVS" group:"sandbox" placeholder:"REF" help:"Flake references of such environments, to build with nix at the start."`
@@ -95,6 +104,9 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	}
 	bad(!strings.ContainsFunc(s.APIToken.Reveal(), func(r rune) bool { return r <= ' ' || r > '~' }), "MCP_API_TOKEN",
 		"it has a space or a character that no header can carry; use letters and digits")
+	for name, key := range map[string]secret.Value{"JWT_SECRET": s.JWTSecret, "JWT_SECRET_PREVIOUS": s.JWTSecretPrevious} {
+		bad(key.IsZero() || len(key.Reveal()) >= 32, name, "it has fewer than 32 bytes; use for instance the output of openssl rand -hex 32")
+	}
 	for _, h := range s.AllowedHosts {
 		bad(h != "" && !strings.ContainsAny(h, "/@ "), "SANDBOX_ALLOWED_HOSTS", "%q is no host; write it like sandbox.example.com", h)
 	}
@@ -102,7 +114,11 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		u, err := url.Parse(o)
 		bad(o == "*" || err == nil && u.Scheme != "" && u.Host != "" && strings.Trim(u.Path, "/") == "", "SANDBOX_ALLOWED_ORIGINS", "%q is no origin; write it like https://app.example.com", o)
 	}
-	bad(slices.Contains([]string{"auto", "jail"}, s.Backend), "SANDBOX_BACKEND", "there is no backend %q; use auto or jail", s.Backend)
+	bad(slices.Contains([]string{backendAuto, backendJail, backendDocker}, s.Backend), "SANDBOX_BACKEND", "there is no backend %q; use auto, jail or docker", s.Backend)
+	if s.DockerHost == "" {
+		s.DockerHost = defaultEngine(env)
+	}
+	bad(s.HostPath == "" || path.IsAbs(s.HostPath) || filepath.IsAbs(s.HostPath), "SANDBOX_HOST_PATH", "%q is no absolute path", s.HostPath)
 	bad(s.Network == "full" || s.Network == "off", "SANDBOX_NETWORK", "%q is neither full nor off", s.Network)
 	for _, n := range s.NetworkAllow {
 		_, err := parsePrefix(n)
@@ -197,6 +213,23 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(s)
 	return p.Masked(), err
+}
+
+// defaultEngine is the first usual socket of an engine that is there; empty: the client's own default.
+func defaultEngine(env map[string]string) string {
+	candidates := []string{"/var/run/docker.sock"}
+	if dir := env["XDG_RUNTIME_DIR"]; filepath.IsAbs(dir) {
+		candidates = append(candidates, filepath.Join(dir, "docker.sock"), filepath.Join(dir, "podman", "podman.sock"))
+	}
+	if home := env["HOME"]; filepath.IsAbs(home) {
+		candidates = append(candidates, filepath.Join(home, ".docker", "run", "docker.sock"), filepath.Join(home, ".colima", "default", "docker.sock"))
+	}
+	for _, socket := range append(candidates, "/run/podman/podman.sock") {
+		if fi, err := os.Stat(socket); err == nil && fi.Mode()&os.ModeSocket != 0 {
+			return "unix://" + socket
+		}
+	}
+	return ""
 }
 
 // defaultRoot is the user's data directory, or the system's for root; empty when there is none.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -43,9 +44,16 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_ALLOWED_HOSTS", "a.example,b.example", func(s *settings) any { return strings.Join(s.AllowedHosts, "|") }, "", "a.example|b.example"},
 		{"SANDBOX_ALLOWED_ORIGINS", "https://a.example", func(s *settings) any { return strings.Join(s.AllowedOrigins, "|") }, "", "https://a.example"},
 		{"SANDBOX_URL_TTL", "3600", func(s *settings) any { return time.Duration(s.URLTTL) }, time.Duration(0), time.Hour},
+		{"SANDBOX_CONFIG", "/etc/x.json", func(s *settings) any { return s.Config }, "", "/etc/x.json"},
+		{"JWT_SECRET", "0123456789abcdef0123456789abcdef", func(s *settings) any { return s.JWTSecret.Reveal() }, "", "0123456789abcdef0123456789abcdef"},
+		{"JWT_SECRET_PREVIOUS", "fedcba9876543210fedcba9876543210", func(s *settings) any { return s.JWTSecretPrevious.Reveal() }, "", "fedcba9876543210fedcba9876543210"},
 		{"SANDBOX_TOOLS", "run_code", func(s *settings) any { return strings.Join(s.Tools, "|") }, "", "run_code"},
 		{"SANDBOX_ROOT", "/srv/x", func(s *settings) any { return s.Root }, "/home/u/.local/share/mcp-code-sandbox", "/srv/x"},
 		{"SANDBOX_BACKEND", "jail", func(s *settings) any { return s.Backend }, "auto", "jail"},
+		{"DOCKER_HOST", "unix:///srv/e.sock", func(s *settings) any { return s.DockerHost }, defaultEngine(nil), "unix:///srv/e.sock"},
+		{"SANDBOX_IMAGE", "mine:1", func(s *settings) any { return s.Image }, "", "mine:1"},
+		{"SANDBOX_HOST_PATH", "/srv/h", func(s *settings) any { return s.HostPath }, "", "/srv/h"},
+		{"SANDBOX_DOCKER_RUNTIME", "runsc", func(s *settings) any { return s.DockerRuntime }, "", "runsc"},
 		{"SANDBOX_RUNNERS_DIR", "/srv/r", func(s *settings) any { return ownRunnersDir(s) }, "/home/u/.local/share/mcp-code-sandbox/runners.d", "/srv/r"},
 		{"NIX_SANDBOX_DIR", "/srv/n", func(s *settings) any { return s.WrapperDir }, "/home/u/.config/nix-sandbox-mcp/sandboxes", "/srv/n"},
 		{"NIX_SANDBOX_ENVS", "github:a/b,.#c", func(s *settings) any { return strings.Join(s.NixEnvs, "|") }, "", "github:a/b|.#c"},
@@ -147,7 +155,8 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_SESSION_TTL_M", "x", "minutes"},
 		{"SANDBOX_NETWORK", "yes", "full"},
 		{"SANDBOX_NETWORK_ALLOW", "db.internal", "10.0.0.0/8"},
-		{"SANDBOX_BACKEND", "none", "jail"},
+		{"SANDBOX_BACKEND", "none", "docker"},
+		{"SANDBOX_HOST_PATH", "var/lib/x", "absolute path"},
 		{"SANDBOX_LOG_LEVEL", "loud", "DEBUG"},
 		{"SANDBOX_LOG_FORMAT", "xml", "json"},
 		{"NIX_SANDBOX_ENVS", "--impure", "flake reference"},
@@ -155,6 +164,8 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"PROJECT_DIR", "/nonexistent", "exists"},
 		{"PROJECT_DIR", "/etc/passwd", "not a directory"},
 		{"PROJECT_DIR", "/", "SANDBOX_ROOT"},
+		{"JWT_SECRET", "short", "32 bytes"},
+		{"JWT_SECRET_PREVIOUS", "short", "32 bytes"},
 		{"SANDBOX_TOOLS", "rm", "run_code"},
 		{"HOME", "", "SANDBOX_ROOT"},
 	} {
@@ -173,11 +184,32 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 	}
 }
 
+// A configuration that code could read is refused.
+func TestConfigOutsideProject(t *testing.T) {
+	dir := t.TempDir()
+	inside := filepath.Join(dir, "services.json")
+	if err := os.WriteFile(inside, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "services.json")
+	if err := os.Symlink(inside, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, config := range []string{inside, link} {
+		if _, err := parse(t, nil, map[string]string{"HOME": "/home/u", "PROJECT_DIR": dir, "SANDBOX_CONFIG": config}); err == nil || !strings.Contains(err.Error(), "SANDBOX_CONFIG") {
+			t.Errorf("%s: %v", config, err)
+		}
+	}
+	if _, err := parse(t, nil, map[string]string{"HOME": "/home/u", "PROJECT_DIR": dir, "SANDBOX_CONFIG": "/etc/services.json"}); err != nil {
+		t.Error(err)
+	}
+}
+
 // Whatever goes wrong, and whatever is asked, neither secret is printed.
 func TestSecretsNeverShow(t *testing.T) {
 	const token, key = "tok-0123456789abcdef", "key-0123456789abcdef"
 	root := filepath.Join(t.TempDir(), "root")
-	env := []string{"MCP_API_TOKEN=" + token, "FILE_SECRET=" + key, "SANDBOX_ROOT=" + root}
+	env := []string{"MCP_API_TOKEN=" + token, "FILE_SECRET=" + key, "JWT_SECRET=" + key + key, "SANDBOX_ROOT=" + root}
 	for _, args := range [][]string{
 		{"--help"}, {"serve", "--help"}, {"stdio", "--help"}, {"run", "--help"}, {"version"}, {}, {"nonsense"},
 		{"serve", "--api-token=" + token, "--file-secret=" + key, "--bad-flag"},

@@ -20,7 +20,7 @@ func (*stdioCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	defer l.Close()
 	base := baseURL(s, l)
-	a, err := newApp(ctx, s, base, inv.stderr)
+	a, err := newApp(ctx, inv, base)
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (*stdioCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	a.tasks.start(a.reportReadiness)
 
-	server := httpapi.NewServer(newHandler(a, base, nil), a.log)
+	server := httpapi.NewServer(newHandler(a, base, nil, nil), a.log)
 	go server.Serve(l)
 	a.log.Info("[MCP] serving on stdin and stdout; file links at "+base, "instance", a.instance.ID())
 

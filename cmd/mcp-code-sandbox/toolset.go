@@ -13,9 +13,9 @@ import (
 func toolPresets() map[string][]string {
 	return map[string][]string{
 		"all":          tools.Names(),
-		"conversation": {"run_code", "upload_file", "list_runners"},
-		"session":      {"upload_file", "run_python", "read_artifact", "list_artifacts", "close_session"},
-		"run":          {"run", "wait_run", "cancel_run", "upload_file", "list_artifacts", "read_artifact", "close_session"},
+		"conversation": {"run_code", "upload_file", "list_runners", "list_services"},
+		"session":      {"upload_file", "run_python", "read_artifact", "list_artifacts", "close_session", "list_services"},
+		"run":          {"run", "wait_run", "cancel_run", "upload_file", "list_artifacts", "read_artifact", "close_session", "list_sessions", "delete_file", "list_services"},
 	}
 }
 

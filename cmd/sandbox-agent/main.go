@@ -22,6 +22,12 @@ func main() {
 		err = agent.RunInit(os.Args[1])
 	case len(os.Args) > 1 && os.Args[0] == "zygote":
 		err = agent.BecomeZygote(os.Args[1:])
+	case len(os.Args) == 3 && os.Args[1] == "shared":
+		err = agent.MainShared(os.Args[2], version)
+	case len(os.Args) == 3 && os.Args[1] == "guard":
+		err = agent.GuardNetwork(os.Args[2], os.Stdout)
+	case len(os.Args) == 2 && os.Args[1] == "addresses":
+		err = agent.DescribeNetwork(os.Stdout)
 	case len(os.Args) == 2:
 		err = agent.Main(os.Args[1], version)
 	default:

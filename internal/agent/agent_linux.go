@@ -1,9 +1,12 @@
 // Package agent is the inside of a sandbox: process 1, which speaks the wire protocol with the server,
 // and run-init, process 1 of each run's own namespaces.
 //
-// The agent knows no language: a run frame says which program to start on which code. It holds
-// capabilities in the sandbox's user namespace only, and no user process ever shares a pid namespace,
-// a descriptor or a capability with it.
+// The agent knows no language: a run frame says which program to start on which code. No user process ever
+// shares a descriptor or a capability with it.
+//
+// There are two ways to keep a run apart, and the backend says which. [Main] holds capabilities in the sandbox's
+// own user namespace and starts each run in namespaces of its own. [MainShared] holds none, as in a
+// container: runs share its pid namespace, and it keeps them apart by Landlock and ends them by killing.
 package agent
 
 import (
@@ -21,25 +24,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
 
 // ConnFD is the descriptor on which the agent finds its connection to the server.
 const ConnFD = 3
-
-// ForwardAddr is where a process inside reaches the server's proxy.
-const ForwardAddr = "127.0.0.1:8099"
-
-// Config is what the backend tells the agent when it starts it, as JSON in its first argument.
-type Config struct {
-	// Unreachable lists networks (CIDR) to which no packet may go, whatever the default route.
-	Unreachable []string `json:"unreachable,omitempty"`
-	// Forward makes the agent listen on ForwardAddr and carry connections to the server.
-	Forward bool `json:"forward,omitempty"`
-	// DataBytes and Processes are rlimits for every process of a run, for where there is no cgroup.
-	DataBytes uint64 `json:"data_bytes,omitempty"`
-	Processes uint64 `json:"processes,omitempty"`
-}
 
 // Main runs the agent until the server closes the connection. It is process 1 of the sandbox, so its end
 // is the end of everything inside.
@@ -68,18 +58,23 @@ func Main(configJSON, version string) error {
 	if err := unix.SetNonblock(ConnFD, true); err != nil {
 		return fmt.Errorf("connection: %w", err)
 	}
-	conn := os.NewFile(ConnFD, "server")
+	a := &agent{cfg: cfg}
+	return a.serve(os.NewFile(ConnFD, "server"), wire.Hello{Agent: version})
+}
+
+// serve says hello and serves the server until it closes the connection.
+func (a *agent) serve(conn io.ReadWriteCloser, hello wire.Hello) error {
 	var forward net.Listener
-	if cfg.Forward {
+	if a.cfg.Forward {
 		var err error
-		if forward, err = net.Listen("tcp", ForwardAddr); err != nil {
+		if forward, err = net.Listen("tcp", sandbox.ForwardAddr); err != nil {
 			return err
 		}
 	}
-	if err := wire.WriteHello(conn, version); err != nil {
+	if err := wire.SendHello(conn, hello); err != nil {
 		return err
 	}
-	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting)}
+	a.starting = make(chan struct{}, maxStarting)
 	a.conn = wire.NewConn(conn, wire.AgentSide, a.run)
 	if forward != nil {
 		go a.forward(forward)
@@ -93,6 +88,7 @@ func Main(configJSON, version string) error {
 
 type agent struct {
 	cfg      Config
+	shared   *shared // nil where each run has namespaces of its own
 	conn     *wire.Conn
 	starting chan struct{} // holds one for each run that is being started
 	spare    spare
@@ -132,7 +128,7 @@ func keepDescriptors() error {
 	return nil
 }
 
-// forward carries each connection to ForwardAddr as a dial stream.
+// forward carries each connection to sandbox.ForwardAddr as a dial stream.
 func (a *agent) forward(l net.Listener) {
 	for {
 		c, err := l.Accept()

@@ -17,9 +17,9 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// cellsDir holds a directory for each cell, in the run's private /tmp: the file code, the pipes stdout and
+// cellsDir holds a directory for each cell, in the run's private directory: the files code and env, the pipes stdout and
 // stderr, and what the driver puts there to be displayed. It is the user code's to spoil, for itself alone.
-const cellsDir = "/tmp/.cells"
+const cellsDir = ".cells"
 
 const maxLine = 4 << 10
 
@@ -28,7 +28,8 @@ const maxLine = 4 << 10
 //
 //	execute <n> <dir>
 //
-// runs <dir>/code with its output going to the pipes <dir>/stdout and <dir>/stderr, and answers
+// runs <dir>/code with its output going to the pipes <dir>/stdout and <dir>/stderr, and, while it does, with the variables of the file
+// <dir>/env, if there is one ("NAME=value", each ended by a NUL); and answers
 //
 //	ready                            once, when it has started
 //	display <n> <MIME type> <name>   the file <dir>/<name> holds something to show
@@ -39,6 +40,7 @@ const maxLine = 4 << 10
 type cells struct {
 	pid    int // of the interpreter, and of its process group
 	driver *os.File
+	dir    *os.Root // private to the run
 	conn   *wire.Conn
 	turn   sync.Mutex
 	n      int
@@ -72,8 +74,8 @@ func driverSocket() (ours, theirs *os.File, err error) {
 }
 
 // serveCells serves the agent from when the interpreter is ready until it has ended.
-func serveCells(pid int, driver *os.File) *cells {
-	c := &cells{pid: pid, driver: driver, heard: make(chan struct{})}
+func serveCells(p *program) *cells {
+	c := &cells{pid: p.pid, driver: p.driver, dir: p.dir, heard: make(chan struct{})}
 	go c.listen()
 	return c
 }
@@ -173,11 +175,12 @@ func (c *cells) serve(s *wire.Stream, f wire.Frame) {
 	c.idle.Add(1)
 	c.mu.Unlock()
 	defer c.idle.Done()
-	code, err := c.run(s, f.Run.Code)
+	forgetPeak(c.pid)
+	code, err := c.run(s, f.Run)
 	if errors.Is(err, errInterpreterEnded) {
 		return
 	}
-	exit := wire.Exit{Code: code}
+	exit := wire.Exit{Code: code, MaxRSSB: peakMemory(c.pid)}
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
@@ -186,26 +189,35 @@ func (c *cells) serve(s *wire.Stream, f wire.Frame) {
 
 var errInterpreterEnded = errors.New("the interpreter has ended")
 
-func (c *cells) run(s *wire.Stream, code []byte) (int, error) {
+func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 	c.n++
 	path := cellsDir + "/" + strconv.Itoa(c.n)
-	if err := os.MkdirAll(path, 0o700); err != nil {
+	if err := c.dir.MkdirAll(path, 0o700); err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(path)
-	dir, err := os.OpenRoot(path)
+	defer c.dir.RemoveAll(path)
+	dir, err := c.dir.OpenRoot(path + "/.") // not a pipe in its place
 	if err != nil {
 		return 0, err
 	}
 	defer dir.Close()
-	if err := dir.WriteFile("code", code, 0o600); err != nil {
+	if err := dir.WriteFile("code", r.Code, 0o600); err != nil {
 		return 0, err
+	}
+	if len(r.CellEnv) > 0 {
+		var env []byte
+		for name, value := range r.CellEnv {
+			env = fmt.Appendf(env, "%s=%s\x00", name, value)
+		}
+		if err := dir.WriteFile("env", env, 0o600); err != nil {
+			return 0, err
+		}
 	}
 	cell := &cell{n: c.n, dir: dir, stream: s, result: make(chan int, 1)}
 	var readers []*os.File
 	var pumps sync.WaitGroup
 	for name, t := range map[string]wire.Type{"stdout": wire.TypeStdout, "stderr": wire.TypeStderr} {
-		r, w, err := fifo(path+"/"+name, dir, name)
+		r, w, err := fifo(dir, name)
 		if err != nil {
 			return 0, err
 		}
@@ -223,7 +235,7 @@ func (c *cells) run(s *wire.Stream, code []byte) (int, error) {
 	}
 	c.mu.Unlock()
 	go c.obey(s)
-	fmt.Fprintf(c.driver, "execute %d %s\n", c.n, path)
+	fmt.Fprintf(c.driver, "execute %d %s\n", c.n, c.dir.Name()+"/"+path)
 	exit, ok := <-cell.result
 	c.mu.Lock()
 	c.current = nil
@@ -254,8 +266,14 @@ func (c *cells) obey(s *wire.Stream) {
 }
 
 // fifo makes a named pipe and opens both ends. Somebody may have put something else in its place.
-func fifo(path string, dir *os.Root, name string) (r, w *os.File, err error) {
-	if err := unix.Mkfifo(path, 0o600); err != nil {
+func fifo(dir *os.Root, name string) (r, w *os.File, err error) {
+	d, err := dir.Open(".")
+	if err != nil {
+		return nil, nil, err
+	}
+	err = unix.Mknodat(int(d.Fd()), name, unix.S_IFIFO|0o600, 0)
+	_ = d.Close()
+	if err != nil {
 		return nil, nil, err
 	}
 	const flags = unix.O_NONBLOCK | unix.O_NOFOLLOW

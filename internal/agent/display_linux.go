@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// displayDir is where a program that is not an interpreter of ours leaves what it wants to be displayed.
-const displayDir = "/tmp/.display"
+// displayDir is where a program that is not an interpreter of ours leaves what it wants to be displayed, in
+// the run's private directory.
+const displayDir = ".display"
 
 const (
 	maxDisplay  = 16 << 20 // of one display, and of all displays of a fresh run
@@ -20,8 +21,8 @@ const (
 
 // collectDisplays reads what a program has left in displayDir. The program may have put anything there: what
 // is not as it should be is passed over.
-func collectDisplays() []shown {
-	dir, err := os.OpenRoot(displayDir + "/.") // not a pipe in its place
+func collectDisplays(private *os.Root) []shown {
+	dir, err := private.OpenRoot(displayDir + "/.") // not a pipe in its place
 	if err != nil {
 		return nil
 	}

@@ -46,11 +46,8 @@ func give(namespaces []int, driver *os.File) error {
 	return err
 }
 
-// given waits until run-init is ready. It fails when there is none, or it has ended.
+// given waits until run-init is ready. It fails when run-init has ended.
 func (p *initProcess) given() (given, error) {
-	if p == nil {
-		return given{}, errors.New("no run-init")
-	}
 	raw, err := p.channel.SyscallConn()
 	if err != nil {
 		return given{}, err

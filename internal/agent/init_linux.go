@@ -44,19 +44,22 @@ var baseEnv = map[string]string{
 
 // RunInit is process 1 of a run's namespaces. It makes the run's private mounts and gives up everything, waits for
 // its spec, starts the program as its only child, reports how that ended, and exits; the kernel then kills what is
-// left. tmpBytes is the size of the run's /tmp, in its argument.
-func RunInit(tmpBytes string) error {
+// left. where is the size of the run's /tmp.
+//
+// Where runs share a pid namespace, it is sharedInit: what run-init makes private is less, see launchShared, and
+// the agent ends what is left.
+func RunInit(where string) error {
 	unix.CloseOnExec(specFD)
 	unix.CloseOnExec(statusFD)
 	unix.CloseOnExec(channelFD)
-	status, err := runInit(tmpBytes)
+	status, err := runInit(where)
 	if err != nil {
 		status.Exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
 	return json.NewEncoder(os.NewFile(statusFD, "status")).Encode(status)
 }
 
-func runInit(tmpBytes string) (initStatus, error) {
+func runInit(where string) (initStatus, error) {
 	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this one.
 	runtime.LockOSThread()
 	spareThreads(initSpare)
@@ -64,24 +67,28 @@ func runInit(tmpBytes string) (initStatus, error) {
 	if err != nil {
 		return initStatus{}, err
 	}
-	namespaces, err := openNamespaces()
-	if err != nil {
-		return initStatus{}, err
+	var namespaces []int
+	if where != sharedInit {
+		if namespaces, err = openNamespaces(); err != nil {
+			return initStatus{}, err
+		}
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return initStatus{}, fmt.Errorf("become unreadable: %w", err)
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals)
-	if err := confine(tmpBytes); err != nil {
-		return initStatus{}, err
-	}
 	init := runInitProcess{oom: oom, signals: signals}
 	if init.driver, init.theirs, err = driverSocket(); err != nil {
 		return initStatus{}, err
 	}
-	if err := give(namespaces, init.theirs); err != nil {
-		return initStatus{}, err
+	if where != sharedInit {
+		if err := confine(where); err != nil {
+			return initStatus{}, err
+		}
+		if err := give(namespaces, init.theirs); err != nil {
+			return initStatus{}, err
+		}
 	}
 
 	init.told = json.NewDecoder(os.NewFile(specFD, "spec"))
@@ -89,15 +96,10 @@ func runInit(tmpBytes string) (initStatus, error) {
 	if err := init.told.Decode(&spec); err != nil {
 		return initStatus{}, fmt.Errorf("read run: %w", err)
 	}
-	exit, err := init.run(&spec)
-	status := initStatus{Exit: exit}
-	if spec.Displays && err == nil {
-		status.Displays = collectDisplays()
-	}
-	return status, err
+	return init.run(&spec)
 }
 
-// confine is what a run's isolation is made of, whatever the run.
+// confine is what the isolation of a run with namespaces of its own is made of, whatever the run.
 func confine(tmpBytes string) error {
 	size, err := strconv.ParseInt(tmpBytes, 10, 64)
 	if err != nil {
@@ -123,59 +125,88 @@ type runInitProcess struct {
 	driver, theirs *os.File      // the ends of the channel for cells: run-init's and the program's
 }
 
-func (p *runInitProcess) run(spec *initSpec) (wire.Exit, error) {
-	pid := spec.Adopted
-	if pid == 0 {
-		var exit wire.Exit
-		var err error
-		if pid, exit, err = p.start(spec); pid == 0 {
-			return exit, err
-		}
+// program is the started program.
+type program struct {
+	pid    int
+	driver *os.File // nil without spec.Channel
+	dir    *os.Root // private to the run
+}
+
+func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
+	launch := init.launch
+	switch {
+	case spec.Adopted != 0:
+		launch = init.adopt
+	case spec.Shared != nil:
+		launch = init.launchShared
+	}
+	p, exit, err := launch(spec)
+	if p == nil {
+		return initStatus{Exit: exit}, err
 	}
 	// Output ends when the last user process has closed it, not when run-init ends.
 	_ = unix.Close(1)
 	_ = unix.Close(2)
-	_ = p.theirs.Close()
-	ended := make(chan struct{}, 1)
+	_ = init.theirs.Close()
+	orphans := make(chan struct{}, 1)
 	go func() {
-		for sig := range p.signals {
+		for sig := range init.signals {
 			switch sig {
 			case syscall.SIGINT:
-				_ = syscall.Kill(-pid, syscall.SIGINT)
+				_ = syscall.Kill(-p.pid, syscall.SIGINT)
 			case syscall.SIGCHLD:
 				select {
-				case ended <- struct{}{}:
+				case orphans <- struct{}{}:
 				default:
 				}
 			}
 		}
 	}()
-	wait := func() (wire.Exit, error) { return waitFor(pid) }
+	wait := func() (wire.Exit, error) { return waitFor(p.pid) }
 	if spec.Adopted != 0 {
-		go reap(ended)
-		wait = p.waitToBeTold
+		go reap(orphans)
+		wait = init.waitToBeTold
 	}
-	if !spec.Channel {
-		_ = p.driver.Close()
-		return wait()
+	if p.driver == nil {
+		_ = init.driver.Close()
+		exit, err = wait()
+	} else {
+		cells := serveCells(p)
+		exit, err = wait()
+		exit = cells.end(exit)
 	}
-	cells := serveCells(pid, p.driver)
-	exit, err := wait()
-	return cells.end(exit), err
+	status := initStatus{Exit: exit}
+	if spec.Displays && err == nil {
+		status.Displays = collectDisplays(p.dir)
+	}
+	return status, err
+}
+
+// adopt is launch for a program that a zygote has started.
+func (init *runInitProcess) adopt(spec *initSpec) (*program, wire.Exit, error) {
+	dir, err := os.OpenRoot(spec.Dir)
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	p := &program{pid: spec.Adopted, dir: dir}
+	if spec.Channel {
+		p.driver = init.driver
+	}
+	return p, wire.Exit{}, nil
 }
 
 // waitToBeTold returns the exit of a program that is not run-init's child.
-func (p *runInitProcess) waitToBeTold() (wire.Exit, error) {
+func (init *runInitProcess) waitToBeTold() (wire.Exit, error) {
 	var exit wire.Exit
-	if err := p.told.Decode(&exit); err != nil {
+	if err := init.told.Decode(&exit); err != nil {
 		return wire.Exit{}, fmt.Errorf("learn how the program ended: %w", err)
 	}
 	return exit, nil
 }
 
 // reap waits for the orphans of a program that is not run-init's child itself.
-func reap(ended <-chan struct{}) {
-	for range ended {
+func reap(orphans <-chan struct{}) {
+	for range orphans {
 		for {
 			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && !errors.Is(err, syscall.EINTR) {
 				break
@@ -184,42 +215,52 @@ func reap(ended <-chan struct{}) {
 	}
 }
 
-// start starts the program. Without a process, the exit says why.
-func (p *runInitProcess) start(spec *initSpec) (pid int, exit wire.Exit, err error) {
+// launch starts the program. Without a program, the exit
+// or the error says why. It leaves its thread as the program's.
+func (init *runInitProcess) launch(spec *initSpec) (*program, wire.Exit, error) {
 	argv, err := spec.argv()
 	if err != nil {
-		return 0, exit, err
+		return nil, wire.Exit{}, err
 	}
 	if err := setLimits(spec.limits()); err != nil {
-		return 0, exit, err
+		return nil, wire.Exit{}, err
+	}
+	p := &program{}
+	if p.dir, err = os.OpenRoot(spec.Dir); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if spec.Shared != nil {
+		if err := spec.confineShared(); err != nil {
+			return nil, wire.Exit{}, err
+		}
 	}
 	if spec.Displays {
-		if err := os.Mkdir(displayDir, 0o700); err != nil {
-			return 0, exit, err
+		if err := p.dir.Mkdir(displayDir, 0o700); err != nil {
+			return nil, wire.Exit{}, err
 		}
 	}
 	env := spec.environ()
 	path, err := findProgram(argv[0], env)
 	if err != nil {
-		return 0, wire.Exit{Code: 127, Error: err.Error()}, nil
+		return nil, wire.Exit{Code: 127, Error: err.Error()}, nil
 	}
 	files := []uintptr{0, 1, 2}
 	if spec.Channel {
-		files = append(files, p.theirs.Fd())
+		p.driver, files = init.driver, append(files, init.theirs.Fd())
 	}
 	// When memory runs out the program goes first, never run-init or the agent.
-	own, _ := io.ReadAll(p.oom)
-	_, _ = p.oom.WriteAt([]byte("1000"), 0)
-	pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
+	own, _ := io.ReadAll(init.oom)
+	_, _ = init.oom.WriteAt([]byte("1000"), 0)
+	p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
 		Env:   env,
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
-	_, _ = p.oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
+	_, _ = init.oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
 	if err != nil {
-		return 0, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+		return nil, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
 	}
-	return pid, exit, nil
+	return p, wire.Exit{}, nil
 }
 
 // waitFor reaps every child until the program itself has ended.
@@ -255,7 +296,7 @@ func (spec *initSpec) argv() ([]string, error) {
 		if i < 0 {
 			continue
 		}
-		path := privatePath(f.name)
+		path := spec.privatePath(f.name)
 		if err := os.WriteFile(path, f.text, 0o600); err != nil {
 			return nil, fmt.Errorf("write code: %w", err)
 		}
@@ -265,19 +306,20 @@ func (spec *initSpec) argv() ([]string, error) {
 }
 
 // privatePath is where a file of the run's goes.
-func privatePath(name string) string {
+func (spec *initSpec) privatePath(name string) string {
 	var b [4]byte
 	_, _ = rand.Read(b[:])
 	ext := filepath.Ext(name[1:])
-	return "/tmp/" + strings.TrimSuffix(filepath.Base(name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+	return spec.Dir + "/" + strings.TrimSuffix(filepath.Base(name), ext) + "-" + hex.EncodeToString(b[:]) + ext
 }
 
 // variables are the program's environment.
 func (spec *initSpec) variables() map[string]string {
 	env := maps.Clone(baseEnv)
+	env["HOME"], env["TMPDIR"] = spec.Dir, spec.Dir
 	maps.Copy(env, spec.Env)
 	if spec.Displays {
-		env["SANDBOX_DISPLAY"] = displayDir
+		env["SANDBOX_DISPLAY"] = spec.Dir + "/" + displayDir
 	}
 	return env
 }
@@ -310,15 +352,6 @@ func findProgram(name string, env []string) (string, error) {
 	return "", fmt.Errorf("%s: not found in the sandbox", name)
 }
 
-// hiddenProc are the entries of /proc that tell about the host or act on it. Those that a kernel does not
-// have are passed over.
-var hiddenProc = []string{
-	"acpi", "asound", "bus", "cmdline", "config.gz", "cpuinfo_cur_freq", "diskstats", "dma", "driver", "fs", "interrupts", "iomem", "ioports",
-	"irq", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats",
-	"modules", "mtrr", "partitions", "pressure", "sched_debug", "scsi", "slabinfo", "softirqs", "swaps",
-	"sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo", "zoneinfo",
-}
-
 // privateMounts gives the run a /proc of its own pid namespace and empty, sized /tmp and /dev/shm.
 func privateMounts(tmpBytes int64) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
@@ -337,7 +370,7 @@ func privateMounts(tmpBytes int64) error {
 	if err := unix.Mount("proc", "/proc", "proc", flags|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	for _, name := range hiddenProc {
+	for _, name := range HiddenProc() {
 		if err := hide("/proc/" + name); err != nil {
 			return err
 		}

@@ -37,7 +37,7 @@ func (a *agent) runCell(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	}
 	in.turn.Lock()
 	defer in.turn.Unlock()
-	exit := in.cell(s, r.Code)
+	exit := in.cell(s, r)
 	exit.Fresh = fresh
 	if exit.Lost {
 		a.forget(r.Interpreter, in)
@@ -119,8 +119,8 @@ func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, err
 }
 
 // cell relays one cell. When the interpreter goes, its exit is the cell's.
-func (in *interpreter) cell(s *wire.Stream, code []byte) wire.Exit {
-	inner, err := in.conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{Code: code}})
+func (in *interpreter) cell(s *wire.Stream, r *wire.Run) wire.Exit {
+	inner, err := in.conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{Code: r.Code, CellEnv: r.CellEnv}})
 	if err != nil {
 		return in.wait()
 	}

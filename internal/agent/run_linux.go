@@ -37,6 +37,8 @@ type initSpec struct {
 	Driver    []byte            `json:"driver"`
 	Channel   bool              `json:"channel"` // the program is an interpreter that lives on
 	Displays  bool              `json:"displays"`
+	Dir       string            `json:"dir"`              // private to the run
+	Shared    *sharedSpec       `json:"shared,omitempty"` // nil where the run has namespaces of its own
 	// Adopted is the program's process, which a zygote has started. Its exit follows the spec.
 	Adopted int `json:"adopted,omitempty"`
 
@@ -56,11 +58,15 @@ type shown struct {
 }
 
 func (a *agent) spec(r *wire.Run) initSpec {
-	return initSpec{
+	spec := initSpec{
 		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver, Displays: r.Displays,
 		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
-		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, zygote: r.Zygote,
+		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, Dir: "/tmp", zygote: r.Zygote,
 	}
+	if a.shared != nil {
+		spec.Dir, spec.Shared = privateDir(), &sharedSpec{Landlock: a.shared.landlock}
+	}
+	return spec
 }
 
 // run serves one run stream: it starts run-init in namespaces of its own, carries its output, and sends
@@ -71,14 +77,20 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	if f.Run.Interpreter != "" {
 		runOne = a.runCell
 	}
+	before := a.shared.limitsHit()
 	exit, err := runOne(s, f.Run)
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
+	after := a.shared.limitsHit()
+	exit.OOMKills, exit.PIDsRefused = after.oomKills-before.oomKills, after.pidsRefused-before.pidsRefused
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
+	if a.shared != nil {
+		return
+	}
 	a.zygotes.prepare(f.Run.Zygote)
 	if f.Run.Interpreter == "" {
-		a.spare.prepare(func() (*initProcess, error) { return a.newInit(f.Run.Limits.TmpBytes) })
+		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run)) })
 	}
 }
 
@@ -112,7 +124,7 @@ func (p *initProcess) wait() (initStatus, error) {
 	// The status comes before run-init's end; its end means that the kernel has killed all the rest.
 	text, statusErr := io.ReadAll(io.LimitReader(p.status, maxStatus))
 	ended(p.proc.Pid)
-	state, err := p.proc.Wait()
+	state, err := p.reap()
 	if err != nil {
 		return initStatus{}, err
 	}
@@ -145,31 +157,25 @@ type initProcess struct {
 	channel                      *os.File // for cells
 
 	tmpBytes int64
-	forked   bool // a zygote started the program
+	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
+	forked   bool                             // a zygote started the program
 }
 
 // startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
 // if there is one for it.
 func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 	p := a.spare.take(spec.TmpBytes)
-	given, err := p.given()
-	if err != nil {
-		if p != nil {
-			go p.discard()
-		}
-		if p, err = a.newInit(spec.TmpBytes); err != nil {
+	if p == nil {
+		var err error
+		if p, err = a.newInit(spec); err != nil {
 			return nil, err
 		}
-		if given, err = p.given(); err != nil {
-			return p, nil // its status says why
-		}
 	}
-	defer given.close()
 	tell := json.NewEncoder(p.spec)
-	if f, ok := a.zygotes.fork(spec, given); ok {
+	if f, ok := a.zygotes.fork(spec, p); ok {
 		p.forked = true
 		go func() { // ends when run-init has read it, or has ended
-			_ = tell.Encode(initSpec{Adopted: f.inner, Channel: spec.Channel, Displays: spec.Displays})
+			_ = tell.Encode(initSpec{Adopted: f.inner, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir})
 			_ = tell.Encode(<-f.exit)
 			_ = p.spec.Close()
 		}()
@@ -182,8 +188,9 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 	return p, nil
 }
 
-// newInit starts a run-init in namespaces of its own, which makes everything ready and waits for its spec.
-func (a *agent) newInit(tmpBytes int64) (_ *initProcess, err error) {
+// newInit starts a run-init in a place of its own, which makes everything ready and waits for its spec. Of the spec it needs
+// the place alone.
+func (a *agent) newInit(spec initSpec) (_ *initProcess, err error) {
 	a.starting <- struct{}{}
 	defer func() { <-a.starting }()
 	null, err := os.Open(os.DevNull)
@@ -191,7 +198,7 @@ func (a *agent) newInit(tmpBytes int64) (_ *initProcess, err error) {
 		return nil, err
 	}
 	theirs := []*os.File{null}
-	p := &initProcess{tmpBytes: tmpBytes}
+	p := &initProcess{tmpBytes: spec.TmpBytes}
 	defer func() {
 		for _, f := range theirs {
 			_ = f.Close()
@@ -218,16 +225,25 @@ func (a *agent) newInit(tmpBytes int64) (_ *initProcess, err error) {
 	}
 	p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
 	theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
-	p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init", strconv.FormatInt(tmpBytes, 10)}, &os.ProcAttr{
-		Dir:   "/",
-		Env:   []string{},
-		Files: theirs,
-		Sys:   &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC},
-	})
+	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: theirs}
+	if a.shared != nil {
+		err = a.shared.start(p, attr, spec.Dir)
+	} else {
+		err = startApart(p, attr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("start run: %w", err)
 	}
 	return p, nil
+}
+
+// startApart starts run-init as process 1 of namespaces of its own: its end is the end of all in them.
+func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
+	attr.Sys = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}
+	if p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init", strconv.FormatInt(p.tmpBytes, 10)}, attr); err == nil {
+		p.reap = p.proc.Wait
+	}
+	return err
 }
 
 func (p *initProcess) close() {

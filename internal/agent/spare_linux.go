@@ -69,7 +69,7 @@ func (s *spare) take(tmpBytes int64) *initProcess {
 func (p *initProcess) discard() {
 	_ = p.proc.Kill()
 	ended(p.proc.Pid)
-	_, _ = p.proc.Wait()
+	_, _ = p.reap()
 	p.close()
 }
 

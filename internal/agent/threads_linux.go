@@ -15,12 +15,8 @@ const (
 	maxProcs    = 2
 	maxStarting = 2 // starts of runs at the same time: each holds a thread until the exec
 	agentSpare  = 12
-	initSpare   = 4
+	initSpare   = 5 // one of them may end with the start of the program
 )
-
-// OwnThreads is how many threads the agent and the inits of a few runs have. Backends grant them on top of
-// the limit of processes, which is meant for the code.
-const OwnThreads = 64
 
 // spareThreads makes the runtime create n threads; it keeps them when they have nothing to do.
 func spareThreads(n int) {

@@ -114,7 +114,7 @@ func (zs *zygotes) prepare(w *wire.Zygote) {
 }
 
 // fork starts the program of a run from its zygote. It does not if there is none that suits it.
-func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
+func (zs *zygotes) fork(spec initSpec, p *initProcess) (forked, bool) {
 	if spec.zygote == nil {
 		return forked{}, false
 	}
@@ -124,17 +124,22 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	if z == nil || !z.suits(spec.Env) {
 		return forked{}, false
 	}
+	g, err := p.given()
+	if err != nil {
+		return forked{}, false // its status says why
+	}
+	defer g.close()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return forked{}, false
 	}
 	defer r.Close()
 	files := []*os.File{g.pid, g.mount, g.ipc, r, g.stdout, g.stderr}
-	run := forkSpec{Path: privatePath(spec.File), Code: hex.EncodeToString(spec.Code), Env: spec.variables(), Limits: map[string]uint64{},
+	run := forkSpec{Path: spec.privatePath(spec.File), Code: hex.EncodeToString(spec.Code), Env: spec.variables(), Limits: map[string]uint64{},
 		Display: spec.Displays, Capset: unix.SYS_CAPSET}
 	if spec.Channel {
 		files = append(files, g.driver)
-		run.Path, run.Code = privatePath(".driver"), hex.EncodeToString(spec.Driver)
+		run.Path, run.Code = spec.privatePath(".driver"), hex.EncodeToString(spec.Driver)
 	}
 	for _, limits := range [][]rlimit{fixedLimits, spec.limits()} {
 		for _, l := range limits {
@@ -203,7 +208,7 @@ func (z *zygote) exec(w *wire.Zygote, theirs *os.File) error {
 		}
 	}
 	argv := append(slices.Clone(w.Argv), "/proc/self/fd/4")
-	env = append(env, "SANDBOX_DISPLAY="+displayDir)
+	env = append(env, "SANDBOX_DISPLAY=/tmp/"+displayDir)
 	path, err := findProgram(argv[0], env)
 	if err != nil {
 		return err

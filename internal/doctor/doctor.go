@@ -41,11 +41,19 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 // Check examines the host for a server whose data is in root. The first failure in the list is the one to mend first.
 func (h Host) Check(ctx context.Context, root string) []sandbox.Check {
 	if h.OS != "linux" {
-		return []sandbox.Check{{Name: "system", Status: sandbox.Fail, Detail: "this build has no backend for " + h.OS,
-			Fix: "run it on Linux (the Docker backend, which will serve " + h.OS + ", is not there yet)"}}
+		return []sandbox.Check{{Name: "system", Status: sandbox.Fail, Detail: "there is no jail on " + h.OS,
+			Fix: "start Docker Desktop or another engine, and set SANDBOX_BACKEND to docker or auto"}}
 	}
 	bwrap, try := h.bubblewrap(ctx)
 	return []sandbox.Check{h.kernel(), h.container(try), h.userNamespaces(), h.appArmor(try), bwrap, h.network(), h.cgroups(), h.disk(root)}
+}
+
+// CheckDisk is the part of Check that matters also where an engine does the rest.
+func (h Host) CheckDisk(root string) []sandbox.Check {
+	if h.Free == nil {
+		return nil
+	}
+	return []sandbox.Check{h.disk(root)}
 }
 
 func (h Host) kernel() sandbox.Check {

@@ -134,6 +134,30 @@ func unitOf(n int64) (unit int64, name string) {
 	return 1, " bytes"
 }
 
+// DeleteFile removes a file of a session that exists. Code that has it open goes on with what it has. Refusals are invalid_id,
+// invalid_path, also for a directory, session_not_found and not_found.
+func (e *Engine) DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error {
+	name, err := workspace.CleanName(path)
+	if err != nil {
+		return e.wrap(err)
+	}
+	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
+	if err != nil {
+		return e.wrapSession(sessionID, err)
+	}
+	defer s.Release()
+	err = s.Workspace().Remove(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &Error{Code: CodeNotFound, Message: "No file at " + DataPath(name), Err: err}
+	}
+	if err != nil {
+		return e.wrap(err)
+	}
+	e.log.InfoContext(ctx, "[MCP] File deleted: "+name, "session_id", sessionID)
+	e.activity.used(caller, sessionID, true)
+	return nil
+}
+
 // CloseSession ends a session that exists, with its runs and upload links. Download links go on working for as long as closed sessions
 // are retained. Refusals are invalid_id and session_not_found.
 func (e *Engine) CloseSession(ctx context.Context, caller session.Caller, sessionID string) error {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"mcp-code-sandbox/internal/runner"
@@ -35,6 +36,7 @@ type Config struct {
 	Store    *store.Store // nil: runs are not recorded and there are no upload links
 	Logger   *slog.Logger // nil: silent
 	Metrics  *Metrics     // nil: nothing is counted
+	Services Services     // nil: there are none
 
 	ExecTimeout    time.Duration // of a run that does not ask for more
 	MaxExecTimeout time.Duration // of a run that does
@@ -131,19 +133,27 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	}
 
 	stdout, stderr := newCollector(e.cfg.MaxOutputBytes), newCollector(e.cfg.MaxOutputBytes)
+	shown := map[wire.Type]*redactor{
+		wire.TypeStdout: {out: func(p []byte) { stdout.write(p); run.output(Stdout, p) }},
+		wire.TypeStderr: {out: func(p []byte) { stderr.write(p); run.output(Stderr, p) }},
+	}
+	release := sync.OnceFunc(func() { e.release(run, req) })
+	defer release() // also when it panics
 	sres, err := s.Run(ctx, r, session.RunRequest{
 		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout, Persistent: req.Persistent, Begin: begin,
+		Grant: e.grant(run, req, func(secrets []string) {
+			shown[wire.TypeStdout].hide(secrets)
+			shown[wire.TypeStderr].hide(secrets)
+		}),
 		Started: func() { close(run.begun) },
-		Display: func(mime string, data []byte) { res.Displays = append(res.Displays, Display{mime, data}) },
-		Output: func(t wire.Type, p []byte) {
-			stream, c := Stdout, stdout
-			if t == wire.TypeStderr {
-				stream, c = Stderr, stderr
-			}
-			c.write(p)
-			run.output(stream, p)
+		Display: func(mime string, data []byte) {
+			res.Displays = append(res.Displays, Display{mime, shown[wire.TypeStdout].redact(data)})
 		},
+		Output: func(t wire.Type, p []byte) { shown[t].write(p) },
 	})
+	release()
+	shown[wire.TypeStdout].flush()
+	shown[wire.TypeStderr].flush()
 	if err != nil {
 		return Result{}, e.failed(ctx, log, r, res, err)
 	}
@@ -214,14 +224,21 @@ func (e *Engine) links(caller session.Caller, id string, files []workspace.File)
 	return links
 }
 
-// url is where a file can be downloaded. Links name the session by its id, which is the local caller's;
-// for any other caller they would name somebody else's session, so there are none.
+// url is where a file can be downloaded.
 func (e *Engine) url(caller session.Caller, id, name string) string {
-	if caller != session.Local {
-		return ""
-	}
-	return e.cfg.Signer.FileURL(id, name)
+	return e.cfg.Signer.FileURL(e.linkID(caller, id), name)
 }
+
+// linkID is how links name a session: the local caller's by its id, any other's by its key, since ids are each caller's own. No id
+// begins as a key does.
+func (e *Engine) linkID(caller session.Caller, id string) string {
+	if caller == session.Local {
+		return id
+	}
+	return keyPrefix + e.cfg.Sessions.Key(caller, id)
+}
+
+const keyPrefix = "~"
 
 func (e *Engine) recordRun(caller session.Caller, res Result) {
 	if e.record == nil {

@@ -80,6 +80,32 @@ func newRig(tb testing.TB, program func(*sessiontest.Process) wire.Exit, change 
 	return r
 }
 
+// follow reads what a download link leads to, as the server does.
+func (r *rig) follow(t *testing.T, link string) string {
+	t.Helper()
+	u, err := url.Parse(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, name, err := signedurl.ParsePath(u.EscapedPath())
+	if err == nil {
+		err = r.signer.Verify(id, name, u.Query())
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", link, err)
+	}
+	f, _, err := r.OpenLink(t.Context(), id, name)
+	if err != nil {
+		t.Fatalf("%s: %v", link, err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
 // codeOf returns the code of an *Error, and "" for any other error.
 func codeOf(err error) Code {
 	var e *Error
@@ -309,13 +335,19 @@ func TestUpload(t *testing.T) {
 		t.Errorf("a hundred uploads and more: %v", err)
 	}
 
-	// Another caller's session of the same name is another session; its files have no link that could be mistaken.
+	// Another caller's session of the same name is another session; its links name it by another name.
 	mallory := session.Caller{ID: "mallory"}
 	if _, _, err := r.OpenFile(t.Context(), mallory, "x", "in/data.csv"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("another caller's file: %v", err)
 	}
-	if f, err := up(mallory, "x", "in/data.csv", "mine", false); err != nil || f.URL != "" {
-		t.Errorf("another caller's upload: %+v, %v", f, err)
+	f, err = up(mallory, "x", "in/data.csv", "mine", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for link, want := range map[string]string{f.URL: "mine", r.signer.FileURL("x", "in/data.csv"): "new"} {
+		if got := r.follow(t, link); got != want {
+			t.Errorf("%s leads to %q, want %q", link, got, want)
+		}
 	}
 	got, _, err := r.OpenFile(t.Context(), session.Local, "x", "in/data.csv")
 	if err != nil {
@@ -337,6 +369,7 @@ func TestUpload(t *testing.T) {
 
 func TestUploadLink(t *testing.T) {
 	r := newRig(t, nil, nil)
+	var linked string // the session as the last link names it
 	ticket := func(caller session.Caller, overwrite bool) string {
 		t.Helper()
 		link, expires, err := r.UploadURL(t.Context(), caller, "x", "/data/a b.txt", overwrite)
@@ -347,11 +380,16 @@ func TestUploadLink(t *testing.T) {
 		if err != nil || time.Until(expires) > time.Hour || time.Until(expires) < 59*time.Minute {
 			t.Fatalf("%q, %v", link, expires)
 		}
-		id, err := r.signer.VerifyUpload("x", "a b.txt", u.Query())
+		id, name, err := signedurl.ParsePath(u.EscapedPath())
+		if err != nil || name != "a b.txt" || (id == "x") != (caller == session.Local) {
+			t.Fatalf("%q: %q, %v", link, id, err)
+		}
+		linked = id
+		ticket, err := r.signer.VerifyUpload(id, name, u.Query())
 		if err != nil {
 			t.Fatal(err)
 		}
-		return id
+		return ticket
 	}
 	receive := func(ticket, id, name, body string) error {
 		_, err := r.ReceiveUpload(t.Context(), ticket, id, name, strings.NewReader(body))
@@ -388,7 +426,11 @@ func TestUploadLink(t *testing.T) {
 		t.Errorf("no ticket: %v", err)
 	}
 	// The file goes to the session of the caller who asked for the link.
-	if err := receive(ticket(session.Caller{ID: "alice"}, true), "x", "a b.txt", "alice's"); err != nil {
+	alice := session.Caller{ID: "user:alice"}
+	if err := receive(ticket(alice, true), "x", "a b.txt", "alice's"); codeOf(err) != CodeLinkExpired {
+		t.Errorf("a ticket for another caller's session: %v", err)
+	}
+	if err := receive(ticket(alice, true), linked, "a b.txt", "alice's"); err != nil {
 		t.Error(err)
 	}
 	f, _, err := r.OpenFile(t.Context(), session.Local, "x", "a b.txt")

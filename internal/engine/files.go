@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"mcp-code-sandbox/internal/session"
@@ -61,7 +62,7 @@ func (e *Engine) UploadURL(ctx context.Context, caller session.Caller, sessionID
 	if err := e.cfg.Store.AddTicket(ctx, t); err != nil {
 		return "", time.Time{}, err
 	}
-	return e.cfg.Signer.UploadURL(sessionID, name, t.ID, t.Expires), t.Expires, nil
+	return e.cfg.Signer.UploadURL(e.linkID(caller, sessionID), name, t.ID, t.Expires), t.Expires, nil
 }
 
 // ReceiveUpload takes the file that was sent to a link of UploadURL. The link's signature must have been
@@ -77,11 +78,27 @@ func (e *Engine) ReceiveUpload(ctx context.Context, ticketID, id, name string, b
 		return FileLink{}, expired
 	case err != nil:
 		return FileLink{}, err
-	case t.Session != id || t.Name != name:
+	case e.linkID(session.Caller{ID: t.Caller}, t.Session) != id || t.Name != name:
 		return FileLink{}, expired
 	}
 	return e.Upload(ctx, session.Caller{ID: t.Caller},
 		UploadRequest{Session: t.Session, Name: t.Name, Content: body, Overwrite: t.Overwrite})
+}
+
+// OpenLink opens the file that a download link names. The link's signature must have been checked. Errors are those of OpenFile.
+func (e *Engine) OpenLink(ctx context.Context, id, name string) (*os.File, fs.FileInfo, error) {
+	key, ok := strings.CutPrefix(id, keyPrefix)
+	if !ok {
+		return e.OpenFile(ctx, session.Local, id, name)
+	}
+	caller, id, err := e.cfg.Sessions.Find(key)
+	if errors.Is(err, session.ErrNotFound) {
+		return nil, nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	if err != nil {
+		return nil, nil, e.wrap(err)
+	}
+	return e.OpenFile(ctx, caller, id, name)
 }
 
 // OpenFile opens a regular file of a caller's session for download: of the session of that id, or else of the last one that

@@ -19,6 +19,8 @@ const (
 	rememberedSessions = 1000 // of all callers, in memory
 	recentSessions     = 20   // whose files are listed
 	recentCandidates   = 100  // looked up to find those: some have been closed
+	sessionCandidates  = 1000 // looked up to list sessions: every run without a session of its own has left a closed one
+	countedEntries     = 1000 // of a workspace, to say how much is in it
 
 	// clockSlack is how far the time of a file may lie before the moment it was written at: file systems round down to
 	// the kernel's tick.
@@ -43,20 +45,12 @@ func (p Position) compare(q Position) int {
 // store remembers; a session that has only had uploads is unknown after a restart. Files whose name no client could ask
 // for are left out.
 func (e *Engine) RecentFiles(ctx context.Context, caller session.Caller, after Position, limit int) (files []FileLink, more bool, err error) {
-	ids := e.activity.sessions(caller)
-	if e.cfg.Store != nil {
-		stored, err := e.cfg.Store.RecentSessions(ctx, caller.ID, recentCandidates)
-		if err != nil {
-			return nil, false, err
-		}
-		for _, id := range stored {
-			if !slices.Contains(ids, id) {
-				ids = append(ids, id)
-			}
-		}
+	ids, err := e.recentlyUsed(ctx, caller, recentCandidates)
+	if err != nil {
+		return nil, false, err
 	}
 	found := 0
-	for _, id := range ids[:min(len(ids), recentCandidates)] {
+	for _, id := range ids {
 		if err := ctx.Err(); err != nil {
 			return nil, false, err
 		}
@@ -81,6 +75,71 @@ func (e *Engine) RecentFiles(ctx context.Context, caller session.Caller, after P
 		return files[:limit:limit], true, nil
 	}
 	return files, false, nil
+}
+
+// recentlyUsed returns the ids of sessions that the caller has used, last used first and at most limit of them. Some may have
+// been closed.
+func (e *Engine) recentlyUsed(ctx context.Context, caller session.Caller, limit int) ([]string, error) {
+	ids := e.activity.sessions(caller, limit)
+	if e.cfg.Store == nil {
+		return ids, nil
+	}
+	stored, err := e.cfg.Store.RecentSessions(ctx, caller.ID, limit)
+	if err != nil {
+		return nil, err
+	}
+	known := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		known[id] = true
+	}
+	for _, id := range stored {
+		if !known[id] && len(ids) < limit {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// ListSessions lists the caller's sessions, last used first: at most limit of them, and whether there are, or may be, more. It knows the
+// same sessions as RecentFiles.
+func (e *Engine) ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []SessionInfo, more bool, err error) {
+	ids, err := e.recentlyUsed(ctx, caller, sessionCandidates)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, id := range ids {
+		if err := ctx.Err(); err != nil {
+			return nil, false, err
+		}
+		if len(sessions) == limit {
+			more = true
+			break
+		}
+		info, err := e.sessionInfo(ctx, caller, id)
+		if errors.Is(err, session.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		sessions = append(sessions, info)
+	}
+	slices.SortStableFunc(sessions, func(a, b SessionInfo) int { return b.LastUsed.Compare(a.LastUsed) })
+	return sessions, more, nil
+}
+
+func (e *Engine) sessionInfo(ctx context.Context, caller session.Caller, id string) (SessionInfo, error) {
+	s, err := e.cfg.Sessions.Lookup(caller, id)
+	if err != nil {
+		return SessionInfo{}, err
+	}
+	defer s.Release()
+	info := SessionInfo{ID: id, LastUsed: s.LastUsed(), Live: s.Live()}
+	if at := e.activity.lastUsed(caller, id); at.After(info.LastUsed) {
+		info.LastUsed = at
+	}
+	info.Files, info.Bytes, info.MoreFiles, err = s.Workspace().Count(ctx, countedEntries)
+	return info, err
 }
 
 func (e *Engine) sessionFiles(caller session.Caller, id string) ([]FileLink, error) {
@@ -154,7 +213,7 @@ func (e *Engine) ran(caller session.Caller, s *session.Session, req Request, res
 // activity is which sessions were used last, and who wants to know when files change. The zero value is ready.
 type activity struct {
 	mu       sync.Mutex
-	order    list.List // of usedKey, last used first
+	order    list.List // of *use, last used first
 	byID     map[usedKey]*list.Element
 	watchers []func(session.Caller)
 }
@@ -162,6 +221,11 @@ type activity struct {
 type usedKey struct {
 	caller session.Caller
 	id     string
+}
+
+type use struct {
+	usedKey
+	at time.Time
 }
 
 func (a *activity) used(caller session.Caller, id string, changed bool) {
@@ -172,12 +236,13 @@ func (a *activity) used(caller session.Caller, id string, changed bool) {
 		if a.byID == nil {
 			a.byID = map[usedKey]*list.Element{}
 		}
-		el = a.order.PushFront(key)
+		el = a.order.PushFront(&use{usedKey: key})
 		a.byID[key] = el
 		if a.order.Len() > rememberedSessions {
-			delete(a.byID, a.order.Remove(a.order.Back()).(usedKey))
+			delete(a.byID, a.order.Remove(a.order.Back()).(*use).usedKey)
 		}
 	}
+	el.Value.(*use).at = time.Now()
 	a.order.MoveToFront(el)
 	a.mu.Unlock()
 	if changed {
@@ -209,13 +274,23 @@ func (a *activity) tell(caller session.Caller) {
 }
 
 // sessions are the ids of the caller's sessions, last used first.
-func (a *activity) sessions(caller session.Caller) (ids []string) {
+func (a *activity) sessions(caller session.Caller, limit int) (ids []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for el := a.order.Front(); el != nil && len(ids) < recentCandidates; el = el.Next() {
-		if key := el.Value.(usedKey); key.caller == caller {
-			ids = append(ids, key.id)
+	for el := a.order.Front(); el != nil && len(ids) < limit; el = el.Next() {
+		if u := el.Value.(*use); u.caller == caller {
+			ids = append(ids, u.id)
 		}
 	}
 	return ids
+}
+
+// lastUsed is when the session was last used, or zero.
+func (a *activity) lastUsed(caller session.Caller, id string) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if el := a.byID[usedKey{caller, id}]; el != nil {
+		return el.Value.(*use).at
+	}
+	return time.Time{}
 }

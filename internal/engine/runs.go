@@ -208,6 +208,9 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 		return Result{}, err
 	}
 	defer mute()
+	if req.Begun != nil {
+		req.Begun(r.id)
+	}
 	if req.Background {
 		timer := time.NewTimer(startWait)
 		defer timer.Stop()
@@ -251,6 +254,9 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 	if err != nil {
 		return nil, nil, err
 	}
+	if err := e.checkServices(ctx, caller, rn, req.Services); err != nil {
+		return nil, nil, err
+	}
 	if req.Background && e.cfg.Store == nil {
 		return nil, nil, refuse(CodeBackendUnavailable, "This server keeps no results, so nothing can run in the background.")
 	}
@@ -269,7 +275,7 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 		id: e.ids.next(now), caller: caller, req: req, runner: rn.Name, started: now, cancel: cancel, background: req.Background,
 		begun: make(chan struct{}), done: make(chan struct{}), listeners: map[*listener]struct{}{},
 	}
-	r.req.Code, r.req.Env, r.req.Output = "", nil, nil
+	r.req.Code, r.req.Env, r.req.Services, r.req.Output, r.req.Begun = "", nil, nil, nil, nil
 	if req.Background || req.Handover > 0 {
 		r.tape.limit = e.cfg.MaxOutputBytes
 	}

@@ -31,6 +31,8 @@ type Request struct {
 	Code    string
 	Network bool
 	Env     map[string]string
+	// Services are outside services that the code may call while it runs.
+	Services []ServiceRequest
 	// Persistent runs the code in the session's interpreter for the runner, whose variables live on between runs. Such
 	// runs wait for each other, for a time; then they are refused with session_busy.
 	Persistent bool
@@ -47,6 +49,8 @@ type Request struct {
 	Once bool
 	// Tool is for the caller's own use: every Result about the run has it.
 	Tool string
+	// Begun is told the run's id before Run waits for anything. It may be nil.
+	Begun func(runID string)
 	// Output gets the program's output as it comes, in order, in addition to the Result's. It must
 	// not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream Stream, p []byte)
@@ -128,13 +132,23 @@ func (r Result) Success() bool {
 type FileLink struct {
 	workspace.File
 	Session string
-	URL     string // empty for a caller who has no such addresses
+	URL     string
 }
 
 // Artifact is a file with what is in it.
 type Artifact struct {
 	FileLink
 	Content []byte
+}
+
+// SessionInfo is what there is to say about a session in a list of them.
+type SessionInfo struct {
+	ID        string
+	LastUsed  time.Time // to the minute, of a session that this server has not used
+	Files     int
+	Bytes     int64
+	MoreFiles bool // there are more than were counted
+	Live      bool // it has a sandbox now, in this server
 }
 
 // DataPath is where a file of the workspace is inside the sandbox, as contract 4 names it.
@@ -173,6 +187,10 @@ const (
 	CodeRunNotFound        Code = "run_not_found"
 	CodeRunElsewhere       Code = "run_elsewhere" // it goes on in another process
 	CodeInvalidTimeout     Code = "invalid_timeout"
+
+	CodeUnknownService      Code = "unknown_service"
+	CodeInvalidServices     Code = "invalid_services" // what a run asks of them
+	CodeServiceNotConnected Code = "service_not_connected"
 )
 
 // Error is a refusal that the caller can do something about, or that the operator can.
@@ -185,6 +203,9 @@ type Error struct {
 	// Of artifact_too_large: the file that is.
 	SizeBytes   int64
 	DownloadURL string
+
+	// Of service_not_connected: where the caller connects it.
+	ConnectURL string
 }
 
 func (e *Error) Error() string { return e.Message }

@@ -48,7 +48,7 @@ func unknownRunner(name string, runners runner.Set) error {
 		name = strings.ToValidUTF8(name[:64], "") + "…"
 	}
 	if len(runners) == 0 {
-		return refuse(CodeUnknownRunner, "No language is available on this server. The operator can prepare them with: mcp-code-sandbox runners install.")
+		return refuse(CodeUnknownRunner, "No language is available on this server. The operator learns why from: mcp-code-sandbox doctor.")
 	}
 	return refuse(CodeUnknownRunner, "Unknown language %q. Available: %s.", name, strings.Join(runners.Names(), ", "))
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 
@@ -17,53 +18,78 @@ import (
 type authenticator struct {
 	token [sha256.Size]byte
 	set   bool
+	users Users // nil: nobody but the token's holder
 }
 
-func newAuthenticator(token secret.Value) *authenticator {
-	return &authenticator{token: sha256.Sum256([]byte(token.Reveal())), set: !token.IsZero()}
+func newAuthenticator(token secret.Value, users Users) *authenticator {
+	return &authenticator{token: sha256.Sum256([]byte(token.Reveal())), set: !token.IsZero(), users: users}
 }
 
-// caller returns who holds the request's token. Sums of equal length are compared, so that time tells
-// neither the token's bytes nor its length.
-func (a *authenticator) caller(r *http.Request) (c session.Caller, sent, ok bool) {
+// caller returns who holds the request's token, or nil. Sums of equal length are compared, so that time tells
+// neither the API token's bytes nor its length.
+func (a *authenticator) caller(r *http.Request) (info *auth.TokenInfo, sent bool) {
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {
-		return session.Caller{}, len(values) > 0, false
+		return nil, len(values) > 0
 	}
 	scheme, token, found := strings.Cut(values[0], " ")
-	if !found || !strings.EqualFold(scheme, "Bearer") {
-		return session.Caller{}, true, false
+	token = strings.TrimSpace(token)
+	if !found || !strings.EqualFold(scheme, "Bearer") || token == "" {
+		return nil, true
 	}
-	sum := sha256.Sum256([]byte(strings.TrimSpace(token)))
-	if subtle.ConstantTimeCompare(sum[:], a.token[:]) != 1 || !a.set {
-		return session.Caller{}, true, false
+	sum := sha256.Sum256([]byte(token))
+	if subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1 && a.set {
+		return &auth.TokenInfo{UserID: session.Local.ID}, true
 	}
-	return session.Local, true, true
+	if a.users == nil {
+		return nil, true
+	}
+	caller, expires, err := a.users.Verify(r.Context(), token)
+	if err != nil || caller == "" || caller == session.Local.ID || !time.Now().Before(expires) {
+		return nil, true
+	}
+	return &auth.TokenInfo{UserID: caller, Expiration: expires}, true
 }
 
 // require lets only callers with a valid token pass, and tells next who they are: as the SDK's auth.TokenInfo, which
 // the MCP server finds in each message it handles.
 func (a *authenticator) require(next http.Handler) http.Handler {
-	carry := auth.RequireBearerToken(func(ctx context.Context, _ string, r *http.Request) (*auth.TokenInfo, error) {
-		c, _, ok := a.caller(r)
+	// The SDK's middleware is the only one who can put it where its server looks.
+	carry := auth.RequireBearerToken(func(_ context.Context, _ string, r *http.Request) (*auth.TokenInfo, error) {
+		info, ok := r.Context().Value(infoKey{}).(*auth.TokenInfo)
 		if !ok {
 			return nil, auth.ErrInvalidToken
 		}
-		return &auth.TokenInfo{UserID: c.ID}, nil
+		return info, nil
 	}, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(next)
 
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, sent, ok := a.caller(r); !ok {
-			challenge := `Bearer realm="` + ServerName + `"`
-			message := "unauthorized: send the header Authorization: Bearer <MCP_API_TOKEN>"
-			if sent {
-				challenge += `, error="invalid_token", error_description="the token is not the server's MCP_API_TOKEN"`
-				message = "unauthorized: the token is not the server's MCP_API_TOKEN"
-			}
-			w.Header().Set("WWW-Authenticate", challenge)
-			writeError(w, r, http.StatusUnauthorized, message)
+		info, sent := a.caller(r)
+		if info == nil {
+			a.refuse(w, r, sent)
 			return
 		}
-		carry.ServeHTTP(w, r)
+		carry.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), infoKey{}, info)))
 	})
+}
+
+type infoKey struct{}
+
+func (a *authenticator) refuse(w http.ResponseWriter, r *http.Request, sent bool) {
+	how, message := "", "unauthorized: send the header Authorization: Bearer <MCP_API_TOKEN>"
+	wrong := "the token is not the server's MCP_API_TOKEN"
+	if a.users != nil {
+		if how = a.users.Challenge(); how != "" {
+			message += ", or log in by OAuth"
+			wrong = "the token is neither a valid access token nor the server's MCP_API_TOKEN"
+			how = ", " + how
+		}
+	}
+	challenge := `Bearer realm="` + ServerName + `"`
+	if sent {
+		challenge += `, error="invalid_token", error_description="` + wrong + `"`
+		message = "unauthorized: " + wrong
+	}
+	w.Header().Set("WWW-Authenticate", challenge+how)
+	writeError(w, r, http.StatusUnauthorized, message)
 }

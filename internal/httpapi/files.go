@@ -13,7 +13,6 @@ import (
 
 	"mcp-code-sandbox/internal/engine"
 	"mcp-code-sandbox/internal/mediatype"
-	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/signedurl"
 )
 
@@ -59,7 +58,7 @@ func (f *files) download(w http.ResponseWriter, r *http.Request, id, name string
 		f.refuse(w, r, err)
 		return
 	}
-	file, info, err := f.files.OpenFile(r.Context(), session.Local, id, name)
+	file, info, err := f.files.OpenLink(r.Context(), id, name)
 	if err != nil {
 		f.fail(w, r, err)
 		return

@@ -19,7 +19,6 @@ import (
 
 	"mcp-code-sandbox/internal/engine"
 	"mcp-code-sandbox/internal/httpapi"
-	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/signedurl"
 	"mcp-code-sandbox/internal/workspace"
 )
@@ -31,8 +30,8 @@ type oneSession struct {
 	max     int64
 }
 
-func (o *oneSession) OpenFile(_ context.Context, caller session.Caller, id, name string) (*os.File, fs.FileInfo, error) {
-	if id != "chat-1" || caller != session.Local {
+func (o *oneSession) OpenLink(_ context.Context, id, name string) (*os.File, fs.FileInfo, error) {
+	if id != "chat-1" {
 		return nil, nil, &engine.Error{Code: engine.CodeSessionNotFound, Message: "There is no such session."}
 	}
 	return o.ws.Open(name)

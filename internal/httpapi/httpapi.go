@@ -1,7 +1,8 @@
 // Package httpapi is the program's HTTP face: who may come in, and which door leads where.
 //
 // It guards (Host and Origin, bearer token, body sizes, panics), serves signed downloads and uploads, health
-// and the page, and hands /mcp to the MCP server. It knows no MCP messages and no sandboxes.
+// and the page, and hands /mcp to the MCP server, /proxy and /api to the execution proxy, and logins to the authorization server. It
+// knows no MCP messages and no sandboxes.
 package httpapi
 
 import (
@@ -17,7 +18,6 @@ import (
 
 	"mcp-code-sandbox/internal/engine"
 	"mcp-code-sandbox/internal/secret"
-	"mcp-code-sandbox/internal/session"
 )
 
 // ServerName is how /healthz names the program; another instance recognises it by that.
@@ -25,16 +25,24 @@ const ServerName = "mcp-code-sandbox"
 
 // Files is what of the engine the file links need.
 type Files interface {
-	// OpenFile opens a regular file of a session, and never makes the session.
-	OpenFile(ctx context.Context, caller session.Caller, sessionID, name string) (*os.File, fs.FileInfo, error)
+	// OpenLink opens the regular file that a link names by the id of the session and the file's name, and never makes the session.
+	OpenLink(ctx context.Context, id, name string) (*os.File, fs.FileInfo, error)
 	// ReceiveUpload takes the ticket of an upload link and stores body under its name.
-	ReceiveUpload(ctx context.Context, ticketID, sessionID, name string, body io.Reader) (engine.FileLink, error)
+	ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (engine.FileLink, error)
 }
 
 // Verifier checks the signatures of file links.
 type Verifier interface {
 	Verify(id, name string, q url.Values) error
 	VerifyUpload(id, name string, q url.Values) (ticket string, err error)
+}
+
+// Users knows the people who log in.
+type Users interface {
+	// Verify tells who holds an access token, and until when. Any error means that nobody does.
+	Verify(ctx context.Context, token string) (caller string, expires time.Time, err error)
+	// Challenge is what of WWW-Authenticate tells a client how to log in; it may be empty.
+	Challenge() string
 }
 
 // Config of the handler.
@@ -45,6 +53,11 @@ type Config struct {
 	Signer Verifier
 	// Token is the API token. Without one, nobody gets in.
 	Token secret.Value
+	// Users may come in besides the token's holder. Nil: nobody else.
+	Users Users
+	// Proxy serves /proxy/…, whose tokens it checks itself, with the path as it was sent. API serves /api/… to callers. Login serves the
+	// authorization server's and the connections' pages to anybody. What is nil is not served.
+	Proxy, API, Login http.Handler
 	// AllowedHosts are names by which the server may be addressed besides loopback: "example.com",
 	// "example.com:8443", "*.example.com" or "*".
 	AllowedHosts []string
@@ -55,8 +68,16 @@ type Config struct {
 	Ready func(ctx context.Context) error
 	// Metrics serves /metrics, behind the token; nil: not served.
 	Metrics http.Handler
-	Logger  *slog.Logger
+	// Page is what / shows; nil: nothing.
+	Page   *Page
+	Logger *slog.Logger
 }
+
+// Bodies of requests that are a few fields.
+const (
+	apiBodyLimit   = 64 << 10
+	loginBodyLimit = 64 << 10
+)
 
 // New returns the handler of the whole server.
 func New(cfg Config) http.Handler {
@@ -64,13 +85,13 @@ func New(cfg Config) http.Handler {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	auth := newAuthenticator(cfg.Token)
+	operator := newAuthenticator(cfg.Token, nil)
+	auth := newAuthenticator(cfg.Token, cfg.Users)
 	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes, log: log}
 
 	mux := http.NewServeMux()
-	mux.Handle("GET /{$}", pageHandler("index.html"))
-	for _, name := range pageAssets {
-		mux.Handle("GET /"+name, pageHandler(name))
+	if cfg.Page != nil {
+		cfg.Page.register(mux)
 	}
 	if cfg.MCP != nil {
 		mcp := auth.require(limitBody(MCPBodyLimit(cfg.MaxUploadBytes), cfg.MCP))
@@ -78,16 +99,29 @@ func New(cfg Config) http.Handler {
 		mux.Handle("/mcp/", mcp)
 	}
 	if cfg.Metrics != nil {
-		mux.Handle("GET /metrics", auth.require(cfg.Metrics))
+		mux.Handle("GET /metrics", operator.require(cfg.Metrics))
+	}
+	if cfg.API != nil {
+		mux.Handle("/api/", auth.require(limitBody(apiBodyLimit, cfg.API)))
+	}
+	if cfg.Login != nil {
+		for _, path := range []string{"/oauth/", "/connections", "/connections/", "/.well-known/oauth-authorization-server", "/.well-known/oauth-authorization-server/",
+			"/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/"} {
+			mux.Handle(path, limitBody(loginBodyLimit, cfg.Login))
+		}
 	}
 
-	// The mux redirects paths with dot segments before any handler sees them; /files must see them to refuse them.
+	// The mux redirects paths with dot segments before any handler sees them; /files and /proxy must see them to refuse them.
 	routes := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasPrefix(r.URL.EscapedPath(), "/files/") {
+		path := r.URL.EscapedPath()
+		switch {
+		case strings.HasPrefix(path, "/files/"):
 			files.ServeHTTP(w, r)
-			return
+		case strings.HasPrefix(path, "/proxy/") && cfg.Proxy != nil:
+			cfg.Proxy.ServeHTTP(w, r)
+		default:
+			mux.ServeHTTP(w, r)
 		}
-		mux.ServeHTTP(w, r)
 	})
 
 	guarded := newGuard(cfg.AllowedHosts, cfg.AllowedOrigins).wrap(routes)

@@ -41,7 +41,7 @@ func config(change func(*httpapi.Config)) httpapi.Config {
 	cfg := httpapi.Config{
 		MCP: http.HandlerFunc(whoami), Metrics: http.HandlerFunc(whoami), Token: secret.New(token),
 		AllowedHosts: []string{"sandbox.example.com", "other.example.com:8443", "*.wild.example.com"}, AllowedOrigins: []string{"https://app.example.com"},
-		MaxUploadBytes: 1000,
+		MaxUploadBytes: 1000, Page: testPage(),
 	}
 	if change != nil {
 		change(&cfg)
@@ -288,38 +288,6 @@ func TestReadinessIsTriedOncePerTenSeconds(t *testing.T) {
 			t.Errorf("tried %d times, want 2", tries)
 		}
 	})
-}
-
-func TestPage(t *testing.T) {
-	h := httpapi.New(config(nil))
-	w := do(h, request("GET", "/"))
-	page := w.Body.String()
-	if w.Code != 200 || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/html") || !strings.Contains(page, "/mcp") {
-		t.Fatalf("%d %v", w.Code, w.Header())
-	}
-	policy := w.Header().Get("Content-Security-Policy")
-	if !strings.Contains(policy, "default-src 'none'") || strings.Contains(policy, "unsafe") {
-		t.Errorf("policy = %q", policy)
-	}
-	if strings.Contains(page, "style=") || strings.Contains(page, "<style") || strings.Contains(page, "onclick") || strings.Contains(page, token) {
-		t.Error("the page has inline style or script, or a secret")
-	}
-	for _, asset := range []string{"/page.css", "/page.js", "/icon.svg"} {
-		if !strings.Contains(page, asset) {
-			t.Errorf("the page does not use %s", asset)
-		}
-		if w := do(h, request("GET", asset)); w.Code != 200 || w.Header().Get("X-Content-Type-Options") != "nosniff" {
-			t.Errorf("%s: %d %v", asset, w.Code, w.Header())
-		}
-	}
-	for _, tc := range []struct {
-		method, path string
-		status       int
-	}{{"GET", "/nothing", 404}, {"POST", "/", 405}, {"POST", "/healthz", 405}, {"GET", "/page/", 404}} {
-		if w := do(h, request(tc.method, tc.path)); w.Code != tc.status {
-			t.Errorf("%s %s: %d, want %d", tc.method, tc.path, w.Code, tc.status)
-		}
-	}
 }
 
 // A stream must reach the client as it is written, through everything that wraps it.

@@ -1,25 +1,182 @@
 package httpapi
 
 import (
-	"embed"
+	"bytes"
+	"compress/gzip"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
 	"net/http"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/mediatype"
 )
 
-//go:embed page
-var pageFS embed.FS
+const (
+	pageIndex  = "index.html"
+	pageAssets = "assets/" // files below have the hash of their content in their name
 
-var pageAssets = []string{"page.css", "page.js", "icon.svg"}
+	// noncePlaceholder stands in the index where each request's own nonce goes.
+	noncePlaceholder = "__CSP_NONCE__"
+)
 
-// pagePolicy allows the page its own files and nothing else: no inline script or style, no frame, no form, no call.
-const pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+// pagePolicy keeps what shares a page with the API token to what we wrote. Scripts and styles need the nonce and not just this
+// origin: files that code made are of this origin, too. Frames are for previews, which bring no script of theirs to run.
+const pagePolicy = "default-src 'none'; script-src 'nonce-%[1]s'; style-src 'nonce-%[1]s'; img-src 'self' blob: data:; font-src 'self'; " +
+	"connect-src 'self'; frame-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-func pageHandler(name string) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h := w.Header()
-		h.Set("Content-Security-Policy", pagePolicy)
-		h.Set("Cross-Origin-Opener-Policy", "same-origin")
-		h.Set("X-Frame-Options", "DENY")
-		h.Set("Cache-Control", "no-cache")
-		http.ServeFileFS(w, r, pageFS, "page/"+name)
+// assetPolicy is for an asset that somebody opens by itself.
+const assetPolicy = "default-src 'none'; frame-ancestors 'none'"
+
+// pagePermissions are the browser's abilities that the page does without; nothing in a frame gets them either.
+const pagePermissions = "accelerometer=(), camera=(), display-capture=(), geolocation=(), gyroscope=(), hid=(), magnetometer=(), " +
+	"microphone=(), midi=(), payment=(), publickey-credentials-get=(), screen-wake-lock=(), serial=(), usb=(), xr-spatial-tracking=()"
+
+// Page serves a built page: its index, with a nonce of each request's own, and its assets. Nothing of it is secret, and it needs no
+// token to be seen.
+type Page struct {
+	index  [][]byte // what is between the nonces
+	assets map[string]*asset
+}
+
+// NewPage reads a page from files, which must have an index.html. In it, __CSP_NONCE__ stands for the nonce that its scripts and
+// styles need. What lies under assets/ must have a name that changes with its content.
+func NewPage(files fs.FS) (*Page, error) {
+	p := &Page{assets: map[string]*asset{}}
+	err := fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(files, name)
+		if err != nil {
+			return err
+		}
+		if name == pageIndex {
+			p.index = bytes.Split(content, []byte(noncePlaceholder))
+			return nil
+		}
+		p.assets[name] = newAsset(name, content)
+		return nil
 	})
+	if err == nil && p.index == nil {
+		err = errors.New("it has no " + pageIndex)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the page: %w", err)
+	}
+	return p, nil
+}
+
+// register adds the page to the mux.
+func (p *Page) register(mux *http.ServeMux) {
+	mux.HandleFunc("GET /{$}", p.serveIndex)
+	for name, a := range p.assets {
+		mux.Handle("GET /"+name, a)
+	}
+}
+
+func (p *Page) serveIndex(w http.ResponseWriter, r *http.Request) {
+	nonce := rand.Text()
+	h := w.Header()
+	h.Set("Content-Security-Policy", fmt.Sprintf(pagePolicy, nonce))
+	h.Set("Permissions-Policy", pagePermissions)
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("X-Frame-Options", "DENY")
+	setIsolation(h)
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	// It has no validator: a "not modified" would join a new policy with an old nonce.
+	h.Set("Cache-Control", "no-cache")
+	body := bytes.Join(p.index, []byte(nonce))
+	if acceptsGzip(r) {
+		h.Set("Content-Encoding", "gzip")
+		body = compress(body, gzip.BestSpeed)
+	}
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
+}
+
+// asset is a file of the page.
+type asset struct {
+	content []byte
+	gzipped func() []byte // nil inside: it is not worth it; made when it is first asked for
+	kind    string
+	etag    string
+	cache   string
+}
+
+func newAsset(name string, content []byte) *asset {
+	sum := sha256.Sum256(content)
+	a := &asset{content: content, kind: mediatype.ContentType(name), etag: hex.EncodeToString(sum[:16]), cache: "no-cache"}
+	if strings.HasPrefix(name, pageAssets) {
+		a.cache = "public, max-age=31536000, immutable"
+	}
+	a.gzipped = sync.OnceValue(func() []byte {
+		switch path.Ext(name) {
+		case ".png", ".jpg", ".webp", ".woff2":
+			return nil
+		}
+		if z := compress(content, gzip.BestCompression); len(z) < len(content) {
+			return z
+		}
+		return nil
+	})
+	return a
+}
+
+func (a *asset) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", assetPolicy)
+	setIsolation(h)
+	h.Set("Content-Type", a.kind)
+	h.Set("Cache-Control", a.cache)
+	body, etag := a.content, a.etag
+	if acceptsGzip(r) {
+		if z := a.gzipped(); z != nil {
+			body, etag = z, etag+"-gzip"
+			h.Set("Content-Encoding", "gzip")
+		}
+	}
+	h.Set("ETag", `"`+etag+`"`)
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
+}
+
+// setIsolation keeps other sites from having the page's files as theirs, and caches from mixing up encodings.
+func setIsolation(h http.Header) {
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Vary", "Accept-Encoding")
+}
+
+func compress(b []byte, level int) []byte {
+	var out bytes.Buffer
+	z, err := gzip.NewWriterLevel(&out, level)
+	if err == nil {
+		_, err = z.Write(b)
+	}
+	if err == nil {
+		err = z.Close()
+	}
+	if err != nil {
+		panic("httpapi: compress: " + err.Error()) // memory does not fail
+	}
+	return out.Bytes()
+}
+
+// acceptsGzip reports whether a whole answer may be compressed. A range of it is a range of the plain bytes.
+func acceptsGzip(r *http.Request) bool {
+	if r.Header.Get("Range") != "" {
+		return false
+	}
+	for _, item := range strings.Split(strings.Join(r.Header.Values("Accept-Encoding"), ","), ",") {
+		coding, quality, _ := strings.Cut(item, ";")
+		if strings.EqualFold(strings.TrimSpace(coding), "gzip") {
+			q := strings.TrimLeft(strings.ReplaceAll(quality, " ", ""), "qQ=")
+			return strings.Trim(q, "0.") != "" || q == ""
+		}
+	}
+	return false
 }

@@ -35,6 +35,7 @@ type fakeEngine struct {
 	upload   engine.UploadRequest
 	result   engine.Result
 	artifact engine.Artifact
+	sessions []engine.SessionInfo
 	err      error
 	run      func(ctx context.Context, req engine.Request) (engine.Result, error) // instead of result and err
 }
@@ -81,6 +82,20 @@ func (e *fakeEngine) ListArtifacts(_ context.Context, caller session.Caller, id 
 	defer e.mu.Unlock()
 	e.caller = caller
 	return e.result.Files, false, e.err
+}
+
+func (e *fakeEngine) DeleteFile(_ context.Context, caller session.Caller, id, path string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.caller = caller
+	return e.err
+}
+
+func (e *fakeEngine) ListSessions(_ context.Context, caller session.Caller, limit int) ([]engine.SessionInfo, bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.caller = caller
+	return e.sessions[:min(limit, len(e.sessions))], limit < len(e.sessions), e.err
 }
 
 func (e *fakeEngine) CloseSession(_ context.Context, caller session.Caller, id string) error {
@@ -232,7 +247,7 @@ func TestContract2(t *testing.T) {
 			}
 		}
 	}
-	if g := strings.Join(got, " "); g != "cancel_run(run_id) close_session(session_id) list_artifacts(session_id) list_runners() read_artifact(session_id,path) "+
+	if g := strings.Join(got, " "); g != "cancel_run(run_id) close_session(session_id) delete_file(session_id,filename) list_artifacts(session_id) list_runners() list_sessions() read_artifact(session_id,path) "+
 		"run(code,env) run_code(conversationId,language,code) run_python(code) upload_file(filename) wait_run(run_id)" {
 		t.Errorf("tools: %s", g)
 	}

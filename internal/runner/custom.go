@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 
 	"mcp-code-sandbox/runners"
@@ -55,6 +56,27 @@ func Discover(ctx context.Context, src Sources) (Set, []Problem) {
 		if r != nil {
 			add(*r)
 		}
+	}
+	return set, problems
+}
+
+// Wrappers is the part of Discover that needs no jail: environments that isolate themselves. A runner.json is a problem.
+func Wrappers(src Sources) (set Set, problems []Problem) {
+	if runtime.GOOS != "linux" {
+		return nil, nil
+	}
+	for _, dir := range append(slices.Clone(src.Wrappers), src.Own) {
+		found, ps := wrappers(dir)
+		problems = append(problems, ps...)
+		for _, r := range found {
+			set = slices.DeleteFunc(set, func(have Runner) bool { return have.Name == r.Name })
+			set = append(set, r)
+		}
+	}
+	own, ps := customs(src.Own)
+	problems = append(problems, ps...)
+	for _, c := range own {
+		problems = append(problems, Problem{c.Name, "a runner.json is for the jail", "on docker, build an image with the labels sandbox.runner=true and sandbox.language=" + c.Name})
 	}
 	return set, problems
 }

@@ -60,6 +60,7 @@ type Zygote struct {
 type Runner struct {
 	Definition
 	Image   string // for list_runners, for example "jail:python"
+	ImageID string // what a backend that has images starts; empty for all others
 	Version string // for example "Python 3.11.7"
 	Mounts  []sandbox.Mount
 	// Wrapper is the directory of an environment that isolates itself (contract 5): it is started as it is and has

@@ -45,9 +45,12 @@ type Spec struct {
 	Workspace string // host directory that becomes /data, /mnt/data and /workspace
 	Mounts    []Mount
 	Network   bool
-	Forward   bool // 127.0.0.1:8099 inside leads to the server, as dial streams
+	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
 }
+
+// ForwardAddr is where a process inside reaches the server, if the Spec says Forward.
+const ForwardAddr = "127.0.0.1:8099"
 
 // Mount is a host path that appears read-only inside.
 type Mount struct {
@@ -133,6 +136,12 @@ type Prober interface {
 type Reaper interface {
 	// Reap removes what the instance left behind. The instance is known to be dead.
 	Reap(ctx context.Context, instance string) error
+}
+
+// Sweeper is implemented by backends whose traces outlive even the directory of the instance that left them.
+type Sweeper interface {
+	// Sweep removes what this backend's installation has left where no living instance has a use for it.
+	Sweep(ctx context.Context, alive func(instance string) bool) error
 }
 
 // Usage is what a sandbox has used so far.

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -30,6 +31,7 @@ type boxKey struct {
 // box is one sandbox of a session, from the moment its start is asked for until nothing is left of it.
 type box struct {
 	s       *Session
+	id      string // of the sandbox
 	key     boxKey
 	created time.Time
 
@@ -142,14 +144,14 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 			makeWay, gone = m.evictLocked(victim)
 			forgotten = append(forgotten, gone...)
 		}
-		b = &box{s: s, key: key, created: now,
+		spec := m.spec(s, r, network)
+		b = &box{s: s, id: spec.ID, key: key, created: now,
 			ready: make(chan struct{}), closing: make(chan struct{}), gone: make(chan struct{})}
 		if len(s.boxes) == 0 {
 			m.live++
 		}
 		s.boxes[key] = b
 		m.boxes[b] = struct{}{}
-		spec := m.spec(s, r, network)
 		m.wg.Go(func() { m.serve(b, spec, makeWay) })
 	}
 	b.runs++
@@ -242,7 +244,7 @@ func (m *Manager) spec(s *Session, r runner.Runner, network bool) sandbox.Spec {
 		Session:   s.key,
 		SessionID: s.id,
 		Runner:    r.Name,
-		Image:     r.Image,
+		Image:     cmp.Or(r.ImageID, r.Image),
 		Wrapper:   r.Wrapper,
 		Workspace: filepath.Join(s.dir, filesDir),
 		Mounts:    r.Mounts,
@@ -328,10 +330,12 @@ func (m *Manager) dialer(sandboxID string) func(*wire.Stream, wire.Frame) {
 // environment names what a sandbox is started with for a runner. Runners that share it, as TypeScript and
 // JavaScript do, share sandboxes; a runner that was installed anew gets new ones.
 func environment(r runner.Runner) string {
-	if len(r.Mounts) == 0 {
+	if len(r.Mounts) == 0 && r.ImageID == "" {
 		return r.Image
 	}
 	var b strings.Builder
+	b.WriteString(r.ImageID)
+	b.WriteByte(0)
 	if r.MemoryMB > 0 {
 		fmt.Fprintf(&b, "%d MB\x00", r.MemoryMB)
 	}

@@ -41,6 +41,9 @@ type RunRequest struct {
 	Persistent bool
 	// Begin, if set, is called when it is the run's turn, before its code is sent; an error of it is Run's.
 	Begin func() error
+	// Grant, if set, is called with the id of the sandbox that will run the code, before that is sent, and returns variables that the
+	// code has in addition; an interpreter that lives on has them for this run alone. An error of it is Run's.
+	Grant func(ctx context.Context, sandboxID string) (map[string]string, error)
 	// Started, if set, is called once, when the code has been sent to its sandbox.
 	Started func()
 	// Display gets what the code shows beside its output, such as a plot. It may be nil; otherwise it is
@@ -213,6 +216,16 @@ func (r *supervised) end() sandbox.Cause {
 }
 
 func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req RunRequest) (RunResult, error) {
+	var granted map[string]string
+	if req.Grant != nil {
+		var err error
+		if granted, err = req.Grant(ctx, b.id); err != nil {
+			if ctx.Err() != nil {
+				return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
+			}
+			return RunResult{}, err
+		}
+	}
 	run := &supervised{b: b, interrupt: req.Persistent}
 	before := usageOf(b.sb)
 	defer context.AfterFunc(ctx, func() { run.stop(sandbox.CauseCancelled) })()
@@ -226,7 +239,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 	if full {
 		limits.FileBytes = 1 // it may delete, not write
 	}
-	exit, started, err := s.execute(b, run, r, req, limits)
+	exit, started, err := s.execute(b, run, r, req, granted, limits)
 	stopWatching()
 	cause := run.end()
 	if err != nil {
@@ -258,13 +271,17 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 }
 
 // execute sends the run and passes its output on until its exit, which is nil when the sandbox was lost.
-func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunRequest, limits wire.RunLimits) (exit *wire.Exit, started bool, err error) {
-	env := make(map[string]string, len(r.Env)+len(req.Env))
-	maps.Copy(env, r.Env)
+func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunRequest, granted map[string]string, limits wire.RunLimits) (exit *wire.Exit, started bool, err error) {
+	env := make(map[string]string, len(r.Env)+len(req.Env)+len(granted))
+	if !req.Persistent {
+		maps.Copy(env, r.Env)
+	}
 	maps.Copy(env, req.Env)
+	maps.Copy(env, granted)
 	frame := &wire.Run{Argv: r.Argv, File: r.File, Code: []byte(req.Code), Env: env, Limits: limits, Displays: r.Displays}
 	if req.Persistent {
 		frame.Argv, frame.Driver, frame.Interpreter, frame.Displays = r.Persistent, r.DriverSource, r.Name, false
+		frame.Env, frame.CellEnv = r.Env, env
 	}
 	frame.Zygote = b.zygote(r)
 	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
@@ -335,15 +352,18 @@ func (s *Session) lossCause(b *box, cause sandbox.Cause) sandbox.Cause {
 }
 
 // causeOf tells a program that ran into a limit of its sandbox from one that failed by itself.
-// Overlapping runs share the sandbox's counters, so the counters alone prove nothing.
+// Overlapping runs share the sandbox's counters, so the counters alone prove nothing. They come from outside, or, where
+// the backend has no way to read them there, with the exit.
 func causeOf(exit *wire.Exit, before, after sandbox.Usage) sandbox.Cause {
 	killed := exit.Signal == sigkill
+	oom := after.OOMKills > before.OOMKills || exit.OOMKills > 0
+	refused := after.PIDsRefused > before.PIDsRefused || exit.PIDsRefused > 0
 	switch {
 	case exit.Signal == sigxfsz || exit.Code == 128+sigxfsz: // also of a file that no walk sees, since it is deleted but open
 		return sandbox.CauseDiskQuota
-	case after.OOMKills > before.OOMKills && (killed || exit.Code == 128+sigkill): // a shell passes 137 on
+	case oom && (killed || exit.Code == 128+sigkill): // a shell passes 137 on
 		return sandbox.CauseOutOfMemory
-	case after.PIDsRefused > before.PIDsRefused && exit.Code != 0:
+	case refused && exit.Code != 0:
 		return sandbox.CausePIDsLimit
 	case killed:
 		return sandbox.CauseKilled

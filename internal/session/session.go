@@ -53,6 +53,24 @@ func (s *Session) Key() string { return s.key }
 // Workspace is the session's files. It is valid until Release.
 func (s *Session) Workspace() *workspace.Workspace { return s.ws }
 
+// LastUsed is when the session was last used through this server, or what meta.json, which may lag behind by a
+// minute, said about it when the session was opened.
+func (s *Session) LastUsed() time.Time {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if s.saved.After(s.lastUsed) {
+		return s.saved
+	}
+	return s.lastUsed
+}
+
+// Live reports whether the session has a sandbox in this server: what lives on in it has its state.
+func (s *Session) Live() bool {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	return len(s.boxes) > 0
+}
+
 // Release says that the holder of the session, who got it from Open or Lookup, is done with it.
 // A session that nobody holds and that has no sandbox costs nothing.
 func (s *Session) Release() {
@@ -138,6 +156,15 @@ func (s *Session) load(create bool) error {
 	if err != nil {
 		return fmt.Errorf("open the session's workspace: %w", err)
 	}
+	// It has another owner when it is new, and when another backend made it.
+	owned, err := ws.Owned()
+	if err == nil && !owned {
+		err = ws.Adopt(s.m.ctx)
+	}
+	if err != nil {
+		_ = ws.Close()
+		return fmt.Errorf("give the session's workspace to the sandbox: %w", err)
+	}
 	info, err := os.Lstat(files)
 	if err != nil {
 		_ = ws.Close()
@@ -166,10 +193,6 @@ func (s *Session) makeDirs(files string) error {
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
-	}
-	// Also when it was there: a server that died between the two calls left it with the wrong owner.
-	if o := s.m.cfg.Owner; o.UID >= 0 || o.GID >= 0 {
-		return os.Lchown(files, o.UID, o.GID)
 	}
 	return nil
 }

@@ -39,6 +39,9 @@ var migrations = [...]string{
 	) STRICT;
 	CREATE INDEX results_caller ON results (caller, ended);
 	CREATE INDEX results_started ON results (started);`,
+	tokensTables,
+	connectionsTables,
+	oauthTables,
 }
 
 // migrate applies what is missing, in one transaction that no other process can be inside of.

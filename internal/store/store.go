@@ -1,7 +1,7 @@
 // Package store keeps what must outlive a process and be shared by several on one root: upload tickets, the record of
 // runs and, for a time, their results, in one SQLite file.
 //
-// It never sees code, environment or credentials. It knows rows, and nothing of what they are used for.
+// It never sees code or environment, and credentials only sealed. It knows rows, and nothing of what they are used for.
 package store
 
 import (
@@ -9,10 +9,12 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"modernc.org/sqlite"
@@ -27,7 +29,8 @@ const busyTimeout = 5 * time.Second
 
 // Store is an open database. It is safe for concurrent use, and any number of processes may have the same file open.
 type Store struct {
-	db *sql.DB
+	db       *sql.DB
+	prepared sync.Map // *sql.Stmt by its text, for what is asked often
 }
 
 // Ticket is the right to upload one file, once.
@@ -52,12 +55,7 @@ func Open(ctx context.Context, path string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	// SQLite gives its -wal and -shm files the mode of the database.
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("opening the database: %w", err)
-	}
-	if err := errors.Join(f.Chmod(0o600), f.Close()); err != nil {
+	if err := makePrivate(path); err != nil {
 		return nil, fmt.Errorf("opening the database: %w", err)
 	}
 	db, err := sql.Open("sqlite", dsn(path))
@@ -75,8 +73,45 @@ func Open(ctx context.Context, path string) (*Store, error) {
 	return s, nil
 }
 
+// makePrivate sees to it that the file is there and its owner's alone. SQLite gives its -wal and -shm files the same mode.
+// It never opens the file itself: closing it would end the locks that another Store of this process holds on it.
+func makePrivate(path string) error {
+	err := os.Chmod(path, 0o600)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
 // Close closes the database.
 func (s *Store) Close() error { return s.db.Close() }
+
+// statement prepares a statement once.
+func (s *Store) statement(ctx context.Context, text string) (*sql.Stmt, error) {
+	if stmt, ok := s.prepared.Load(text); ok {
+		return stmt.(*sql.Stmt), nil
+	}
+	stmt, err := s.db.PrepareContext(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	if first, there := s.prepared.LoadOrStore(text, stmt); there {
+		stmt.Close()
+		return first.(*sql.Stmt), nil
+	}
+	return stmt, nil
+}
 
 func dsn(path string) string {
 	path = filepath.ToSlash(path)

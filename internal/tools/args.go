@@ -26,7 +26,7 @@ func known(name string) bool {
 	switch name {
 	case "conversationId", "session_id", "language", "code", "network", "environment",
 		"filename", "content", "content_base64", "overwrite", "path", "encoding", "env", "session",
-		"timeout_seconds", "background", "run_id", "cursor":
+		"timeout_seconds", "background", "run_id", "cursor", "services", "limit":
 		return true
 	}
 	return false

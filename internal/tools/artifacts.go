@@ -31,6 +31,9 @@ type listJSON struct {
 	SessionID string         `json:"session_id"`
 }
 
+// modifiedLayout is RFC 3339 with milliseconds.
+const modifiedLayout = "2006-01-02T15:04:05.000Z07:00"
+
 // closeJSON is contract 4's result of close_session.
 type closeJSON struct {
 	Status    string `json:"status"`
@@ -117,9 +120,9 @@ func listArtifactsTool() *mcp.Tool {
 					Items: &jsonschema.Schema{
 						Type: "object",
 						Properties: map[string]*jsonschema.Schema{
-							"path": text, "filename": text, "size_bytes": {Type: "integer"}, "mime_type": text, "download_url": text,
+							"path": text, "filename": text, "size_bytes": {Type: "integer"}, "mime_type": text, "download_url": text, "modified_at": text,
 						},
-						PropertyOrder: []string{"path", "filename", "size_bytes", "mime_type", "download_url"},
+						PropertyOrder: []string{"path", "filename", "size_bytes", "mime_type", "download_url", "modified_at"},
 						Required:      []string{"path", "filename", "size_bytes", "mime_type"},
 					},
 				},
@@ -141,7 +144,13 @@ func (t *toolset) listArtifacts(ctx context.Context, c call) (*mcp.CallToolResul
 	if err != nil {
 		return nil, err
 	}
-	return structuredResult(c.client, listJSON{Artifacts: artifactsOf(files), Truncated: truncated, SessionID: id}), nil
+	list := artifactsOf(files)
+	if !c.client.plain {
+		for i, f := range files {
+			list[i].ModifiedAt = f.ModTime.UTC().Format(modifiedLayout)
+		}
+	}
+	return structuredResult(c.client, listJSON{Artifacts: list, Truncated: truncated, SessionID: id}), nil
 }
 
 func closeSessionTool() *mcp.Tool {

@@ -73,9 +73,19 @@ func (t *toolset) longWork(a *arguments, req *engine.Request) {
 
 // perform runs code, with its output as progress.
 func (t *toolset) perform(ctx context.Context, c call, req engine.Request) (engine.Result, error) {
-	progress := startProgress(ctx, c.req)
+	progress := startProgress(ctx, c)
 	defer progress.stop()
 	req.Output = progress.output()
+	if c.wantsDetails() {
+		req.Handover = 0 // it waits, and shows what comes
+		if progress != nil {
+			req.Begun = func(runID string) {
+				_ = c.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{
+					ProgressToken: c.req.Params.GetProgressToken(), Meta: mcp.Meta{runIDKey: runID},
+				}) // a client that is gone shows in the next one
+			}
+		}
+	}
 	res, err := t.engine.Run(ctx, c.caller, req)
 	res.Tool, res.Once = req.Tool, req.Once
 	return res, err

@@ -21,10 +21,11 @@ const (
 // progress streams a run's output as progress notifications. The run never waits for the client: output is taken into a
 // bounded buffer and sent by a goroutine. A nil *progress does nothing.
 type progress struct {
-	send func(message string, total int64) error
+	send func(message string, total int64, stderr []span) error
 
 	mu      sync.Mutex
 	pending strings.Builder
+	spans   spans                    // of pending
 	total   int64                    // bytes of output that have been pending or skipped; grows with every notification
 	skipped bool                     // since the last notification
 	partial map[engine.Stream][]byte // the start of a character whose end has not come yet
@@ -35,21 +36,24 @@ type progress struct {
 }
 
 // startProgress returns nil when the client gave no usable token.
-func startProgress(ctx context.Context, req *mcp.CallToolRequest) *progress {
+func startProgress(ctx context.Context, c call) *progress {
+	req, details := c.req, c.wantsDetails()
 	token := req.Params.GetProgressToken()
 	switch token.(type) {
 	case string, float64, int64, int:
 	default:
 		return nil
 	}
-	return newProgress(func(message string, total int64) error {
-		return req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{
-			ProgressToken: token, Message: message, Progress: float64(total),
-		})
+	return newProgress(func(message string, total int64, stderr []span) error {
+		params := &mcp.ProgressNotificationParams{ProgressToken: token, Message: message, Progress: float64(total)}
+		if details && len(stderr) > 0 {
+			params.Meta = mcp.Meta{stderrKey: stderr}
+		}
+		return req.Session.NotifyProgress(ctx, params)
 	})
 }
 
-func newProgress(send func(message string, total int64) error) *progress {
+func newProgress(send func(message string, total int64, stderr []span) error) *progress {
 	p := &progress{
 		send:    send,
 		partial: make(map[engine.Stream][]byte),
@@ -81,14 +85,21 @@ func (p *progress) add(stream engine.Stream, b []byte) {
 	text := append(p.partial[stream], b...)
 	whole := len(text) - incompleteTail(text)
 	p.partial[stream] = append([]byte(nil), text[whole:]...)
-	p.pending.WriteString(validUTF8(text[:whole]))
-	p.total += int64(whole)
+	p.take(stream, text[:whole])
 	if p.pending.Len() >= progressChunk {
 		select {
 		case p.wake <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// take makes output pending.
+func (p *progress) take(stream engine.Stream, b []byte) {
+	text := validUTF8(b)
+	p.pending.WriteString(text)
+	p.spans.add(stream, text)
+	p.total += int64(len(b))
 }
 
 // incompleteTail is the number of bytes at the end of b that may become a character when more come.
@@ -128,18 +139,18 @@ func (p *progress) flush(last bool) bool {
 	p.mu.Lock()
 	if last {
 		for _, stream := range []engine.Stream{engine.Stdout, engine.Stderr} {
-			p.pending.WriteString(validUTF8(p.partial[stream]))
-			p.total += int64(len(p.partial[stream]))
+			p.take(stream, p.partial[stream])
 		}
 	}
-	message, total := p.pending.String(), p.total
+	message, total, stderr := p.pending.String(), p.total, p.spans.stderr
 	p.pending.Reset()
+	p.spans = spans{}
 	if p.skipped {
 		message += "\n[output skipped: the client reads too slowly; the result has it]\n"
 		p.skipped = false
 	}
 	p.mu.Unlock()
-	return message == "" || p.send(message, total) == nil
+	return message == "" || p.send(message, total, stderr) == nil
 }
 
 // stop sends the rest and returns when nothing more will be sent.

@@ -35,7 +35,7 @@ func (s *sent) all() []string {
 	return slices.Clone(s.messages)
 }
 
-func (s *sent) send(message string, total int64) error {
+func (s *sent) send(message string, total int64, _ []span) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if total <= s.last || message == "" || !utf8.ValidString(message) {
@@ -99,9 +99,9 @@ func TestProgressSlowClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}
 		read := make(chan struct{})
-		p := newProgress(func(m string, n int64) error {
+		p := newProgress(func(m string, n int64, _ []span) error {
 			<-read
-			return s.send(m, n)
+			return s.send(m, n, nil)
 		})
 		chunk := bytes.Repeat([]byte("x"), progressChunk)
 		for range 1000 {

@@ -33,6 +33,7 @@ type runCodeJSON struct {
 	DurationMS     *int64     `json:"duration_ms,omitempty"`
 	Error          string     `json:"error,omitempty"`
 	Message        string     `json:"message,omitempty"`
+	ConnectURL     string     `json:"connect_url,omitempty"`
 }
 
 // errorJSON is contract 4's error.
@@ -41,6 +42,7 @@ type errorJSON struct {
 	Message     string `json:"message"`
 	SizeBytes   int64  `json:"size_bytes,omitempty"`
 	DownloadURL string `json:"download_url,omitempty"`
+	ConnectURL  string `json:"connect_url,omitempty"`
 }
 
 // encode is contract 2's form of a result: JSON indented by two spaces. What it is given cannot fail to encode.
@@ -71,9 +73,9 @@ func structuredResult(c client, v any) *mcp.CallToolResult {
 
 // errorResult is a refusal of the engine's. That of run_code has contract 1's fields as well.
 func errorResult(tool string, e *engine.Error) *mcp.CallToolResult {
-	var v any = errorJSON{Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL}
+	var v any = errorJSON{Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL, ConnectURL: e.ConnectURL}
 	if tool == "run_code" {
-		v = runCodeJSON{Output: e.Message, Files: []fileJSON{}, Error: e.Code, Message: e.Message}
+		v = runCodeJSON{Output: e.Message, Files: []fileJSON{}, Error: e.Code, Message: e.Message, ConnectURL: e.ConnectURL}
 	}
 	res := textResult(v)
 	res.IsError = true

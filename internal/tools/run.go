@@ -44,8 +44,13 @@ func runTool(runners runner.Set) *mcp.Tool {
 				"env":     {Type: "string", Description: "The environment to run it in", Enum: enumOf(names)},
 				"session": {Type: "string", Description: "Name of the session whose state to use and keep; leave it out for a single run"},
 				"network": {Type: "boolean", Description: "Enable network access for the code (default: false)"},
+				"environment": {
+					Type:                 "object",
+					Description:          "Environment variables for this call's code",
+					AdditionalProperties: &jsonschema.Schema{Type: "string"},
+				},
 			},
-			PropertyOrder: []string{"code", "env", "session", "network"},
+			PropertyOrder: []string{"code", "env", "session", "network", "environment"},
 			Required:      []string{"code", "env"},
 		},
 	}
@@ -64,11 +69,13 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		Code:      c.args.required("code"),
 		Runner:    c.args.required("env"),
 		Network:   c.args.flag("network"),
+		Env:       c.args.stringMap("environment"),
 		Artifacts: true,
 		Handover:  t.handover,
 		Tool:      "run",
 	}
 	t.longWork(c.args, &req)
+	req.Services = c.args.services()
 	req.Session, req.Persistent = c.args.text("session")
 	if c.args.err != nil {
 		return nil, c.args.err
@@ -89,10 +96,10 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		return nil, err
 	}
 	if res.Running {
-		return t.state(c.client, res, 0), nil
+		return c.detailed(t.state(c.client, res, 0), res), nil
 	}
 	log.Info("[MCP] run completed", "run_id", res.RunID)
-	return t.result(c.client, res), nil
+	return c.detailed(t.result(c.client, res), res), nil
 }
 
 // runResult is the plain output, what was shown, and a line of facts when there is something to say.

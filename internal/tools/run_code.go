@@ -63,6 +63,7 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 		Tool:    "run_code",
 	}
 	t.longWork(c.args, &req)
+	req.Services = c.args.services()
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
@@ -85,14 +86,14 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 	}
 
 	if res.Running {
-		return t.state(c.client, res, 0), nil
+		return c.detailed(t.state(c.client, res, 0), res), nil
 	}
 	how := "successfully"
 	if !res.Success() {
 		how = "with a failure"
 	}
 	log.Info("[MCP] run_code completed "+how, "run_id", res.RunID)
-	return t.result(c.client, res), nil
+	return c.detailed(t.result(c.client, res), res), nil
 }
 
 func runCodeResult(res engine.Result) runCodeJSON {
@@ -118,7 +119,7 @@ func runCodeResult(res engine.Result) runCodeJSON {
 func unknownLanguage(runners runner.Set) *mcp.CallToolResult {
 	output := "Unknown language. Available: " + bracketed(runners.Names())
 	if len(runners) == 0 {
-		output = "No language is available: no runner is installed on the server."
+		output = "No language is available on the server: mcp-code-sandbox doctor tells its operator why."
 	}
 	return textResult(runCodeJSON{Output: output, Files: []fileJSON{}})
 }

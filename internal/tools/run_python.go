@@ -41,6 +41,7 @@ type artifactJSON struct {
 	SizeBytes   int64  `json:"size_bytes"`
 	MIMEType    string `json:"mime_type"`
 	DownloadURL string `json:"download_url,omitempty"`
+	ModifiedAt  string `json:"modified_at,omitempty"` // in a list, for MCP clients
 }
 
 func artifactOf(f engine.FileLink) artifactJSON {
@@ -101,6 +102,7 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 		Tool:      "run_python",
 	}
 	t.longWork(c.args, &req)
+	req.Services = c.args.services()
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
@@ -115,10 +117,10 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 		return nil, err
 	}
 	if res.Running {
-		return t.state(c.client, res, 0), nil
+		return c.detailed(t.state(c.client, res, 0), res), nil
 	}
 	log.Info("[MCP] run_python completed", "run_id", res.RunID)
-	return t.result(c.client, res), nil
+	return c.detailed(t.result(c.client, res), res), nil
 }
 
 func runPythonResult(res engine.Result) runPythonJSON {

@@ -31,6 +31,10 @@ type Engine interface {
 	ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (engine.Artifact, error)
 	// ListArtifacts lists the files of a session that exists, newest first, and says whether there are more.
 	ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []engine.FileLink, truncated bool, err error)
+	// DeleteFile removes a file of a session that exists.
+	DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error
+	// ListSessions lists the caller's sessions, last used first, at most limit of them, and says whether there may be more.
+	ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []engine.SessionInfo, more bool, err error)
 	// CloseSession ends a session that exists.
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
 	// Runners are the language environments there are now, always in the same order.
@@ -51,6 +55,8 @@ type Options struct {
 	Handover time.Duration
 	// NoBackground is for a server that does not offer wait_run: nothing goes on in the background.
 	NoBackground bool
+	// Services are the outside services that code may call. Nil: there are none, and no tool that lists them.
+	Services *Services
 }
 
 // namePrefix may stand in front of a tool's name in a call (contract 1). Such names are not listed.
@@ -61,28 +67,35 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 	if opt.Logger == nil {
 		opt.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &toolset{engine: e, log: opt.Logger, images: make(scaling, 2)}
+	t := &toolset{engine: e, log: opt.Logger, images: make(scaling, 2), services: opt.Services}
 	if t.maxTimeout = opt.MaxTimeout; t.maxTimeout <= 0 {
 		t.maxTimeout = defaultMaxTimeout
 	}
 	if t.noBackground = opt.NoBackground; !t.noBackground {
 		t.handover = opt.Handover
 	}
-	for _, tool := range []struct {
+	type tool struct {
 		*mcp.Tool
 		call func(context.Context, call) (*mcp.CallToolResult, error)
-	}{
-		{t.withLongWork(runCodeTool(e.Runners())), t.runCode},
+	}
+	list := []tool{
+		{t.withOptions(runCodeTool(e.Runners())), t.runCode},
 		{uploadFileTool(), t.uploadFile},
 		{listRunnersTool(), t.listRunners},
-		{t.withLongWork(runPythonTool(e.Runners())), t.runPython},
+		{t.withOptions(runPythonTool(e.Runners())), t.runPython},
 		{readArtifactTool(), t.readArtifact},
 		{listArtifactsTool(), t.listArtifacts},
 		{closeSessionTool(), t.closeSession},
-		{t.withLongWork(runTool(e.Runners())), t.run},
+		{t.withOptions(runTool(e.Runners())), t.run},
 		{waitRunTool(), t.waitRun},
 		{cancelRunTool(), t.cancelRun},
-	} {
+		{listSessionsTool(), t.listSessions},
+		{deleteFileTool(), t.deleteFile},
+	}
+	if t.services != nil {
+		list = append(list, tool{listServicesTool(), t.listServices})
+	}
+	for _, tool := range list {
 		srv.AddTool(tool.Tool, t.handler(tool.Name, tool.call))
 	}
 	srv.AddReceivingMiddleware(t.middleware)
@@ -90,9 +103,10 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 }
 
 type toolset struct {
-	engine Engine
-	log    *slog.Logger
-	images scaling
+	engine   Engine
+	log      *slog.Logger
+	images   scaling
+	services *Services // nil: none
 
 	maxTimeout, handover time.Duration
 	noBackground         bool
@@ -172,9 +186,10 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// Names are the tools that Register adds.
+// Names are the tools that Register adds; list_services only where there are services.
 func Names() []string {
-	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run", "wait_run", "cancel_run"}
+	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run", "wait_run", "cancel_run",
+		"list_sessions", "delete_file", "list_services"}
 }
 
 // logName keeps what a client made up out of the log.
@@ -185,6 +200,9 @@ func logName(name string) string {
 	return "(unknown)"
 }
 
+// withOptions adds to a run tool the arguments that all of them have.
+func (t *toolset) withOptions(tool *mcp.Tool) *mcp.Tool { return t.withServices(t.withLongWork(tool)) }
+
 // refresh puts the runners of this moment into the list, and takes out what is newer than the client.
 func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
 	runners := t.engine.Runners()
@@ -192,11 +210,11 @@ func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
 	for i, tool := range list.Tools {
 		switch tool.Name {
 		case "run_code":
-			tool = t.withLongWork(runCodeTool(runners))
+			tool = t.withOptions(runCodeTool(runners))
 		case "run_python":
-			tool = t.withLongWork(runPythonTool(runners))
+			tool = t.withOptions(runPythonTool(runners))
 		case "run":
-			tool = t.withLongWork(runTool(runners))
+			tool = t.withOptions(runTool(runners))
 		}
 		if !c.atLeast(version20250618) {
 			old := *tool

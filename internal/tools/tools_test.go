@@ -64,7 +64,7 @@ func TestNoRunners(t *testing.T) {
 	if strings.Contains(tool.Description, "libraries") {
 		t.Error(tool.Description)
 	}
-	if got := unknownLanguage(nil).Content[0].(*mcp.TextContent).Text; !strings.Contains(got, "no runner is installed") {
+	if got := unknownLanguage(nil).Content[0].(*mcp.TextContent).Text; !strings.Contains(got, "mcp-code-sandbox doctor") {
 		t.Error(got)
 	}
 }

@@ -40,7 +40,7 @@ func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, err
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
-	progress := startProgress(ctx, c.req)
+	progress := startProgress(ctx, c)
 	defer progress.stop()
 	req.Output = progress.output()
 	res, err := t.engine.WaitRun(ctx, c.caller, id, req)
@@ -48,5 +48,5 @@ func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, err
 		return nil, err
 	}
 	t.log.Info("[MCP] wait_run: "+statusOf(res), "run_id", res.RunID, "session_id", logSession(res.Session))
-	return t.state(c.client, res, req.Cursor), nil
+	return c.detailed(t.state(c.client, res, req.Cursor), res), nil
 }

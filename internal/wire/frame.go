@@ -82,6 +82,9 @@ type Frame struct {
 type Hello struct {
 	Version int    `json:"version"`
 	Agent   string `json:"agent"` // the agent's build, for the log
+	// Isolation says what keeps runs apart from each other where they have no namespaces of their own, or why
+	// nothing does; for the log.
+	Isolation string `json:"isolation,omitempty"`
 }
 
 // Run starts a program.
@@ -101,6 +104,8 @@ type Run struct {
 	// Interpreter, when set, names an interpreter that lives on: Code is its next cell. If there is none of
 	// that name, Argv starts it. Cells of one interpreter run one after the other.
 	Interpreter string `json:"interpreter,omitempty"`
+	// CellEnv are variables of that cell alone: the interpreter has them while it runs the cell, and not afterwards.
+	CellEnv map[string]string `json:"cell_env,omitempty"`
 	// Zygote, when set, may have forked a process that does what Argv would do.
 	Zygote *Zygote `json:"zygote,omitempty"`
 }
@@ -130,6 +135,10 @@ type Exit struct {
 	UserUS  int64  `json:"user_us"`
 	SysUS   int64  `json:"sys_us"`
 	MaxRSSB int64  `json:"max_rss_bytes"`
+	// OOMKills and PIDsRefused are how often, during the run, the sandbox's limits of memory and of processes have
+	// struck: the run, or one beside it. They are set where the agent can see it and the backend cannot.
+	OOMKills    uint64 `json:"oom_kills,omitempty"`
+	PIDsRefused uint64 `json:"pids_refused,omitempty"`
 	// Fresh says that the interpreter was started for this cell; Lost that it is gone, with its state.
 	Fresh bool `json:"fresh,omitempty"`
 	Lost  bool `json:"lost,omitempty"`
@@ -221,10 +230,14 @@ func (e *Exit) check() error {
 	return nil
 }
 
-// WriteHello sends the agent's first frame.
-func WriteHello(w io.Writer, agent string) error {
+// WriteHello sends the first frame of an agent that has nothing more to say.
+func WriteHello(w io.Writer, agent string) error { return SendHello(w, Hello{Agent: agent}) }
+
+// SendHello sends the agent's first frame, with the protocol's version filled in.
+func SendHello(w io.Writer, h Hello) error {
+	h.Version = Version
 	var enc encoder
-	b, err := enc.encode(&Frame{Type: TypeHello, Hello: &Hello{Version: Version, Agent: agent}}, maxHello)
+	b, err := enc.encode(&Frame{Type: TypeHello, Hello: &h}, maxHello)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,11 @@ func TestPlants(t *testing.T) {
 
 			if err := errors.Join(os.Remove(trap), tt.plant(trap)); err != nil {
 				t.Fatal(err)
+			}
+			for _, name := range []string{"trap/secret", "trap/files/innocent"} {
+				if err := w.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("removing %s: %v", name, err)
+				}
 			}
 			if err := w.Remove("trap"); err != nil {
 				t.Errorf("removing it: %v", err)
@@ -259,6 +265,10 @@ func TestHiddenDirectories(t *testing.T) {
 			t.Error(err)
 		}
 		hide()
+		if err := w.Remove("a/b/c/d"); err != nil {
+			t.Error(err)
+		}
+		hide()
 		if again, err := Open(dir, asIs); err != nil {
 			t.Error(err)
 		} else {
@@ -297,4 +307,60 @@ func asOrdinaryUser(t *testing.T, dir string, test func(t *testing.T)) {
 		}
 		test(t)
 	})
+}
+
+// TestAdopt: a workspace that was another's becomes its owner's, whatever was planted in it, and nothing outside does.
+func TestAdopt(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	dir, outside := t.TempDir(), filepath.Join(t.TempDir(), "outside")
+	for _, f := range []string{outside, filepath.Join(dir, "plain"), filepath.Join(dir, "sub", "deep")} {
+		if err := os.MkdirAll(filepath.Dir(f), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(f, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, target := range map[string]string{"link": outside, "up": filepath.Dir(outside), "sub/dangling": "/nonexistent"} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w, err := Open(dir, Owner{UID: 61000, GID: 61001})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if owned, err := w.Owned(); owned || err != nil {
+		t.Fatalf("owned before: %v, %v", owned, err)
+	}
+	if err := w.Adopt(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if owned, err := w.Owned(); !owned || err != nil {
+		t.Errorf("owned after: %v, %v", owned, err)
+	}
+	for _, name := range []string{".", "plain", "sub", "sub/deep", "link", "up", "sub/dangling", "fifo"} {
+		fi, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := fi.Sys().(*syscall.Stat_t); st.Uid != 61000 || st.Gid != 61001 {
+			t.Errorf("%s belongs to %d:%d", name, st.Uid, st.Gid)
+		}
+	}
+	for _, path := range []string{outside, filepath.Dir(outside)} {
+		fi, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := fi.Sys().(*syscall.Stat_t); st.Uid != 0 {
+			t.Errorf("what a link leads to was given away to %d", st.Uid)
+		}
+	}
 }

@@ -22,3 +22,9 @@ func onDisk(fi fs.FileInfo) (bytes int64, id fileID, links uint64) {
 	}
 	return int64(st.Blocks) * 512, fileID{uint64(st.Dev), uint64(st.Ino)}, uint64(st.Nlink)
 }
+
+// owns reports whether a file is the owner's already.
+func (o Owner) owns(fi fs.FileInfo) bool {
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	return ok && int(st.Uid) == o.UID && int(st.Gid) == o.GID
+}

@@ -97,6 +97,22 @@ func (w *Workspace) List(limit int) (files []File, truncated bool, err error) {
 	return files, truncated, nil
 }
 
+// Count returns how many regular files there are and what they hold together. It looks at no more than most entries of the
+// workspace; more says that there are, or may be, others.
+func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64, more bool, err error) {
+	err = w.walk(ctx, most, func(name string, fi fs.FileInfo) error {
+		if fi.Mode().IsRegular() && !isTemp(name) {
+			files++
+			bytes += fi.Size()
+		}
+		return nil
+	})
+	if err == errIncomplete {
+		return files, bytes, true, nil
+	}
+	return files, bytes, false, err
+}
+
 // walk calls visit for everything below the workspace, at most limit times. It follows no link. What comes or goes meanwhile
 // may or may not be visited.
 func (w *Workspace) walk(ctx context.Context, limit int, visit func(name string, fi fs.FileInfo) error) error {

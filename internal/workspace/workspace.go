@@ -3,16 +3,18 @@
 // The directory is shared with hostile code that may plant links, FIFOs, sockets and devices, hide
 // directories from their owner, and swap any of them at any moment. So every access goes through
 // an [os.Root], which never leaves the directory; no link is ever followed, not even one that stays inside; nothing
-// that could block is opened; only regular files are read; and owners are changed through descriptors alone.
+// that could block is opened; only regular files are read; and owners are changed without following anything.
 //
 // The package knows files. It knows no sessions, callers, links or tools.
 package workspace
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"strings"
 	"syscall"
@@ -66,6 +68,30 @@ func Open(dir string, owner Owner) (*Workspace, error) {
 	return w, nil
 }
 
+// Adopt gives everything in the workspace to its owner. It is for one that was another's: of another backend, or of an engine
+// that maps users otherwise. Nothing may run in it meanwhile. It follows no link.
+func (w *Workspace) Adopt(ctx context.Context) error {
+	if w.owner.UID < 0 && w.owner.GID < 0 {
+		return nil
+	}
+	err := w.walk(ctx, math.MaxInt, func(name string, fi fs.FileInfo) error {
+		if w.owner.owns(fi) {
+			return nil
+		}
+		return w.root.Lchown(name, w.owner.UID, w.owner.GID)
+	})
+	if err != nil && err != errIncomplete { // what lies too deep to be seen stays as it is
+		return err
+	}
+	return w.owner.chown(w.self) // last: it tells that all the rest is done
+}
+
+// Owned reports whether the workspace's directory is its owner's.
+func (w *Workspace) Owned() (bool, error) {
+	fi, err := w.self.Stat()
+	return err == nil && (w.owner.UID < 0 && w.owner.GID < 0 || w.owner.owns(fi)), err
+}
+
 // Close releases the workspace's descriptors. Files that were opened stay open.
 func (w *Workspace) Close() error {
 	return errors.Join(w.self.Close(), w.root.Close())
@@ -116,12 +142,24 @@ func (w *Workspace) open(name string) (*os.File, fs.FileInfo, error) {
 	return f, fi, nil
 }
 
-// Remove removes a file, link or empty directory; a link's target stays.
+// Remove removes a file, or a link, FIFO, socket or device that stands where a file could; a link's target stays. What
+// is open stays readable to who has it open. A directory is a [*NameError]; what is not there, or lies behind a link, is
+// [fs.ErrNotExist].
 func (w *Workspace) Remove(name string) error {
 	dir, base, err := w.parent(name)
 	if err == nil {
 		defer dir.Close()
-		err = dir.Remove(base)
+		var fi fs.FileInfo
+		if fi, err = dir.Lstat(base); err == nil && fi.IsDir() {
+			return &NameError{Name: name, Problem: "it is a directory; delete the files in it one by one, or remove it with code"}
+		}
+		if err == nil {
+			// Should it have become a directory since, it goes only if it is empty.
+			err = dir.Remove(base)
+		}
+		if errors.Is(err, fs.ErrPermission) && dir.Chmod(".", 0o700) == nil { // see regain
+			err = dir.Remove(base)
+		}
 	}
 	if errors.Is(err, errNotDir) {
 		err = &fs.PathError{Op: "remove", Path: name, Err: fs.ErrNotExist}

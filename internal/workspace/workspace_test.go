@@ -124,8 +124,40 @@ func TestWriteReadListRemove(t *testing.T) {
 		t.Errorf("Usage = %+v, %v", u, err)
 	}
 
+	for _, tt := range []struct {
+		most, files int
+		more        bool
+	}{{100, 4, false}, {6, 4, false}, {0, 0, true}} {
+		if files, bytes, more, err := w.Count(t.Context(), tt.most); files != tt.files || more != tt.more || (bytes > 0) != (files > 0) || err != nil {
+			t.Errorf("Count(%d) = %d, %d, %v, %v", tt.most, files, bytes, more, err)
+		}
+	}
+
+	var ne *NameError
+	if err := w.Remove("plots/2024"); !errors.As(err, &ne) {
+		t.Errorf("removing a directory: %v", err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "plots/2024"), 0o500); err != nil { // hostile code can do that
+		t.Fatal(err)
+	}
+	held, _, err := w.Open("plots/2024/a.png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
 	if err := w.Remove("plots/2024/a.png"); err != nil {
 		t.Error(err)
+	}
+	if b, err := io.ReadAll(held); len(b) == 0 || err != nil {
+		t.Errorf("what was open: %q, %v", b, err)
+	}
+	if err := w.Remove("plots/2024"); !errors.As(err, &ne) {
+		t.Errorf("removing an empty directory: %v", err)
+	}
+	for _, name := range []string{"", ".", "..", "../files/data.csv", "/etc/passwd", "plots//2024", "data.csv/x", "missing/x"} {
+		if err := w.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("removing %q: %v", name, err)
+		}
 	}
 	if err := w.Remove("plots/2024/a.png"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("removing twice: %v", err)

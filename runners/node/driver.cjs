@@ -111,6 +111,23 @@ function closeOutput(cell) {
   }
 }
 
+// applyEnvironment sets the variables that a cell has for itself, and returns what takes them away again.
+function applyEnvironment(dir) {
+  const file = path.join(dir, 'env');
+  if (!fs.existsSync(file)) return () => {};
+  const given = fs.readFileSync(file, 'utf8').split('\0').filter((line) => line !== '').map((line) => {
+    const at = line.indexOf('=');
+    return [line.slice(0, at), line.slice(at + 1)];
+  });
+  const before = given.map(([name]) => process.env[name]);
+  for (const [name, value] of given) process.env[name] = value;
+  return () => given.forEach(([name, value], i) => {
+    if (process.env[name] !== value) return; // the cell has set it to something else
+    if (before[i] === undefined) delete process.env[name];
+    else process.env[name] = before[i];
+  });
+}
+
 // ---- cells ----
 
 // withBuiltins runs a function with the globals that the interpreter started with: the parser needs them, whatever cells have
@@ -230,6 +247,8 @@ function report(cell, error) {
 function finish(cell, code) {
   if (cell !== current) return;
   closeOutput(cell);
+  cell.restore?.();
+  cell.restore = undefined;
   tell(`result ${cell.number} ${code}`);
   current = undefined;
   channel.ref();
@@ -240,6 +259,7 @@ function execute(cell, dir) {
   if (!unwound) channel.unref(); // so that a cell that waits for nothing ends
   try {
     openOutput(cell, dir);
+    cell.restore = applyEnvironment(dir);
     const source = fs.readFileSync(path.join(dir, 'code'), 'utf8').replace(/^#!/, '//');
     sources.set(cell.name, source);
     for (const known of [sources, transpiled]) known.delete(`<cell ${cell.number - REMEMBERED}>`);

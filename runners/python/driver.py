@@ -219,6 +219,28 @@ def redirect(directory):
         os.close(opened)
 
 
+def apply_environment(directory):
+    """Sets the variables that a cell has for itself, and returns what takes them away again."""
+    path = os.path.join(directory, "env")
+    if not os.path.exists(path):
+        return lambda: None
+    with open(path, encoding="utf-8", errors="surrogateescape") as f:
+        given = dict(line.split("=", 1) for line in f.read().split("\0") if line)
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+
+    def restore():
+        for name, value in given.items():
+            if os.environ.get(name) != value:
+                continue  # the cell has set it to something else
+            if before[name] is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before[name]
+
+    return restore
+
+
 def flush():
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -252,6 +274,7 @@ def main():
             code = f.read()
         filename = f"<cell {number}>"
         remember_source(filename, code)
+        restore_environment = apply_environment(directory)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             exit_code = cell_exit_code(code, filename, namespace)
@@ -263,6 +286,10 @@ def main():
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         flush()
+        try:
+            restore_environment()
+        except Exception:  # the cell has put something else in place of os.environ
+            pass
         redirect(None)
         Cell.directory = None
         tell(f"result {number} {exit_code}")

@@ -228,6 +228,6 @@ func TestAsOrdinaryUser(t *testing.T) {
 // roles are what a test binary does when another has started it, instead of testing.
 var roles = map[string]func(){
 	"":       nil,
-	"world":  roleWorld,
+	"world":  sandboxtest.ServeWorld,
 	"server": roleServer,
 }

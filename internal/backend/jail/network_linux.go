@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -20,12 +21,6 @@ const (
 	slirpDNS  = "10.0.2.3"
 )
 
-// closedNetworks cannot be reached from a sandbox with network: everything that is not the internet.
-var closedNetworks = []string{
-	"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16",
-	"198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
-}
-
 // unreachable lists what the agent must block: private and special networks and this host's own addresses,
 // less what the operator allows.
 func (b *Backend) unreachable() ([]netip.Prefix, error) {
@@ -33,10 +28,7 @@ func (b *Backend) unreachable() ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list this host's addresses: %w", err)
 	}
-	blocked := make([]netip.Prefix, 0, len(closedNetworks)+len(addrs))
-	for _, n := range closedNetworks {
-		blocked = append(blocked, netip.MustParsePrefix(n))
-	}
+	blocked := closednet.Networks()
 	for _, a := range addrs {
 		ipnet, ok := a.(*net.IPNet)
 		if !ok {
@@ -46,46 +38,7 @@ func (b *Backend) unreachable() ([]netip.Prefix, error) {
 			blocked = append(blocked, netip.PrefixFrom(ip.Unmap(), 32))
 		}
 	}
-	return subtract(blocked, b.cfg.AllowNetworks), nil
-}
-
-// subtract returns networks that cover blocked without allowed. A blocked network that contains an allowed
-// one is split around it.
-func subtract(blocked, allowed []netip.Prefix) []netip.Prefix {
-	seen := map[netip.Prefix]bool{}
-	var out []netip.Prefix
-	var add func(p netip.Prefix)
-	add = func(p netip.Prefix) {
-		for _, a := range allowed {
-			a = a.Masked()
-			switch {
-			case a.Overlaps(p) && a.Bits() <= p.Bits():
-				return
-			case a.Overlaps(p):
-				low, high := halves(p)
-				add(low)
-				add(high)
-				return
-			}
-		}
-		if !seen[p] {
-			seen[p] = true
-			out = append(out, p)
-		}
-	}
-	for _, p := range blocked {
-		add(p.Masked())
-	}
-	return out
-}
-
-func halves(p netip.Prefix) (low, high netip.Prefix) {
-	bits := p.Bits() + 1
-	low = netip.PrefixFrom(p.Addr(), bits)
-	b := p.Addr().AsSlice()
-	b[(bits-1)/8] |= 1 << (7 - (bits-1)%8)
-	addr, _ := netip.AddrFromSlice(b)
-	return low, netip.PrefixFrom(addr, bits)
+	return closednet.Subtract(blocked, b.cfg.AllowNetworks), nil
 }
 
 // userNet is the slirp4netns process that carries a sandbox's packets. A nil one is no network.

@@ -6,11 +6,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
@@ -23,35 +23,9 @@ func prefixes(ss ...string) []netip.Prefix {
 	return ps
 }
 
-func TestSubtract(t *testing.T) {
-	for _, test := range []struct {
-		name                   string
-		blocked, allowed, want []netip.Prefix
-	}{
-		{"nothing allowed", prefixes("10.0.0.0/8", "192.168.0.0/16"), nil, prefixes("10.0.0.0/8", "192.168.0.0/16")},
-		{"elsewhere", prefixes("10.0.0.0/8"), prefixes("11.0.0.0/8"), prefixes("10.0.0.0/8")},
-		{"the whole", prefixes("10.0.0.0/8"), prefixes("10.0.0.0/8"), nil},
-		{"more than the whole", prefixes("10.0.0.0/8", "192.0.2.1/32"), prefixes("0.0.0.0/0"), nil},
-		{"half", prefixes("10.0.0.0/8"), prefixes("10.128.0.0/9"), prefixes("10.0.0.0/9")},
-		{"not masked", prefixes("10.0.0.0/30"), prefixes("10.0.0.3/31"), prefixes("10.0.0.0/31")},
-		{"one address", prefixes("10.0.0.0/30"), prefixes("10.0.0.1/32"), prefixes("10.0.0.0/32", "10.0.0.2/31")},
-		{"two holes", prefixes("10.0.0.0/30"), prefixes("10.0.0.1/32", "10.0.0.2/32"), prefixes("10.0.0.0/32", "10.0.0.3/32")},
-		{"said twice", prefixes("10.0.0.0/8", "10.0.0.0/8"), nil, prefixes("10.0.0.0/8")},
-		{"another family", prefixes("10.0.0.0/8"), prefixes("::/0"), prefixes("10.0.0.0/8")},
-	} {
-		if got := subtract(test.blocked, test.allowed); !slices.Equal(got, test.want) {
-			t.Errorf("%s: %v, want %v", test.name, got, test.want)
-		}
-	}
-}
-
 // TestTapFilter: what leaves the device of a sandbox with network.
 func TestTapFilter(t *testing.T) {
-	var closed []netip.Prefix
-	for _, n := range closedNetworks {
-		closed = append(closed, netip.MustParsePrefix(n))
-	}
-	prog := tapFilter(append(subtract(closed, prefixes("192.168.7.0/24")), prefixes("203.0.113.2/32")...))
+	prog := tapFilter(append(closednet.Subtract(closednet.Networks(), prefixes("192.168.7.0/24")), prefixes("203.0.113.2/32")...))
 	packet := func(dst string, proto byte, port uint16, words byte) []byte {
 		p := make([]byte, 14+int(words)*4+8)
 		p[12], p[13] = 8, 0

@@ -217,7 +217,7 @@ func (w *wrapped) serve(s *wire.Stream, f wire.Frame) {
 	defer w.work.Done()
 	exit := wire.Exit{Code: 126, Error: "this environment takes no variables from outside: set them in the code"}
 	// A variable would reach a program outside any jail: LD_PRELOAD is one.
-	if len(f.Run.Env) == 0 {
+	if len(f.Run.Env) == 0 && len(f.Run.CellEnv) == 0 {
 		if f.Run.Interpreter == "" {
 			exit = w.run(s, f.Run)
 		} else {

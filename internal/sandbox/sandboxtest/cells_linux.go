@@ -49,6 +49,35 @@ func (s *suite) testCells(t *testing.T) {
 			}
 		}
 	})
+	t.Run("Environment", func(t *testing.T) {
+		b := s.start(t, sandbox.Spec{})
+		given := map[string]string{"TOKEN": "a 'b' \"c\" $d `e` =f\n\\", "MINE": "theirs", "CHANGED": "1"}
+		for language, code := range map[string]struct{ before, show, fail, after string }{
+			"python": {
+				"import os; os.environ['MINE'] = 'mine'",
+				"import os, subprocess; print(os.environ['TOKEN'], os.environ['MINE']); os.environ['CHANGED'] = '2'; print(subprocess.run(['printenv', 'TOKEN'], capture_output=True, text=True).stdout)",
+				"1/0", "print(os.environ.get('TOKEN'), os.environ['MINE'], os.environ['CHANGED'])",
+			},
+			"shell": {
+				"set -u; MINE=mine", `printf '%s %s\n' "$TOKEN" "$MINE"; CHANGED=2; printenv TOKEN; echo`,
+				"(exit 1)", `echo "${TOKEN-None}" "$MINE" "$CHANGED"`,
+			},
+		} {
+			b.Run(t, Cell(t, language, code.before))
+			cell := Cell(t, language, code.show)
+			cell.CellEnv = given
+			want := given["TOKEN"] + " theirs\n" + given["TOKEN"] + "\n\n"
+			if res := b.Run(t, cell); string(res.Stdout) != want || res.Exit.Code != 0 {
+				t.Errorf("%s: %q %s; want %q", language, res.Stdout, res.Stderr, want)
+			}
+			cell = Cell(t, language, code.fail)
+			cell.CellEnv = map[string]string{"TOKEN": "another"}
+			b.Run(t, cell)
+			if res := b.Run(t, Cell(t, language, code.after)); string(res.Stdout) != "None mine 2\n" || res.Exit.Fresh {
+				t.Errorf("%s, afterwards: %q %s", language, res.Stdout, res.Stderr)
+			}
+		}
+	})
 	t.Run("Interrupt", func(t *testing.T) {
 		b := s.start(t, sandbox.Spec{})
 		for language, code := range map[string]string{
@@ -198,9 +227,9 @@ index.write('text/plain a\nimage/png b\ntext/plain missing\nnonsense\n')
 		"pipe index": "os.unlink('index'); os.mkfifo('index')",
 		"directory":  "os.mkdir('x'); index.write('t/a x\\nt/b .\\n')",
 		"too large":  "open('h', 'wb').truncate(1 << 30); index.write('t/a h\\n')",
-		"moved":      "os.rename(d, '/tmp/elsewhere'); os.mkfifo(d)",
-		"linked":     "os.rename(d, '/tmp/elsewhere'); os.symlink('/proc/1', d)",
-		"gone":       "os.rename(d, '/tmp/elsewhere')",
+		"moved":      "os.rename(d, d + '-elsewhere'); os.mkfifo(d)",
+		"linked":     "os.rename(d, d + '-elsewhere'); os.symlink('/proc/1', d)",
+		"gone":       "os.rename(d, d + '-elsewhere')",
 	} {
 		if res := show(attack); len(res.Displays) > 0 || res.Exit.Code != 0 || res.Exit.Error != "" {
 			t.Errorf("%s: %.200q %+v %s", name, res.Displays, res.Exit, res.Stderr)

@@ -12,12 +12,13 @@ import (
 // testLimits: a run that takes all it can get is stopped; the sandbox and a run beside it live on.
 func (s *suite) testLimits(t *testing.T) {
 	const MB = 1 << 20
-	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: 256 * MB, PIDs: 64, CPUs: 1}})
+	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: 256 * MB, PIDs: 64, CPUs: 1, TmpBytes: 16 * MB}})
 	neighbour := b.Begin(t, Shell("echo here; exec sleep 1000"))
 	neighbour.Until(t, "here\n")
+	_, hasMeter := b.Sandbox.(sandbox.Meter)
 	usage := func() sandbox.Usage {
 		t.Helper()
-		if !s.Metered {
+		if !s.Metered || !hasMeter {
 			return sandbox.Usage{}
 		}
 		u, err := s.needMeter(t, b).Usage()
@@ -36,7 +37,7 @@ for _ in range(100 << 10): held.append(bytearray(os.urandom(1024) * 1024))  # 10
 		if res.Exit.Code == 0 {
 			t.Errorf("100 GB fit into 256 MB: %+v", res.Exit)
 		}
-		if s.Metered && (usage().OOMKills == before.OOMKills || res.Exit.Signal != 9) {
+		if s.Metered && (usage().OOMKills+res.Exit.OOMKills == before.OOMKills || res.Exit.Signal != 9) {
 			t.Errorf("the memory limit's doing does not show: %+v, %+v", res.Exit, usage())
 		}
 		b.Alive(t)
@@ -55,7 +56,8 @@ for _ in range(40):
         try: write("/proc/self/oom_score_adj", b"0")
         except OSError: pass
         x = bytearray(os.urandom(1024) * 10240)
-        signal.pause()
+        time.sleep(3)
+        os._exit(0)
     kids.append(pid)
 for k in kids: os.waitpid(k, 0)
 `))
@@ -90,12 +92,14 @@ for _ in range(100000):
         time.sleep(0.01)
 `))
 		bomb.Until(t, "refused\n")
-		if s.Metered && usage().PIDsRefused == before.PIDsRefused {
-			t.Errorf("the process limit's doing does not show: %+v", usage())
-		}
+		after := usage()
 		bomb.Send(t, wire.TypeKill)
-		if res := bomb.Wait(t); res.Exit.Signal != 9 {
+		res := bomb.Wait(t)
+		if res.Exit.Signal != 9 {
 			t.Errorf("%+v", res.Exit)
+		}
+		if s.Metered && after.PIDsRefused+res.Exit.PIDsRefused == before.PIDsRefused {
+			t.Errorf("the process limit's doing does not show: %+v, %+v", res.Exit, after)
 		}
 		b.Alive(t)
 	})
@@ -171,8 +175,8 @@ finish()
 		}
 	})
 	t.Run("private files", func(t *testing.T) {
-		r := Python(`
-for d in ("/tmp", "/dev/shm"):
+		r := Python(s.facts() + `
+for d in {"/tmp", "/dev/shm", os.environ["TMPDIR"]}:
     n = 0
     try:
         with open(d + "/big", "wb", buffering=0) as f:
@@ -182,6 +186,7 @@ for d in ("/tmp", "/dev/shm"):
         if e.errno != errno.ENOSPC: breach(d, e)
     if n > 17 << 20: breach(d, "holds", n)
     os.unlink(d + "/big")
+    if PODMAN: continue
     try:
         for i in range(100000): os.close(os.open(f"{d}/{i}", os.O_CREAT))
         breach(d, "holds any number of files")

@@ -19,10 +19,11 @@ for task in glob.glob("/proc/self/task/*"):
 for task in os.listdir("/proc/1/task"):
     st = status("1/task/" + task)
     if int(st["CapEff"], 16) or int(st["CapPrm"], 16): breach("a thread of init has capabilities", st["CapPrm"])
-if os.getresuid() != (1000,) * 3 or os.getresgid() != (1000,) * 3: breach("ids", os.getresuid(), os.getresgid())
-if set(os.getgroups()) - {1000, 65534}: breach("groups", os.getgroups())
+uid, gid = (os.getuid(), os.getgid()) if SHARED else (1000, 1000)  # an engine gives any
+if os.getresuid() != (uid,) * 3 or os.getresgid() != (gid,) * 3: breach("ids", os.getresuid(), os.getresgid())
+if set(os.getgroups()) - {gid, 65534}: breach("groups", os.getgroups())
 maps = open("/proc/self/uid_map").read().split()
-if len(maps) != 3 or maps[0] != "1000" or maps[2] != "1": breach("uid_map", maps)
+if not SHARED and (len(maps) != 3 or maps[0] != "1000" or maps[2] != "1"): breach("uid_map", maps)
 for f in (os.setuid, os.setgid): fails("becomes root", f, 0)
 fails("sets groups", os.setgroups, [0])
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECUREBITS, PR_CAP_AMBIENT = 24, 38, 28, 47
@@ -40,7 +41,7 @@ for argv in (["su", "-c", "id -u"], ["mount", "-t", "tmpfs", "none", "/tmp"], ["
     if r.returncode == 0 and argv[0] != "ping" or b"0" == r.stdout.strip(): breach(argv, r.stdout)
 import shutil
 shutil.copy("/usr/bin/id", "/data/id"); os.chmod("/data/id", 0o6755)
-if subprocess.run(["/data/id", "-u"], capture_output=True).stdout != b"1000\n": breach("a setuid copy changes the uid")
+if subprocess.run(["/data/id", "-u"], capture_output=True).stdout != b"%d\n" % os.getuid(): breach("a setuid copy changes the uid")
 os.unlink("/data/id")
 try: os.setxattr("/usr/bin/id", "security.capability", b"x"); breach("sets file capabilities")
 except OSError: pass
@@ -64,7 +65,7 @@ try:
         if fd == -1: break
         held.append(fd)
 except OSError: pass
-if len(held) == 64: breach("takes all of the host's inotify instances")
+if len(held) == 64 and not SHARED: breach("takes all of the host's inotify instances")
 for fd in held: os.close(fd)
 if resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 65536: breach("opens any number of files")
 if open("/proc/self/oom_score_adj").read() != "1000\n": breach("oom_score_adj", open("/proc/self/oom_score_adj").read())
@@ -74,6 +75,6 @@ fails("nice below 0", os.setpriority, os.PRIO_PROCESS, 0, -5)
 fails("real-time scheduling", os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1))
 `},
 	} {
-		t.Run(test.name, func(t *testing.T) { b.Probe(t, test.code) })
+		t.Run(test.name, func(t *testing.T) { b.Probe(t, s.facts()+test.code) })
 	}
 }

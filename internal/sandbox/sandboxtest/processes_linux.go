@@ -10,7 +10,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// testProcesses: a run sees itself and its init; it cannot reach the agent, another run or the host, and its
+// testProcesses: a run sees itself and its init (for runs that share a pid namespace see testApart); it cannot reach the agent, another run or the host, and its
 // init tells the truth or dies with the run.
 func (s *suite) testProcesses(t *testing.T) {
 	// Servers are started by editors and shells that leave descriptors open.
@@ -25,14 +25,15 @@ func (s *suite) testProcesses(t *testing.T) {
 
 	for _, test := range []struct{ name, code string }{
 		{"sees", `
-pids = sorted(int(p) for p in os.listdir("/proc") if p.isdigit())
-if set(pids) - {1, os.getpid()}: breach("sees processes", [(p, open(f"/proc/{p}/cmdline").read()) for p in pids])
-for p in range(1, 2000):
+if not SHARED:
+  pids = sorted(int(p) for p in os.listdir("/proc") if p.isdigit())
+  if set(pids) - {1, os.getpid()}: breach("sees processes", [(p, open(f"/proc/{p}/cmdline").read()) for p in pids])
+  for p in range(1, 2000):
     if p in (1, os.getpid()): continue
     try: os.kill(p, 0)
     except ProcessLookupError: continue
     if status(p)["Tgid"].strip() != "1": breach("signals process", p)  # the others are threads of init
-if os.getppid() not in (0, 1): breach("parent", os.getppid())  # a zygote is outside
+  if os.getppid() not in (0, 1): breach("parent", os.getppid())  # a zygote is outside
 if os.getsid(0) != os.getpid(): breach("not a session of its own")
 `},
 		{"init", `
@@ -62,7 +63,7 @@ if dict(have)[0] != "/dev/null": breach("stdin", dict(have)[0])
 if os.path.ismount("/proc/self/fd"): breach("fd is a mount")
 `},
 	} {
-		t.Run(test.name, func(t *testing.T) { b.Probe(t, test.code) })
+		t.Run(test.name, func(t *testing.T) { b.Probe(t, s.facts()+test.code) })
 	}
 
 	t.Run("signals to init", func(t *testing.T) {

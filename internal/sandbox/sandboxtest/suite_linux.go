@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
@@ -22,9 +24,19 @@ type Harness struct {
 	Owner int
 	// Image is the image to start, for backends that have images.
 	Image string
-	// Metered says that memory and processes are limited for the sandbox as a whole and that its Meter
-	// tells when the limits were reached. Without it they are limited process by process.
+	// Metered says that memory and processes are limited for the sandbox as a whole and that its Meter, or where
+	// it has none the exits of its runs, tell when the limits were reached. Without it they are limited process by process.
 	Metered bool
+	// SharedPIDs says that the agent has no capabilities, so that runs share its pid namespace (agent.MainShared). Then
+	// runs that overlap see that the others exist and share /tmp, /dev/shm and System V objects, which are
+	// emptied when none is left; a run's HOME and TMPDIR are a directory of its own elsewhere. What the kernel counts
+	// by user and not by sandbox (inotify, user namespaces) is as the engine leaves it.
+	SharedPIDs bool
+	// Podman says that the engine is one that limits the number of files in a tmpfs only by the memory they take, and
+	// gives containers no cgroup namespace on version 1.
+	Podman bool
+	// NoLandlock says that the sandboxes cannot use this kernel's Landlock.
+	NoLandlock bool
 	// Zygote, when set, is one for Python, and all probes come from it.
 	Zygote *wire.Zygote
 }
@@ -39,6 +51,10 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("Privileges", s.testPrivileges)
 	t.Run("SystemCalls", s.testSystemCalls)
 	t.Run("Processes", s.testProcesses)
+	if s.SharedPIDs {
+		t.Run("Apart", s.testApart)
+		t.Run("Daemons", func(t *testing.T) { Survival(t, s.Harness) })
+	}
 	t.Run("NoNetwork", s.testNoNetwork)
 	t.Run("Forward", s.testForward)
 	t.Run("Output", s.testOutput)
@@ -125,6 +141,9 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 		defer cancel()
 		if err := sb.Close(ctx); err != nil {
 			t.Errorf("close the sandbox: %v", err)
+		}
+		if exit, err := sb.Wait(ctx); err == nil && t.Failed() {
+			t.Logf("the sandbox ended: %+v", exit)
 		}
 		_ = b.Conn.Close()
 	})
@@ -218,6 +237,9 @@ func (r *Running) Until(t *testing.T, text string) {
 	}
 }
 
+// Stdout is what has been read so far.
+func (r *Running) Stdout() []byte { return r.result.Stdout }
+
 // Wait reads until the run's end.
 func (r *Running) Wait(t *testing.T) Result {
 	t.Helper()
@@ -307,6 +329,20 @@ func serve(t *testing.T, l io.Closer, accept func() (io.WriteCloser, error)) (co
 		<-done
 	})
 	return func() int { return len(conns) }
+}
+
+// facts tells a probe, in Python, what to expect: whether runs share a pid namespace, whether what the root holds
+// is an image's own and not lent by the host, and whether the engine is Podman.
+func (s *suite) facts() string {
+	py := map[bool]string{true: "True", false: "False"}
+	return "SHARED, IMAGE, PODMAN = " + py[s.SharedPIDs] + ", " + py[s.Image != ""] + ", " + py[s.Podman] + "\n"
+}
+
+// landlock says whether the sandboxes have Landlock in that version: 2 keeps the memory, descriptors and files of
+// runs in one pid namespace apart, 6 signals, too.
+func (h Harness) landlock(version uintptr) bool {
+	v, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	return e == 0 && v >= version && !h.NoLandlock
 }
 
 func (s *suite) needMeter(t *testing.T, b *Box) sandbox.Meter {

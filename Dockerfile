@@ -1,0 +1,20 @@
+# The server, for the docker backend: one static binary and public certificates. It starts its sandboxes on the engine whose socket it
+# is given; compose.yaml shows how. Build it with: docker build -t mcp-code-sandbox --build-arg VERSION=$(git describe --tags --always) .
+ARG GO_BASE=golang:1.26-bookworm
+
+FROM ${GO_BASE} AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+ARG VERSION=devel
+RUN make build VERSION="${VERSION}" BIN=/out && mkdir -p /out/tmp && chmod 1777 /out/tmp
+
+FROM scratch
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+COPY --from=build /out/tmp /tmp
+COPY --from=build /out/mcp-code-sandbox /mcp-code-sandbox
+ENV SANDBOX_BACKEND=docker SANDBOX_ROOT=/var/lib/mcp-code-sandbox MCP_HTTP_ADDR=:8080
+EXPOSE 8080
+ENTRYPOINT ["/mcp-code-sandbox"]
+CMD ["serve"]

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+
+	"mcp-code-sandbox/internal/proxy"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/serviceconfig"
+)
+
+type proxyCmd struct {
+	Validate proxyValidateCmd `cmd:"" help:"Check a configuration file of services, and say what it gives."`
+	Audit    proxyAuditCmd    `cmd:"" help:"Check that nothing was changed in the audit trail, and print its last hash."`
+}
+
+type proxyValidateCmd struct {
+	File string `arg:"" type:"path" help:"The file that SANDBOX_CONFIG would name."`
+}
+
+// Run reads the file, and the secrets it refers to, as the server would. It contacts nobody.
+func (c *proxyValidateCmd) Run(inv *invocation) error {
+	file, err := loadServices(c.File, inv.env)
+	if err != nil {
+		return err
+	}
+	t := tabwriter.NewWriter(inv.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "SERVICE\tADDRESS\tCREDENTIAL\tPATHS")
+	for _, s := range file.Services {
+		credential := "the operator's own"
+		switch {
+		case s.Disabled:
+			credential = "(not enabled)"
+		case s.OAuth != nil:
+			credential = "each caller's, by OAuth"
+		}
+		paths := strings.Join(s.Defaults, " ")
+		if paths == "" {
+			paths = "only those that are asked for"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, s.BaseURL, credential, paths)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	switch file.Login.Kind {
+	case "oidc":
+		fmt.Fprintf(inv.stdout, "\nPeople log in at %s.\n", file.Login.Issuer)
+	case "oauth":
+		fmt.Fprintf(inv.stdout, "\nPeople log in at %s.\n", file.Login.AuthorizationURL)
+	}
+	return nil
+}
+
+// checkServices is doctor's look at the configuration file.
+func checkServices(inv *invocation) []sandbox.Check {
+	name := inv.settings.Config
+	if name == "" {
+		return nil
+	}
+	file, err := loadServices(name, inv.env)
+	if err != nil {
+		return []sandbox.Check{{Name: "services", Status: sandbox.Fail, Detail: err.Error(), Fix: "mend " + name + " (SANDBOX_CONFIG); mcp-code-sandbox proxy validate " + name + " checks it"}}
+	}
+	return []sandbox.Check{{Name: "services", Detail: fmt.Sprintf("%d in %s", len(file.Services), name)}}
+}
+
+// loadServices reads a configuration file, and the secrets it refers to.
+func loadServices(name string, env map[string]string) (*serviceconfig.File, error) {
+	file, err := serviceconfig.Load(name, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be used:\n  %s", name, strings.ReplaceAll(err.Error(), "\n", "\n  "))
+	}
+	return file, nil
+}
+
+type proxyAuditCmd struct {
+	File string `arg:"" optional:"" type:"path" help:"The trail; default: audit/proxy.jsonl under the root."`
+}
+
+// Run checks the chain of hashes.
+func (c *proxyAuditCmd) Run(inv *invocation) error {
+	name := c.File
+	if name == "" {
+		name = filepath.Join(inv.settings.Root, "audit", "proxy.jsonl")
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	seq, hash, err := proxy.VerifyAudit(f)
+	if err != nil {
+		return fmt.Errorf("%s was changed, or is damaged: %w", name, err)
+	}
+	fmt.Fprintf(inv.stdout, "%s is whole up to record %d: %s\n", name, seq, hash)
+	return nil
+}

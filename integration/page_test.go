@@ -1,0 +1,105 @@
+//go:build linux
+
+package integration
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestPage tells the stories of page/stories.mjs: the page in a real browser, on the real server and the real jail. Screenshots are left in
+// .cache/screenshots, of what went wrong as well. PAGE_STORY narrows it down to the stories whose name has it.
+func TestPage(t *testing.T) {
+	browser := lookFor("chromium", "chromium-browser", "google-chrome")
+	if browser == "" {
+		skip(t, "no Chromium: run make test")
+	}
+	dir, err := filepath.Abs("page")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "node_modules", "playwright-core")); err != nil {
+		skip(t, "no playwright-core in %s: run make test", dir)
+	}
+	screenshots := filepath.Join(dir, "..", "..", ".cache", "screenshots")
+	if err := os.MkdirAll(screenshots, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	many := "SANDBOX_MAX_SESSIONS=50"
+	s := serve(t, many)
+	root, address := "SANDBOX_ROOT="+s.Root, "MCP_HTTP_ADDR="+strings.TrimPrefix(s.URL, "http://")
+	config, err := json.Marshal(map[string]string{
+		"url": s.URL, "token": s.Token, "browser": browser, "screenshots": screenshots, "only": os.Getenv("PAGE_STORY"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // many times what it takes
+	defer cancel()
+	cmd := exec.CommandContext(ctx, node(t), filepath.Join(dir, "stories.mjs"), string(config))
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	cmd.Env = append(baseEnv(), "HOME="+t.TempDir())
+	log := &lockedBuffer{}
+	cmd.Stderr = log
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	told := 0
+	for sc := bufio.NewScanner(stdout); sc.Scan(); {
+		var event struct {
+			Event, Name, Error string
+			MS                 int
+		}
+		if err := json.Unmarshal(sc.Bytes(), &event); err != nil {
+			t.Errorf("the stories print %q", sc.Text())
+			continue
+		}
+		switch event.Event {
+		case "stop":
+			s.stop(t)
+			fmt.Fprintln(stdin)
+		case "start":
+			s = serve(t, root, address, many)
+			fmt.Fprintln(stdin)
+		case "story":
+			told++
+			t.Run(event.Name, func(t *testing.T) {
+				t.Logf("%d ms", event.MS)
+				if event.Error != "" {
+					t.Error(event.Error)
+				}
+			})
+		}
+	}
+	if err := cmd.Wait(); err != nil || told == 0 {
+		t.Errorf("%d stories were told: %v\n%s", told, err, log)
+	}
+}
+
+// lookFor finds the first of some programs.
+func lookFor(names ...string) string {
+	for _, name := range names {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	return ""
+}

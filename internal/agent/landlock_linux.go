@@ -1,0 +1,117 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Landlock's versions that matter here. Version 1 is of no use: it forbids every move of a file from one directory
+// to another.
+const (
+	landlockUsable  = 2
+	landlockTrunc   = 3
+	landlockSignals = 6
+)
+
+// landlockFiles are the rights that a run has only where a rule grants them. Listing a directory is not among
+// them: a rule that let a program list / would let it list everything below.
+const landlockFiles = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_READ_FILE |
+	unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
+	unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
+	unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK |
+	unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
+
+// landlockOnFile are those that make sense for something that is not a directory.
+const landlockOnFile = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_READ_FILE |
+	unix.LANDLOCK_ACCESS_FS_TRUNCATE
+
+// landlockVersion is the version of Landlock that can be used here, 0 if none, and what to say of it.
+func landlockVersion() (int, string) {
+	v, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	switch {
+	case errors.Is(e, unix.ENOSYS):
+		return 0, "none: the kernel has no Landlock"
+	case errors.Is(e, unix.EOPNOTSUPP):
+		return 0, "none: Landlock is switched off in the kernel"
+	case e != 0:
+		return 0, fmt.Sprintf("none: Landlock is refused (%v); is it in the engine's seccomp profile?", e)
+	case v < landlockUsable:
+		return 0, fmt.Sprintf("none: Landlock %d is too old", v)
+	case v < landlockSignals:
+		return int(v), fmt.Sprintf("landlock %d: files and memory; runs can signal each other before version %d", v, landlockSignals)
+	}
+	return int(v), fmt.Sprintf("landlock %d", v)
+}
+
+// enterDomain puts the calling thread, and what it forks from now on, into a Landlock domain of its own. Nothing in it can look into or trace a process
+// outside, use files of another run's private directory, write below /proc (code could make itself as worthy as the agent
+// when memory runs out) or, where the kernel can, signal a process outside. no_new_privs must be set.
+func enterDomain(version int, private string) error {
+	attr := struct{ files, network, scoped uint64 }{files: landlockFiles}
+	if version >= landlockTrunc {
+		attr.files |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	}
+	if version >= landlockSignals {
+		attr.scoped = unix.LANDLOCK_SCOPE_SIGNAL | unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
+	}
+	// The kernel takes a longer struct than it knows if what it does not know is zero.
+	r, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0)
+	if e != 0 {
+		return fmt.Errorf("make Landlock rules: %w", e)
+	}
+	rules := int(r)
+	defer unix.Close(rules)
+	top, err := os.ReadDir("/")
+	if err != nil {
+		return fmt.Errorf("make Landlock rules: %w", err)
+	}
+	for _, entry := range top {
+		path := "/" + entry.Name()
+		rights := attr.files
+		switch {
+		case path == RunsDir || entry.Type() == fs.ModeSymlink:
+			continue
+		case path == "/proc":
+			rights &^= unix.LANDLOCK_ACCESS_FS_WRITE_FILE
+		case !entry.IsDir():
+			rights &= landlockOnFile
+		}
+		if err := allow(rules, path, rights); err != nil {
+			return err
+		}
+	}
+	if err := allow(rules, filepath.Clean(private), attr.files); err != nil {
+		return err
+	}
+	if _, _, e := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); e != 0 {
+		return fmt.Errorf("enter a Landlock domain: %w", e)
+	}
+	return nil
+}
+
+// allow grants rights on a path and all that is below it. What cannot even be named needs no grant.
+func allow(rules int, path string, rights uint64) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("Landlock rule for %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	rule := struct {
+		rights uint64
+		fd     int32
+	}{rights, int32(fd)}
+	_, _, e := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(rules), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
+	if e != 0 {
+		return fmt.Errorf("Landlock rule for %s: %w", path, e)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"bufio"
+	"crypto/rand"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// empty removes all that is in a directory, as far as it can be. Nobody else uses the directory, but somebody
+// hostile has: names are never followed, modes are no obstacle, and trees deeper than any path, or than there are
+// descriptors for, are taken apart by moving each directory to the top first.
+func empty(dir string) {
+	var st unix.Stat_t
+	if unix.Lstat(dir, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return
+	}
+	_ = unix.Chmod(dir, 0o700|st.Mode&0o7777)
+	root, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(root)
+	for {
+		names := namesIn(root)
+		progress := false
+		for _, name := range names {
+			if unix.Unlinkat(root, name, 0) == nil || unix.Unlinkat(root, name, unix.AT_REMOVEDIR) == nil {
+				progress = true
+				continue
+			}
+			_ = unix.Fchmodat(root, name, 0o700, 0) // of a directory: anything else would be gone
+			sub, err := unix.Openat(root, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+			if err != nil {
+				continue
+			}
+			for _, inner := range namesIn(sub) {
+				if unix.Unlinkat(sub, inner, 0) == nil || unix.Unlinkat(sub, inner, unix.AT_REMOVEDIR) == nil {
+					progress = true
+					continue
+				}
+				_ = unix.Fchmodat(sub, inner, 0o700, 0) // a directory that cannot be written to cannot be moved
+				if unix.Renameat(sub, inner, root, ".moved-"+rand.Text()) == nil {
+					progress = true
+				}
+			}
+			_ = unix.Close(sub)
+			if unix.Unlinkat(root, name, unix.AT_REMOVEDIR) == nil {
+				progress = true
+			}
+		}
+		if !progress {
+			return
+		}
+	}
+}
+
+// namesIn lists a directory from its beginning.
+func namesIn(fd int) []string {
+	if _, err := unix.Seek(fd, 0, 0); err != nil {
+		return nil
+	}
+	var names []string
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.Getdents(fd, buf)
+		if err != nil || n <= 0 {
+			return names
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+	}
+}
+
+// removeIPC removes every System V object of the sandbox.
+func removeIPC() {
+	for _, kind := range []struct {
+		file string
+		call uintptr
+		argc int // where the command is among the call's arguments
+	}{{"shm", unix.SYS_SHMCTL, 1}, {"msg", unix.SYS_MSGCTL, 1}, {"sem", unix.SYS_SEMCTL, 2}} {
+		f, err := os.Open(filepath.Join("/proc/sysvipc", kind.file))
+		if err != nil {
+			continue // the kernel has none
+		}
+		lines := bufio.NewScanner(f)
+		for lines.Scan() {
+			columns := strings.Fields(lines.Text()) // key, id, ...
+			if len(columns) < 2 {
+				continue
+			}
+			id, err := strconv.Atoi(columns[1])
+			if err != nil {
+				continue // the heading
+			}
+			args := [3]uintptr{uintptr(id)}
+			args[kind.argc] = unix.IPC_RMID
+			_, _, _ = unix.Syscall(kind.call, args[0], args[1], args[2])
+		}
+		_ = f.Close()
+	}
+}
+
+// limitsHit is how often the limits of the sandbox have struck so far.
+type limitsHit struct{ oomKills, pidsRefused uint64 }
+
+// limitsHit reads the sandbox's own cgroup where it is to be seen, in version 2 or 1. Without it, and where the backend sees
+// it by itself, it says nothing.
+func (s *shared) limitsHit() limitsHit {
+	if s == nil {
+		return limitsHit{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	const top = "/sys/fs/cgroup/"
+	first := func(key string, paths ...string) uint64 {
+		for _, path := range paths {
+			if n, ok := readCounter(top+path, key); ok {
+				return n
+			}
+		}
+		return 0
+	}
+	return limitsHit{
+		oomKills:    first("oom_kill", "memory.events", "memory/memory.oom_control"),
+		pidsRefused: first("max", "pids.events", "pids/pids.events"),
+	}
+}
+
+// readCounter finds "<key> <number>" in a file of such lines.
+func readCounter(path, key string) (uint64, bool) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, key+" "); ok {
+			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}

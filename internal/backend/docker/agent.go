@@ -1,0 +1,413 @@
+package docker
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// startTimeout bounds the whole of a start.
+const startTimeout = 25 * time.Second
+
+// Start implements sandbox.Backend.
+func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	ctx, cancel := timeout(ctx, startTimeout)
+	defer cancel()
+	e, err := b.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.usable(); err != nil {
+		return nil, err
+	}
+	img, err := b.image(ctx, spec.Image)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(spec.Workspace); err != nil {
+		return nil, fmt.Errorf("the workspace: %w", err)
+	}
+	if spec.Network {
+		if err := b.ensureNetwork(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if !img.agent {
+		return b.startPlain(spec, img, e), nil
+	}
+	return b.startAgent(ctx, spec, img, e)
+}
+
+// startAgent makes the container, attaches to it, starts it and waits for the agent's hello.
+func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, e *engine) (_ sandbox.Sandbox, err error) {
+	binary, err := b.agents.path(b, img.goarch)
+	if err != nil {
+		return nil, err
+	}
+	config, err := json.Marshal(agent.Config{Forward: spec.Forward})
+	if err != nil {
+		return nil, err
+	}
+	if spec.Limits.PIDs > 0 {
+		spec.Limits.PIDs += agent.OwnThreads
+	}
+	spec.Mounts = append([]sandbox.Mount{{Source: binary, Target: agentPath}}, spec.Mounts...)
+	opt := b.options(spec, img, e)
+	opt.Config.Entrypoint = []string{agentPath, "shared", string(config)}
+	opt.Config.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
+	opt.HostConfig.Tmpfs[agent.RunsDir] = opt.HostConfig.Tmpfs["/tmp"]
+
+	if e.podman { // with any given it adds others of its own, which not every machine grants; the agent sets them for each run, too
+		opt.HostConfig.Ulimits = nil
+	}
+
+	s := &box{b: b, id: spec.ID, name: opt.Name, ended: make(chan struct{})}
+	if s.container, err = b.create(ctx, opt); err != nil {
+		return nil, b.gone(img, err)
+	}
+	defer func() {
+		if err != nil {
+			cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonAfter)
+			defer cancel()
+			_ = s.Close(cctx)
+		}
+	}()
+	if s.conn, err = b.attach(ctx, s); err != nil {
+		return nil, err
+	}
+	if _, err := b.client.ContainerStart(ctx, s.container, client.ContainerStartOptions{}); err != nil {
+		return nil, b.gone(img, b.explain(ctx, "start the container", err))
+	}
+	stop := context.AfterFunc(ctx, func() { _ = s.conn.Conn.Close() })
+	defer stop()
+	hello, err := wire.ReadHello(s.conn)
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return nil, b.explain(ctx, "start the container", cause)
+		}
+		return nil, s.diagnose(err)
+	}
+	if spec.Network { // before any code can come
+		if err := b.guardNetwork(ctx, s.container, img, e); err != nil {
+			return nil, err
+		}
+	}
+	if !stop() {
+		return nil, context.Cause(ctx)
+	}
+	s.ready.Store(true)
+	b.noteIsolation(hello.Isolation)
+	return s, nil
+}
+
+// noteIsolation keeps, for doctor, what keeps the runs of one container apart, and says once when it is little.
+func (b *Backend) noteIsolation(what string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.isolation == "" && strings.HasPrefix(what, "none") {
+		b.log.Warn("runs of one session are not kept apart from each other on this engine; sessions are", "isolation", what)
+	}
+	b.isolation = what
+}
+
+// gone makes the next start look again for an image or a bridge that is no more: another instance may have removed that.
+func (b *Backend) gone(img image, err error) error {
+	if err == nil {
+		return nil
+	}
+	text := strings.ToLower(err.Error())
+	if strings.Contains(text, "no such image") {
+		b.mu.Lock()
+		delete(b.images, img.ID)
+		b.mu.Unlock()
+	}
+	if strings.Contains(text, b.networkName()) {
+		b.networkLost()
+	}
+	return err
+}
+
+// box is a started container with the agent.
+type box struct {
+	b         *Backend
+	id, name  string
+	container string
+	conn      *agentConn
+
+	ready atomic.Bool // Start has returned it
+	asked atomic.Bool // Close was called
+	once  sync.Once
+	ended chan struct{}
+	exit  sandbox.Exit // set before ended is closed
+}
+
+var _ sandbox.Sandbox = (*box)(nil)
+
+func (s *box) ID() string               { return s.id }
+func (s *box) Conn() io.ReadWriteCloser { return s.conn }
+
+func (s *box) Wait(ctx context.Context) (sandbox.Exit, error) {
+	select {
+	case <-s.ended:
+		return s.exit, nil
+	case <-ctx.Done():
+		return sandbox.Exit{}, ctx.Err()
+	}
+}
+
+// Close waits for a hung engine no longer than ctx; the removal goes on.
+func (s *box) Close(ctx context.Context) error {
+	s.asked.Store(true)
+	s.end()
+	_, err := s.Wait(ctx)
+	return err
+}
+
+// end removes the container, once. It does not wait.
+func (s *box) end() {
+	s.once.Do(func() {
+		s.b.work.Go(func() {
+			s.exit.Cause = sandbox.CauseKilled
+			if !s.asked.Load() {
+				s.exit = s.autopsy()
+			}
+			if s.conn != nil {
+				_ = s.conn.Conn.Close()
+				s.exit.Detail = strings.TrimSpace(s.exit.Detail + " " + s.conn.said.String())
+			}
+			s.b.remove(s.container, s.name)
+			close(s.ended)
+		})
+	})
+}
+
+// autopsyTime bounds the question why a container has ended: its engine may have ended, too.
+const autopsyTime = 2 * time.Second
+
+// autopsy says why a container ended that nobody had asked to.
+func (s *box) autopsy() sandbox.Exit {
+	lost := sandbox.Exit{Cause: sandbox.CauseLost}
+	ctx, cancel := timeout(s.b.ctx, autopsyTime)
+	defer cancel()
+	state, err := s.b.endState(ctx, s.container)
+	switch {
+	case err != nil:
+		lost.Detail = err.Error()
+	case state.OOMKilled && state.ExitCode == 137: // the flag alone may be an earlier run's
+		lost.Cause = sandbox.CauseOutOfMemory
+	case state.Running:
+		lost.Detail = "the connection to the container was lost"
+	default:
+		lost.Detail = fmt.Sprintf("the container ended with exit code %d", state.ExitCode)
+	}
+	return lost
+}
+
+// endState is the state of a container that is about to end. One that does not end is running.
+func (b *Backend) endState(ctx context.Context, id string) (container.State, error) {
+	wctx, cancel := context.WithTimeout(ctx, autopsyTime/4)
+	defer cancel()
+	wait := b.client.ContainerWait(wctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
+	select {
+	case <-wait.Result:
+	case <-wait.Error:
+	}
+	res, err := b.client.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if err != nil {
+		return container.State{}, b.explain(ctx, "look at the container", err)
+	}
+	if res.Container.State == nil {
+		return container.State{}, errors.New("the engine does not tell the container's state")
+	}
+	return *res.Container.State, nil
+}
+
+// diagnose says why there was no hello.
+func (s *box) diagnose(err error) error {
+	said := strings.TrimSpace(s.conn.said.String())
+	if errors.Is(err, wire.ErrProtocol) && said == "" {
+		return &sandbox.Error{Op: "start the agent", Err: err, Fix: "rebuild the server: make build"}
+	}
+	if said == "" {
+		if exit := s.autopsy(); exit.Detail != "" {
+			said = exit.Detail
+		} else {
+			said = err.Error()
+		}
+	}
+	return &sandbox.Error{Op: "start the agent", Err: errors.New(said), Fix: "run mcp-code-sandbox doctor"}
+}
+
+// attach opens the streams of a container that has not been started yet.
+func (b *Backend) attach(ctx context.Context, s *box) (*agentConn, error) {
+	res, err := b.client.ContainerAttach(ctx, s.container, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	if err != nil {
+		return nil, b.explain(ctx, "attach to the container", b.attachError(ctx, s.container, err))
+	}
+	return &agentConn{Conn: res.Conn, r: bufio.NewReaderSize(res.Conn, connBuffer), over: s.hungUp}, nil
+}
+
+// attachError finds words for a refused attachment, of which the client keeps the status alone. Podman prepares the container
+// then, as others do at the start; so what is wrong with the container is what a start says.
+func (b *Backend) attachError(ctx context.Context, id string, err error) error {
+	if b.unreachable(err) || ctx.Err() != nil {
+		return err
+	}
+	if _, serr := b.client.ContainerStart(ctx, id, client.ContainerStartOptions{}); serr != nil {
+		return serr
+	}
+	return err
+}
+
+// hungUp is called when the connection has ended, by either side. Before Start has returned, Start sees to it.
+func (s *box) hungUp() {
+	if s.ready.Load() {
+		s.end()
+	}
+}
+
+// connBuffer is what is read ahead of each connection.
+const connBuffer = 16 << 10
+
+// agentConn is the agent's stdin and stdout, as the engine carries them: its output comes in pieces, each after 8 bytes that
+// tell its stream and length. What the agent prints to stderr is kept aside.
+type agentConn struct {
+	net.Conn // to the engine; writing to it is writing to the agent's stdin
+	r        *bufio.Reader
+	left     int64 // of the piece of stdout that is being read
+	said     tail
+	over     func()
+}
+
+// The streams of the engine's multiplexed format.
+const (
+	streamStdout = 1
+	streamStderr = 2
+	streamError  = 3 // the engine's own words
+)
+
+func (c *agentConn) Read(p []byte) (int, error) {
+	for c.left == 0 {
+		if err := c.next(); err != nil {
+			c.over()
+			return 0, err
+		}
+	}
+	n, err := c.r.Read(p[:min(int64(len(p)), c.left)])
+	c.left -= int64(n)
+	if err != nil {
+		c.over()
+	}
+	return n, err
+}
+
+// next reads up to the next piece of stdout.
+func (c *agentConn) next() error {
+	stream, n, err := readHead(c.r)
+	switch {
+	case err != nil:
+		return err
+	case stream == streamStdout:
+		c.left = n
+	case stream == streamError:
+		_, _ = io.CopyN(&c.said, c.r, n)
+		return errors.New("the engine: " + c.said.String())
+	default:
+		_, err = io.CopyN(&c.said, c.r, n)
+	}
+	return err
+}
+
+// readHead reads the 8 bytes before a piece of output.
+func readHead(r io.Reader) (stream byte, n int64, err error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, 0, err
+	}
+	if head[0] < streamStdout || head[0] > streamError || head[1]|head[2]|head[3] != 0 {
+		return 0, 0, fmt.Errorf("the engine's stream is out of step: % x", head)
+	}
+	return head[0], int64(binary.BigEndian.Uint32(head[4:])), nil
+}
+
+func (c *agentConn) Close() error {
+	err := c.Conn.Close()
+	c.over()
+	return err
+}
+
+// tail keeps the last bytes written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+const tailBytes = 4096
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf.Write(p[max(0, len(p)-tailBytes):])
+	if over := t.buf.Len() - tailBytes; over > 0 {
+		t.buf.Next(over)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buf.String()
+}
+
+// agents are the agent's binaries, as files that containers mount.
+type agents struct {
+	mu    sync.Mutex
+	paths map[string]string // by architecture
+}
+
+func (a *agents) path(b *Backend, goarch string) (string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if path, ok := a.paths[goarch]; ok {
+		return path, nil
+	}
+	text, err := b.cfg.Agent(goarch)
+	if err != nil {
+		return "", &sandbox.Error{Op: "unpack the agent", Err: err, Fix: "make build"}
+	}
+	if err := os.MkdirAll(b.files, 0o755); err != nil {
+		return "", fmt.Errorf("unpack the agent: %w", err)
+	}
+	path := filepath.Join(b.files, "agent-"+goarch)
+	if err := os.WriteFile(path, text, 0o755); err != nil {
+		return "", fmt.Errorf("unpack the agent: %w", err)
+	}
+	if err := os.Chmod(path, 0o755); err != nil { // whatever the umask
+		return "", fmt.Errorf("unpack the agent: %w", err)
+	}
+	if a.paths == nil {
+		a.paths = map[string]string{}
+	}
+	a.paths[goarch] = path
+	return path, nil
+}

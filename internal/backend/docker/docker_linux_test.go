@@ -1,0 +1,142 @@
+package docker_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/moby/moby/client"
+	"go.uber.org/goleak"
+
+	"mcp-code-sandbox/internal/backend/docker"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+)
+
+// envHost names the engine to test with. It is not DOCKER_HOST, lest a test by accident use somebody's own.
+const envHost = "SANDBOX_TEST_DOCKER_HOST"
+
+// agentFile is the agent, built once.
+var agentFile string
+
+// envRole says what a test binary is that another has started: the far end of a network. envAgent is the agent it uses.
+const (
+	envRole  = "DOCKERTEST_ROLE"
+	envAgent = "DOCKERTEST_AGENT"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envRole) == "world" {
+		sandboxtest.ServeWorld()
+		os.Exit(0)
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "dockertest-")
+	if agentFile = os.Getenv(envAgent); err == nil && agentFile == "" {
+		defer os.RemoveAll(dir)
+		agentFile = filepath.Join(dir, "sandbox-agent")
+		cmd := exec.Command("go", "build", "-o", agentFile, "mcp-code-sandbox/cmd/sandbox-agent")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		var out []byte
+		if out, err = cmd.CombinedOutput(); err != nil {
+			err = fmt.Errorf("build the agent: %w\n%s", err, out)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// engineHost is the address of the engine, or the end of the test.
+func engineHost(t *testing.T) string {
+	t.Helper()
+	host := os.Getenv(envHost)
+	if host == "" {
+		sandboxtest.Skip(t, envHost+" is not set: there is no engine to test with (see scripts/engine)")
+	}
+	return host
+}
+
+// api is a client of the engine, for what the backend does not do.
+func api(t *testing.T, host string) *client.Client {
+	t.Helper()
+	c, err := client.New(client.WithHost(host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// installation is common to the backends of one test.
+func installation(t *testing.T) string {
+	return strings.ReplaceAll(sandboxtest.ID(), "t-", "test")
+}
+
+// open makes a backend of an instance under root.
+func open(t *testing.T, root string, change ...func(*docker.Config)) *docker.Backend {
+	t.Helper()
+	b, err := docker.New(config(t, root, change...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+func config(t *testing.T, root string, change ...func(*docker.Config)) docker.Config {
+	t.Helper()
+	cfg := docker.Config{
+		Root: root, Installation: installation(t), Instance: strings.TrimPrefix(sandboxtest.ID(), "t-"), Version: "test",
+		Agent: func(string) ([]byte, error) { return os.ReadFile(agentFile) },
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	if cfg.Host == "" {
+		cfg.Host = engineHost(t)
+	}
+	cfg.Dir = filepath.Join(root, "instances", cfg.Instance)
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// imageID finds the image of a language that the engine has for the agent, or one that takes code on its stdin.
+func imageID(t *testing.T, b *docker.Backend, language string) string {
+	t.Helper()
+	set, _, problems, err := b.Runners(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, ok := set.Lookup(language)
+	if !ok {
+		t.Fatalf("the engine has no image for %s: %v %v", language, set.Names(), problems)
+	}
+	return r.ImageID
+}
+
+func harness(t *testing.T, b *docker.Backend) sandboxtest.Harness {
+	t.Helper()
+	uid, _ := b.Owner(context.Background())
+	return sandboxtest.Harness{Backend: b, Owner: uid, Image: imageID(t, b, "python"), Metered: true, SharedPIDs: true}
+}
+
+func TestConformance(t *testing.T) {
+	engineHost(t)
+	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir())) })
+}

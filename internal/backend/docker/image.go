@@ -1,0 +1,201 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// Labels of images. The first two are contract 1's.
+const (
+	labelRunner      = "sandbox.runner"
+	labelLanguage    = "sandbox.language"
+	labelLibraries   = "sandbox.libraries"
+	labelProtocol    = "sandbox.protocol"
+	labelInterpreter = "sandbox.interpreter"
+
+	protocolAgent = "agent"
+)
+
+// image is what a start must know of an image.
+type image struct {
+	ID      string
+	agent   bool
+	goarch  string
+	volumes []string // that the image declares
+	labels  map[string]string
+	tags    []string
+	created time.Time
+}
+
+// Runners lists the images on the engine that are runners, as runners. notes are for the log.
+func (b *Backend) Runners(ctx context.Context) (set runner.Set, notes []string, problems []runner.Problem, err error) {
+	found, err := b.labelled(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	var images []runner.Image
+	for _, img := range found {
+		images = append(images, img.describe(img.labels[labelLanguage], false))
+	}
+	if b.cfg.Image != "" {
+		img, err := b.inspect(ctx, b.cfg.Image)
+		switch {
+		case cerrdefs.IsNotFound(err):
+			problems = append(problems, runner.Problem{
+				Runner: "python", Problem: "the image of SANDBOX_IMAGE, " + b.cfg.Image + ", is not on the engine", Fix: "make images, or docker pull " + b.cfg.Image,
+			})
+		case err != nil:
+			return nil, nil, nil, err
+		default:
+			found[img.ID] = img
+			chosen := img.describe("python", true)
+			chosen.Tags = []string{b.cfg.Image}
+			images = append(images, chosen)
+		}
+	}
+	b.mu.Lock()
+	b.images = found
+	b.mu.Unlock()
+	set, notes, more := runner.FromImages(images)
+	return set, notes, append(problems, more...), nil
+}
+
+func (i image) describe(language string, chosen bool) runner.Image {
+	out := runner.Image{
+		ID: i.ID, Tags: i.tags, Language: language, Agent: i.agent, Version: i.labels[labelInterpreter], Created: i.created, Chosen: chosen,
+	}
+	if l := i.labels[labelLibraries]; l != "" {
+		out.Libraries = strings.Split(l, ",")
+	}
+	return out
+}
+
+// labelled looks at every image with contract 1's label. What is known of an image by its id does not change.
+func (b *Backend) labelled(ctx context.Context) (map[string]image, error) {
+	lctx, cancel := timeout(ctx, callTimeout)
+	defer cancel()
+	list, err := b.client.ImageList(lctx, client.ImageListOptions{Filters: make(client.Filters).Add("label", labelRunner+"=true")})
+	if err != nil {
+		return nil, b.explain(lctx, "list images", err)
+	}
+	found := map[string]image{}
+	for _, summary := range list.Items {
+		img, err := b.inspect(ctx, summary.ID)
+		if cerrdefs.IsNotFound(err) {
+			continue // removed in between
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(img.tags) > 0 { // one without is what an earlier build has left
+			found[img.ID] = img
+		}
+	}
+	return found, nil
+}
+
+func (b *Backend) inspect(ctx context.Context, ref string) (image, error) {
+	ctx, cancel := timeout(ctx, callTimeout)
+	defer cancel()
+	res, err := b.client.ImageInspect(ctx, ref)
+	if cerrdefs.IsNotFound(err) {
+		return image{}, err
+	}
+	if err != nil {
+		return image{}, b.explain(ctx, "look at the image "+ref, err)
+	}
+	img := image{ID: res.ID, goarch: goarch(res.Architecture)}
+	img.created, _ = time.Parse(time.RFC3339Nano, res.Created) // without one it is the oldest
+	for _, tag := range res.RepoTags {
+		if tag != "<none>:<none>" {
+			img.tags = append(img.tags, strings.TrimPrefix(strings.TrimPrefix(tag, "localhost/"), "docker.io/library/"))
+		}
+	}
+	if res.Config != nil {
+		img.labels = res.Config.Labels
+		img.volumes = slices.Sorted(maps.Keys(res.Config.Volumes))
+	}
+	img.agent = img.labels[labelProtocol] == protocolAgent
+	return img, nil
+}
+
+// image returns what is known of an image, and asks the engine only about one that discovery has not seen.
+func (b *Backend) image(ctx context.Context, id string) (image, error) {
+	b.mu.Lock()
+	img, ok := b.images[id]
+	b.mu.Unlock()
+	if ok {
+		return img, nil
+	}
+	if id == "" {
+		return image{}, &sandbox.Error{Op: "choose an image", Err: errors.New("this runner has none"), Fix: "build the images: make images"}
+	}
+	img, err := b.inspect(ctx, id)
+	if cerrdefs.IsNotFound(err) {
+		return image{}, &sandbox.Error{Op: "start a container", Err: fmt.Errorf("the image %s is gone", id), Fix: "build it again: make images; the server sees it by itself"}
+	}
+	if err != nil {
+		return image{}, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.images[id] = img
+	return img, nil
+}
+
+// settle is how long images must not have changed before they are looked at: a build makes many events.
+const settle = 250 * time.Millisecond
+
+// Watch calls changed when the images on the engine may have changed, and when an engine that was away is back, until ctx ends.
+func (b *Backend) Watch(ctx context.Context, changed func()) {
+	wait := 500 * time.Millisecond
+	for {
+		began := time.Now()
+		b.watch(ctx, changed)
+		if time.Since(began) > time.Minute {
+			wait = 500 * time.Millisecond
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, 10*time.Second)
+	}
+}
+
+// watch follows the engine's events until they end.
+func (b *Backend) watch(ctx context.Context, changed func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events := b.client.Events(ctx, client.EventsListOptions{Filters: make(client.Filters).Add("type", "image")})
+	// An engine that is back, or was never looked at: its answer is the event. Images that came before the stream are seen, too.
+	var quiet <-chan time.Time
+	if _, err := b.client.Ping(ctx, client.PingOptions{}); err == nil {
+		quiet = time.After(settle)
+	}
+	for {
+		select {
+		case <-events.Messages:
+			quiet = time.After(settle)
+		case <-quiet:
+			quiet = nil
+			changed()
+		case <-events.Err:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}

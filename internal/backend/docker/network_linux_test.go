@@ -1,0 +1,175 @@
+package docker_test
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"mcp-code-sandbox/internal/backend/docker"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+)
+
+// envWorld is set in the process whose network namespace stands for the engine's host.
+const envWorld = "DOCKERTEST_WORLD"
+
+// TestNetwork proves what a sandbox with network reaches, with servers on every address that matters, and an engine that has
+// no other network than theirs.
+func TestNetwork(t *testing.T) {
+	if os.Geteuid() != 0 {
+		sandboxtest.Skip(t, "needs root: network namespaces")
+	}
+	for _, name := range []string{"ip", "nsenter", "iptables", "dockerd"} {
+		if _, err := exec.LookPath(name); err != nil {
+			sandboxtest.Skip(t, name+" is not installed")
+		}
+	}
+	if os.Getenv(envWorld) == "" {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.timeout=150s", "-test.run=^TestNetwork$")
+		cmd.Env = append(os.Environ(), envWorld+"=1", envAgent+"="+agentFile)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s", out)
+		switch {
+		case strings.Contains(string(out), "--- SKIP: TestNetwork"):
+			sandboxtest.Skip(t, "in a network namespace")
+		case err != nil || !strings.Contains(string(out), "--- PASS: TestNetwork"):
+			t.Errorf("in a network namespace: %v", err)
+		}
+		return
+	}
+
+	world := sandboxtest.MakeWorld(t, envRole+"=world")
+	world.CheckWorld(t)
+	e := startEngine(t, "")
+	_, h := e.open(t, t.TempDir())
+	spec := sandbox.Spec{Network: true, Mounts: usr}
+	b := sandboxtest.Start(t, h, spec)
+	lists, reach := sandboxtest.WorldLists(), sandboxtest.Reach
+	// A server on the same bridge.
+	neighbour := sandboxtest.Start(t, h, spec)
+	serving := neighbour.Begin(t, sandboxtest.Python(`
+ip = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()[0]
+l = socket.create_server(("0.0.0.0", 8000))
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(("0.0.0.0", 5001))
+print(ip, flush=True)
+u.settimeout(1000)
+print("GOT", u.recv(100), flush=True)
+`))
+	serving.Until(t, "\n")
+	peer := strings.TrimSpace(string(serving.Stdout()))
+	addr, err := netip.ParseAddr(peer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gateway := netip.PrefixFrom(addr, 16).Masked().Addr().Next().String()
+	lists += "PEER, GATEWAY = '" + peer + "', '" + gateway + "'\n"
+
+	t.Run("public", func(t *testing.T) {
+		b.Probe(t, lists+reach+`
+if reach(PUBLIC) != b"world": breach("the internet is out of reach:", reach(PUBLIC))
+if "127.0.0.11" not in open("/etc/resolv.conf").read(): breach("another resolver", open("/etc/resolv.conf").read())
+if socket.getaddrinfo("name.test", 80, socket.AF_INET)[0][4][0] != PUBLIC: breach("names are not resolved")
+`)
+	})
+	t.Run("closed", func(t *testing.T) {
+		b.Probe(t, lists+reach+`
+begun = time.monotonic()
+for addr in CLOSED + OWN + [GATEWAY, PEER, "127.0.0.1", "0.0.0.0", "255.255.255.255", "::1", "::ffff:10.9.9.9", "::ffff:169.254.169.254", "fd00::3", "2001:db8::1"]:
+    got = reach(addr)
+    if not isinstance(got, OSError): breach("reaches", addr, got)
+for addr in (PEER, GATEWAY):
+    try: socket.create_connection((addr, 8000), 1); breach("reaches", addr)
+    except OSError: pass
+if time.monotonic() - begun > 5: breach("a forbidden connection does not fail at once")
+`)
+	})
+	t.Run("around the routes", func(t *testing.T) {
+		b.Probe(t, lists+reach+`
+eth = socket.if_nametoindex("eth0")
+def option(level, name, value):
+    def f(s): s.setsockopt(level, name, value)
+    return f
+ways = {
+    "SO_BINDTODEVICE": option(socket.SOL_SOCKET, 25, b"eth0\0"), "SO_BINDTOIFINDEX": option(socket.SOL_SOCKET, 62, eth), "SO_MARK": option(socket.SOL_SOCKET, 36, 1),
+    "SO_DONTROUTE": option(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1), "IP_UNICAST_IF": option(0, 50, struct.pack("!I", eth)), "IP_TRANSPARENT": option(0, 19, 1),
+    "IP_FREEBIND": lambda s: (s.setsockopt(0, 15, 1), s.bind(("203.0.113.2", 0))),
+    "port 53": lambda s: s.bind(("0.0.0.0", 53)),
+}
+for name, way in ways.items():
+    for addr in ("10.9.9.9", "169.254.169.254", "192.168.77.1", "203.0.113.2", "192.0.2.10", GATEWAY, PEER):
+        got = reach(addr, way)
+        if not isinstance(got, OSError): breach("reaches", addr, "by", name, got)
+`)
+	})
+	t.Run("packets", func(t *testing.T) {
+		b.Probe(t, lists+`
+eth = socket.if_nametoindex("eth0")
+own = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()[0]
+def send(to, port, set=None, control=[]):
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    u.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    try:
+        if set: set(u)
+        u.sendmsg([b"attack on " + to.encode()], control, 0, (to, port))
+    except OSError: pass
+pktinfo = [(0, 8, struct.pack("=I4s4s", eth, socket.inet_aton(own), bytes(4)))]
+source = lambda u: u.bind((own, 0))
+broadcast = ".".join(own.split(".")[:2]) + ".255.255"
+for to, port in [(a, 5001) for a in CLOSED + [PEER, GATEWAY, broadcast]] + [("239.1.2.3", 5002), ("224.0.0.251", 5003), ("224.0.0.1", 5001), ("255.255.255.255", 5001)]:
+    send(to, port)
+    send(to, port, source)
+    send(to, port, lambda u: u.setsockopt(socket.SOL_SOCKET, 25, b"eth0\0"))
+    send(to, port, lambda u: u.setsockopt(0, 50, struct.pack("!I", eth)))
+    send(to, port, lambda u: u.setsockopt(0, socket.IP_MULTICAST_IF, struct.pack("=4s4si", bytes(4), bytes(4), eth)))
+    send(to, port, control=pktinfo)
+    send(to, port, source, pktinfo)
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+u.sendto(b"honest", (PUBLIC, 5001))
+`)
+		for {
+			got := world.Packet(t)
+			if got == "honest" {
+				break
+			}
+			t.Errorf("came through: %q", got)
+		}
+		if got := string(serving.Stdout()); strings.Contains(got, "GOT") {
+			t.Errorf("the neighbour %s", got)
+		}
+	})
+	t.Run("for good", func(t *testing.T) {
+		b.Probe(t, lists+reach+`
+for argv in (["ip", "route", "flush", "table", "main"], ["ip", "rule", "add", "lookup", "8099"], ["ip", "route", "del", "unreachable", "10.0.0.0/8"], ["tc", "qdisc", "del", "dev", "eth0", "clsact"],
+             ["ip", "link", "set", "eth0", "down"], ["iptables", "-F"]):
+    try: r = subprocess.run(argv, capture_output=True)
+    except OSError: continue
+    if r.returncode == 0: breach(argv)
+if not isinstance(reach("10.9.9.9"), OSError): breach("it is open")
+`)
+	})
+	t.Run("exceptions", func(t *testing.T) {
+		_, h := e.open(t, t.TempDir(), func(c *docker.Config) {
+			c.AllowNetworks = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/24"), netip.MustParsePrefix("192.0.2.10/32")}
+		})
+		b := sandboxtest.Start(t, h, spec)
+		b.Probe(t, lists+reach+`
+for addr in [PUBLIC, "192.168.77.1"]:
+    if reach(addr) != b"world": breach("does not reach", addr, reach(addr))
+if reach("192.0.2.10") != b"host": breach("does not reach the host's address that is allowed", reach("192.0.2.10"))
+for addr in set(CLOSED + OWN) - {"192.168.77.1", "192.0.2.10"}:
+    got = reach(addr)
+    if not isinstance(got, OSError): breach("reaches", addr, got)
+`)
+	})
+	t.Run("none", func(t *testing.T) {
+		b := sandboxtest.Start(t, h, sandbox.Spec{Mounts: usr})
+		b.Probe(t, lists+reach+`
+for addr in [PUBLIC] + CLOSED + OWN:
+    if not isinstance(reach(addr), OSError): breach("reaches", addr)
+`)
+	})
+}

@@ -1,0 +1,336 @@
+package credential
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/sync/singleflight"
+
+	"mcp-code-sandbox/internal/secret"
+	"mcp-code-sandbox/internal/store"
+)
+
+const (
+	// refreshEarly is how long before its end a token is refreshed, so that no request leaves with one that ends on the way.
+	refreshEarly = 30 * time.Second
+	// refreshTimeout bounds one refresh. The lease lasts longer: nobody else may begin while one could still succeed.
+	refreshTimeout = 20 * time.Second
+	leaseTime      = refreshTimeout + 10*time.Second
+	// leasePoll is how often a process looks whether another one's refresh is done.
+	leasePoll = 50 * time.Millisecond
+	// storeTimeout is for writing what a service has already given: by then the one who asked may be gone.
+	storeTimeout = 10 * time.Second
+)
+
+// OAuthClient is how this server is known to a service's authorization server.
+type OAuthClient struct {
+	Service, ClientID                         string
+	ClientSecret                              secret.Value // zero: a public client
+	AuthorizationURL, TokenURL, RevocationURL string       // without the last, disconnecting only forgets
+	Scopes                                    []string
+	// Parameters are added to the authorization request, such as "audience" or "access_type".
+	Parameters map[string]string
+}
+
+// Connection is callers' connections to one service by OAuth. It is a [Source], and safe for concurrent use.
+type Connection struct {
+	vault  *Vault
+	client OAuthClient
+	http   *http.Client
+	style  atomic.Int64       // the oauth2.AuthStyle that worked; zero: not known yet
+	flight singleflight.Group // one refresh per caller in this process
+}
+
+var _ Source = (*Connection)(nil)
+
+// OAuth returns the connections to a service. A nil client is one with a timeout that follows no redirect.
+func (v *Vault) OAuth(c OAuthClient, client *http.Client) *Connection {
+	if client == nil {
+		transport := http.DefaultTransport.(*http.Transport).Clone()
+		transport.Proxy = nil // nothing but the settings decides where secrets go
+		client = &http.Client{
+			Transport:     transport,
+			Timeout:       refreshTimeout,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}
+	}
+	conn := &Connection{vault: v, client: c, http: client}
+	if c.ClientSecret.IsZero() {
+		conn.style.Store(int64(oauth2.AuthStyleInParams))
+	}
+	return conn
+}
+
+func (c *Connection) oauth(style oauth2.AuthStyle) *oauth2.Config {
+	return &oauth2.Config{
+		ClientID: c.client.ClientID, ClientSecret: c.client.ClientSecret.Reveal(), Scopes: c.client.Scopes,
+		Endpoint: oauth2.Endpoint{AuthURL: c.client.AuthorizationURL, TokenURL: c.client.TokenURL, AuthStyle: style},
+	}
+}
+
+// ask gets a token by f, and finds out in which of the two ways the service wants to see the client's secret. Unlike the library's own
+// search it takes the service's word that a grant has ended, instead of asking again.
+func (c *Connection) ask(ctx context.Context, f func(context.Context, *oauth2.Config) (*oauth2.Token, error)) (*oauth2.Token, error) {
+	ctx = context.WithValue(ctx, oauth2.HTTPClient, c.http)
+	if style := oauth2.AuthStyle(c.style.Load()); style != 0 {
+		return f(ctx, c.oauth(style))
+	}
+	t, err := f(ctx, c.oauth(oauth2.AuthStyleInHeader))
+	style := oauth2.AuthStyleInHeader
+	if answer := new(oauth2.RetrieveError); errors.As(err, &answer) && answer.ErrorCode != invalidGrant && answer.Response.StatusCode < 500 {
+		t, err = f(ctx, c.oauth(oauth2.AuthStyleInParams))
+		style = oauth2.AuthStyleInParams
+	}
+	if err == nil {
+		c.style.Store(int64(style))
+	}
+	return t, err
+}
+
+// invalidGrant is RFC 6749's word for a grant that has ended.
+const invalidGrant = "invalid_grant"
+
+// AuthorizeURL is where a person allows this server to use the service. The verifier is PKCE's.
+func (c *Connection) AuthorizeURL(state, verifier, redirect string) string {
+	opts := []oauth2.AuthCodeOption{oauth2.S256ChallengeOption(verifier), oauth2.SetAuthURLParam("redirect_uri", redirect)}
+	for k, v := range c.client.Parameters {
+		opts = append(opts, oauth2.SetAuthURLParam(k, v))
+	}
+	return c.oauth(0).AuthCodeURL(state, opts...)
+}
+
+// Exchange makes the caller's connection of the code that the service gave.
+func (c *Connection) Exchange(ctx context.Context, caller, code, verifier, redirect string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshTimeout)
+	defer cancel()
+	t, err := c.ask(ctx, func(ctx context.Context, cfg *oauth2.Config) (*oauth2.Token, error) {
+		return cfg.Exchange(ctx, code, oauth2.VerifierOption(verifier), oauth2.SetAuthURLParam("redirect_uri", redirect))
+	})
+	if err != nil {
+		return c.failed("exchange the code", err)
+	}
+	return c.vault.Put(ctx, caller, c.client.Service, tokenOf(t))
+}
+
+// Connected reports whether the caller has a connection; it asks nobody outside.
+func (c *Connection) Connected(ctx context.Context, caller string) (bool, error) {
+	t, err := c.vault.Get(ctx, caller, c.client.Service)
+	switch {
+	case errors.Is(err, ErrNotConnected):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return t.usable(c.vault.now()) || t.Refresh != "", nil
+}
+
+// Disconnect forgets the caller's connection, and has the service revoke it where it has an address for that. The error of a revocation
+// that failed is returned; the connection is forgotten all the same.
+func (c *Connection) Disconnect(ctx context.Context, caller string) error {
+	t, err := c.vault.Delete(ctx, caller, c.client.Service)
+	if errors.Is(err, ErrNotConnected) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.revoke(ctx, t)
+}
+
+// revoke implements RFC 7009. The refresh token goes first: with it goes the grant.
+func (c *Connection) revoke(ctx context.Context, t Token) error {
+	if c.client.RevocationURL == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshTimeout)
+	defer cancel()
+	var errs []error
+	for _, token := range []struct{ text, kind string }{{t.Refresh, "refresh_token"}, {t.Access, "access_token"}} {
+		if token.text == "" {
+			continue
+		}
+		form := url.Values{"token": {token.text}, "token_type_hint": {token.kind}}
+		inForm := oauth2.AuthStyle(c.style.Load()) == oauth2.AuthStyleInParams
+		if inForm {
+			form.Set("client_id", c.client.ClientID)
+			if !c.client.ClientSecret.IsZero() {
+				form.Set("client_secret", c.client.ClientSecret.Reveal())
+			}
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.client.RevocationURL, strings.NewReader(form.Encode()))
+		if err != nil {
+			return err
+		}
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		if !inForm {
+			req.SetBasicAuth(url.QueryEscape(c.client.ClientID), url.QueryEscape(c.client.ClientSecret.Reveal()))
+		}
+		resp, err := c.http.Do(req)
+		if err != nil {
+			errs = append(errs, c.failed("revoke a token", err))
+			continue
+		}
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
+		resp.Body.Close()
+		if resp.StatusCode/100 != 2 {
+			errs = append(errs, fmt.Errorf("service %s: revoke a token: it answered %s", c.client.Service, resp.Status))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Credential implements [Source]. A token that is about to end is refreshed first, by one of all who ask, in whatever process. When the
+// service says that the grant has ended, the connection is forgotten; any other trouble leaves it.
+func (c *Connection) Credential(ctx context.Context, caller string) (Credential, error) {
+	t, err := c.vault.Get(ctx, caller, c.client.Service)
+	if err != nil {
+		return Credential{}, err
+	}
+	if !t.fresh(c.vault.now()) {
+		if t, err = c.refresh(ctx, caller, t); err != nil {
+			return Credential{}, err
+		}
+	}
+	return bearer(t.Access, t.Expires), nil
+}
+
+// refresh waits for the refresh of this process, which goes on whether or not the one who began it is still there.
+func (c *Connection) refresh(ctx context.Context, caller string, old Token) (Token, error) {
+	if old.Refresh == "" {
+		if old.usable(c.vault.now()) {
+			return old, nil
+		}
+		return Token{}, ErrNotConnected
+	}
+	done := c.flight.DoChan(caller, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaseTime+refreshTimeout)
+		defer cancel()
+		return c.refreshLeased(ctx, caller)
+	})
+	select {
+	case r := <-done:
+		switch {
+		case r.Err == nil:
+			return r.Val.(Token), nil
+		case errors.Is(r.Err, ErrNotConnected):
+			return Token{}, r.Err
+		case old.usable(c.vault.now()): // a hiccup, and there is time left
+			return old, nil
+		}
+		return Token{}, r.Err
+	case <-ctx.Done():
+		return Token{}, context.Cause(ctx)
+	}
+}
+
+// refreshLeased waits for the lease, and looks first whether somebody else has done the work meanwhile.
+func (c *Connection) refreshLeased(ctx context.Context, caller string) (Token, error) {
+	st, owner, service := c.vault.store, c.vault.owner, c.client.Service
+	for {
+		now := c.vault.now()
+		row, err := st.LeaseConnection(ctx, caller, service, owner, now, now.Add(leaseTime))
+		if err == nil {
+			return c.refreshRow(ctx, row)
+		}
+		if !errors.Is(err, store.ErrNotFound) {
+			return Token{}, err
+		}
+		t, err := c.vault.Get(ctx, caller, service) // gone, or leased to another
+		if err != nil || t.fresh(now) {
+			return t, err
+		}
+		select {
+		case <-time.After(leasePoll):
+		case <-ctx.Done():
+			return Token{}, fmt.Errorf("service %s: another process has been refreshing the token for too long", service)
+		}
+	}
+}
+
+// refreshRow refreshes a row to which this process has the lease.
+func (c *Connection) refreshRow(ctx context.Context, row store.Connection) (t Token, err error) {
+	st, owner := c.vault.store, c.vault.owner
+	defer func() {
+		if err != nil { // also after a success that was not stored
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+			defer cancel()
+			_ = st.ReleaseConnection(ctx, row.Caller, row.Service, owner)
+		}
+	}()
+	old, err := c.vault.open(row)
+	if err != nil {
+		return Token{}, err
+	}
+	if old.fresh(c.vault.now()) {
+		return old, st.ReleaseConnection(ctx, row.Caller, row.Service, owner)
+	}
+	asking, cancel := context.WithTimeout(ctx, refreshTimeout)
+	defer cancel()
+	got, err := c.ask(asking, func(ctx context.Context, cfg *oauth2.Config) (*oauth2.Token, error) {
+		return cfg.TokenSource(ctx, &oauth2.Token{RefreshToken: old.Refresh}).Token()
+	})
+	ctx, cancelStore := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+	defer cancelStore()
+	if err != nil {
+		var answer *oauth2.RetrieveError
+		if errors.As(err, &answer) && answer.ErrorCode == invalidGrant {
+			if err := st.DropConnection(ctx, row, owner); err != nil {
+				return Token{}, err
+			}
+			return Token{}, ErrNotConnected
+		}
+		return Token{}, c.failed("refresh the token", err)
+	}
+	t = tokenOf(got)
+	if t.Refresh == "" {
+		t.Refresh = old.Refresh
+	}
+	sealed, err := c.vault.seal(row, t)
+	if err != nil {
+		return Token{}, err
+	}
+	if err := st.UpdateConnection(ctx, sealed, owner); errors.Is(err, store.ErrNotFound) {
+		// The person has disconnected meanwhile: what the service gave since must not live on.
+		return Token{}, errors.Join(ErrNotConnected, c.revoke(ctx, t))
+	} else if err != nil {
+		return Token{}, err
+	}
+	return t, nil
+}
+
+// failed tells what went wrong without the service's answer, which may hold anything.
+func (c *Connection) failed(what string, err error) error {
+	var answer *oauth2.RetrieveError
+	if errors.As(err, &answer) && answer.Response != nil {
+		code := answer.ErrorCode
+		if len(code) > 64 {
+			code = code[:64]
+		}
+		return fmt.Errorf("service %s: %s: its token endpoint answered %d %q", c.client.Service, what, answer.Response.StatusCode, code)
+	}
+	var at *url.Error
+	if errors.As(err, &at) {
+		err = at.Err // the address may carry a query
+	}
+	return fmt.Errorf("service %s: %s: %w", c.client.Service, what, err)
+}
+
+func tokenOf(t *oauth2.Token) Token {
+	return Token{Access: t.AccessToken, Refresh: t.RefreshToken, Expires: t.Expiry}
+}
+
+// fresh reports whether the token can be used without a second thought.
+func (t Token) fresh(now time.Time) bool {
+	return t.Expires.IsZero() || now.Add(refreshEarly).Before(t.Expires)
+}
+
+// usable reports whether the token has not ended yet.
+func (t Token) usable(now time.Time) bool { return t.Expires.IsZero() || now.Before(t.Expires) }

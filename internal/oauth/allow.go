@@ -1,0 +1,63 @@
+package oauth
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// allowList tells who may come in, of all whom the upstream provider knows.
+type allowList struct {
+	everybody       bool
+	domains, emails map[string]bool
+}
+
+// newAllowList wants to be told: an empty list must not mean that anybody with an account at a public provider comes in.
+func newAllowList(domains, emails []string) (allowList, error) {
+	l := allowList{domains: map[string]bool{}, emails: map[string]bool{}}
+	for _, d := range domains {
+		if d == "*" {
+			l.everybody = true
+			continue
+		}
+		if d = lower(strings.TrimPrefix(d, "@")); !strings.Contains(d, ".") && d != "localhost" || strings.ContainsAny(d, "@*/ ") {
+			return l, fmt.Errorf(`auth.allowedDomains: %q is not a domain such as example.com (or "*": everybody whom the provider logs in)`, d)
+		}
+		l.domains[d] = true
+	}
+	for _, e := range emails {
+		if _, ok := domainOf(lower(e)); !ok {
+			return l, fmt.Errorf("auth.allowedEmails: %q is not an e-mail address", e)
+		}
+		l.emails[lower(e)] = true
+	}
+	if !l.everybody && len(l.domains) == 0 && len(l.emails) == 0 {
+		return l, errors.New(`auth: name who may log in by allowedDomains or allowedEmails ("allowedDomains": ["*"] is everybody whom the provider logs in)`)
+	}
+	return l, nil
+}
+
+// email reports whether the holder of an address may come in. The address must be one that the provider has verified.
+func (l allowList) email(address string) bool {
+	if l.everybody {
+		return true
+	}
+	address = lower(address)
+	domain, ok := domainOf(address)
+	return ok && (l.emails[address] || l.domains[domain])
+}
+
+func domainOf(address string) (string, bool) {
+	local, domain, ok := strings.Cut(address, "@")
+	return domain, ok && local != "" && domain != "" && !strings.ContainsAny(domain, "@ ")
+}
+
+// lower changes ASCII letters alone: Unicode's rules would take a Kelvin sign for a k.
+func lower(s string) string {
+	return strings.Map(func(r rune) rune {
+		if 'A' <= r && r <= 'Z' {
+			return r + 'a' - 'A'
+		}
+		return r
+	}, s)
+}

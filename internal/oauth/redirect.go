@@ -1,0 +1,115 @@
+package oauth
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+const maxRedirectURI = 2000
+
+// unfitSchemes are those of addresses that no program waits at for an answer, or by which a browser could be made to do something else.
+var unfitSchemes = []string{"javascript", "vbscript", "data", "file", "filesystem", "blob", "about", "view-source", "ws", "wss", "ftp", "mailto", "tel", "sms", "intent", "content", "jar", "chrome", "resource"}
+
+// checkRedirectURI tells whether a client may register the address: https, http on this computer, or a program's own scheme.
+func checkRedirectURI(raw string) error {
+	if len(raw) > maxRedirectURI {
+		return errors.New("it is too long")
+	}
+	for _, c := range []byte(raw) {
+		if c <= ' ' || c >= 0x7f || c == '\\' || c == '"' || c == '<' || c == '>' {
+			return errors.New("it has characters that must be percent-encoded")
+		}
+	}
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil || u.Scheme == "":
+		return errors.New("it is not an absolute URL")
+	case u.Fragment != "" || strings.Contains(raw, "#"):
+		return errors.New("it must have no fragment")
+	case u.User != nil:
+		return errors.New("it must have no user name")
+	}
+	switch u.Scheme {
+	case "https":
+		if u.Hostname() == "" {
+			return errors.New("it has no host")
+		}
+	case "http":
+		if !isLoopback(u.Hostname()) {
+			return errors.New("http is for 127.0.0.1, [::1] and localhost only: use https")
+		}
+	default:
+		if slices.Contains(unfitSchemes, u.Scheme) || len(u.Scheme) < 2 {
+			return fmt.Errorf("the scheme %s is not accepted", u.Scheme)
+		}
+	}
+	return nil
+}
+
+// matchRedirect reports whether a client that registered those addresses may be answered at one. They are compared as texts; only the
+// port of http on this computer is free, since a program takes what port it gets (RFC 8252, 7.3).
+func matchRedirect(registered []string, raw string) bool {
+	if checkRedirectURI(raw) != nil {
+		return false
+	}
+	if slices.Contains(registered, raw) {
+		return true
+	}
+	return slices.ContainsFunc(registered, func(r string) bool {
+		want, ok := withoutLoopbackPort(r)
+		got, ok2 := withoutLoopbackPort(raw)
+		return ok && ok2 && want == got
+	})
+}
+
+// withoutLoopbackPort returns the address of http on this computer less its port. The text is otherwise left alone, so two texts
+// that are equal without it differ in the port only.
+func withoutLoopbackPort(raw string) (string, bool) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Scheme != "http" || !isLoopback(u.Hostname()) {
+		return "", false
+	}
+	rest, ok := strings.CutPrefix(raw, "http://"+u.Host)
+	if !ok {
+		return "", false
+	}
+	return "http://" + u.Hostname() + rest, true
+}
+
+// consentKey is the address for which a consent is remembered.
+func consentKey(redirect string) string {
+	if s, ok := withoutLoopbackPort(redirect); ok {
+		return s
+	}
+	return redirect
+}
+
+// isLoopback reports whether a host names this computer, by the names that RFC 8252 knows.
+func isLoopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.Zone() == "" && addr.Unmap().IsLoopback()
+}
+
+// withQuery adds parameters to an address that may have some.
+func withQuery(raw string, q url.Values) string {
+	if strings.Contains(raw, "?") {
+		return raw + "&" + q.Encode()
+	}
+	return raw + "?" + q.Encode()
+}
+
+// secureURL tells whether an address that the operator configured may be used: https, or http on this computer.
+func secureURL(what, raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil || u.Hostname() == "" || u.User != nil || (u.Scheme != "https" && (u.Scheme != "http" || !isLoopback(u.Hostname()))) {
+		return fmt.Errorf("%s: %q must be an https:// URL", what, raw)
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+package proxy
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func openAudit(t *testing.T, path string) *Audit {
+	t.Helper()
+	a, err := OpenAudit(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	return a
+}
+
+func write(t *testing.T, a *Audit, path string) {
+	t.Helper()
+	if err := a.append(Record{Event: EventIntent, Path: path}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func verify(t *testing.T, paths ...string) (uint64, error) {
+	t.Helper()
+	var all []byte
+	for _, p := range paths {
+		text, err := os.ReadFile(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, text...)
+	}
+	seq, _, err := VerifyAudit(bytes.NewReader(all))
+	return seq, err
+}
+
+// Several processes, as far as the file is concerned, and several writers in each, make one chain; so does one that starts later.
+func TestAuditIsShared(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "logs", "audit.jsonl")
+	var wg sync.WaitGroup
+	for range 4 {
+		a := openAudit(t, path)
+		for i := range 2 {
+			wg.Go(func() {
+				for j := range 50 {
+					if err := a.append(Record{Event: EventIntent, Path: fmt.Sprint(i, j)}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	a := openAudit(t, path)
+	write(t, a, "/last")
+	if seq, err := verify(t, path); err != nil || seq != 401 {
+		t.Errorf("%d lines, %v", seq, err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 && runtime.GOOS != "windows" {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
+}
+
+func TestAuditShowsTampering(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	a := openAudit(t, path)
+	for i := range 4 {
+		write(t, a, fmt.Sprint("/p", i))
+	}
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.SplitAfter(good, []byte("\n"))[:4]
+	join := func(l ...[]byte) []byte { return bytes.Join(l, nil) }
+	forged, _, err := seal(Record{Seq: 2, Event: EventIntent, Path: "/forged", Prev: genesis})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{
+		"changed":           bytes.Replace(good, []byte("/p1"), []byte("/px"), 1),
+		"a hash changed":    bytes.Replace(good, []byte(`"hash":"`), []byte(`"hash":"0`), 1),
+		"removed":           join(lines[0], lines[2], lines[3]),
+		"the first removed": nil, // see below
+		"swapped":           join(lines[0], lines[2], lines[1], lines[3]),
+		"inserted":          join(lines[0], forged, lines[1]),
+		"replaced":          join(lines[0], forged, lines[2]),
+		"twice":             join(lines[0], lines[0]),
+		"cut off":           good[:len(good)-5],
+		"not JSON":          join(lines[0], []byte("hello\n")),
+		"too long":          join(lines[0], bytes.Repeat([]byte("x"), 2*maxLine)),
+	} {
+		if text == nil {
+			text = join(lines[1:]...) // is the continuation of a file that was moved away, and says so
+			if seq, _, err := VerifyAudit(bytes.NewReader(text)); err != nil || seq != 4 {
+				t.Errorf("a continuation: %d, %v", seq, err)
+			}
+			text = bytes.Replace(text, []byte(`"seq":2`), []byte(`"seq":1`), 1)
+		}
+		if seq, _, err := VerifyAudit(bytes.NewReader(text)); err == nil {
+			t.Errorf("%s: taken for whole, %d lines", name, seq)
+		}
+	}
+	if seq, err := verify(t, path); err != nil || seq != 4 {
+		t.Errorf("the original: %d, %v", seq, err)
+	}
+}
+
+// What a crash left of a line is removed; a file that is moved away is followed by one that continues it.
+func TestAuditGoesOn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.jsonl")
+	a, b := openAudit(t, path), openAudit(t, path)
+	write(t, a, "/1")
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"seq":2,"ti`); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	write(t, a, "/2")
+	if seq, err := verify(t, path); err != nil || seq != 2 {
+		t.Errorf("after a crash: %d, %v", seq, err)
+	}
+	if runtime.GOOS == "windows" {
+		return // where open files cannot be moved
+	}
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	write(t, b, "/3")
+	write(t, a, "/4")
+	if seq, err := verify(t, path+".1", path); err != nil || seq != 4 {
+		t.Errorf("after it was moved: %d, %v", seq, err)
+	}
+
+	foreign := filepath.Join(t.TempDir(), "audit.jsonl")
+	if err := os.WriteFile(foreign, []byte("something else\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenAudit(foreign); err == nil || !strings.Contains(err.Error(), "move the file away") {
+		t.Errorf("a file of something else: %v", err)
+	}
+}
+
+// No trace, no call; and no token either.
+func TestAuditFullMeansNo(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs /dev/full")
+	}
+	up := serveWire(t, plainAnswer)
+	f := setup(t, up.url, nil)
+	tok := f.issue(nil)
+	full, err := OpenAudit("/dev/full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	good := f.p.audit
+	f.p.audit = full
+	res, text := f.get("/proxy/datadog/x", tok.Token)
+	if res.StatusCode != 503 || !strings.Contains(text, "audit trail") {
+		t.Errorf("%s %s", res.Status, text)
+	}
+	if got := up.requests(); len(got) > 0 {
+		t.Errorf("the service saw %q", got)
+	}
+	if _, err := f.p.Issue(t.Context(), "ann", GrantRequest{Service: "datadog", ExecutionID: "e"}); err == nil {
+		t.Error("a token was issued")
+	}
+	if err := f.p.Revoke(t.Context(), "ann", tok.JTI); err != nil {
+		t.Errorf("a token cannot be revoked: %v", err)
+	}
+	if list, err := f.p.List(t.Context(), "ann"); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	f.p.audit = good
+	if res, text := f.get("/proxy/datadog/x", f.issue(nil).Token); res.StatusCode != 200 {
+		t.Errorf("afterwards: %s %s", res.Status, text)
+	}
+}
+
+func FuzzAuditLine(f *testing.F) {
+	line, _, err := seal(Record{Seq: 1, Event: EventIntent, Path: "/a", Query: []string{"k"}, Prev: genesis})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(line)
+	f.Add([]byte(hashField))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		if r, hash, err := unseal(line); err == nil {
+			if cut := bytes.LastIndex(line, []byte(hashField)); lineHash(line[:cut]) != hash {
+				t.Fatalf("%q was taken as %+v", line, r)
+			}
+		}
+	})
+}

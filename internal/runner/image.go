@@ -1,0 +1,174 @@
+package runner
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"mcp-code-sandbox/runners"
+)
+
+// Image is a container image that says of itself, by labels, that it is a runner.
+type Image struct {
+	ID       string   // the engine's own, which no other image ever has
+	Tags     []string // may be none
+	Language string
+	// Agent says that the image has what our definitions need at the places they name, and is driven by the agent. Any
+	// other image takes the code on its stdin.
+	Agent     bool
+	Libraries []string
+	Version   string // of the interpreter, such as "Python 3.12.7"; may be empty
+	Created   time.Time
+	// Chosen says that the operator named this image: it wins over newer ones.
+	Chosen bool
+}
+
+// imageLanguages are what an image of ours serves besides the language it names.
+var imageLanguages = map[string][]string{
+	"python":     {"shell"},
+	"typescript": {"javascript", "shell"},
+	"javascript": {"typescript", "shell"},
+}
+
+// imageEnvironments are the environments in images of ours, by language, at the places where the jail has them.
+var imageEnvironments = map[string]struct {
+	env string
+	found
+}{
+	"python":     {"python", found{command: inside + "python/bin/python", path: []string{inside + "python/bin"}, installed: true}},
+	"typescript": {"node", found{command: inside + "bin/node", path: []string{inside + "bin"}, installed: true}},
+	"javascript": {"node", found{command: inside + "bin/node", path: []string{inside + "bin"}, installed: true}},
+}
+
+var libraryName = regexp.MustCompile(`^[@A-Za-z0-9][A-Za-z0-9_./@+ -]{0,63}$`)
+
+// maxLibraries bounds what a label adds to the description of a tool.
+const maxLibraries = 64
+
+// FromImages makes runners of images. Of several images for a language one that the operator named wins, then one with a tag,
+// then the newest; an image that names a language wins over one that merely serves it, too. notes tell what lost.
+func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
+	defs, err := definitions(runners.Files, runners.Names())
+	if err != nil {
+		return nil, nil, []Problem{{"runners", err.Error(), "rebuild: make build"}}
+	}
+	images = slices.SortedStableFunc(slices.Values(images), better)
+	var names []string
+	chosen := map[string]Image{}
+	for _, img := range images {
+		if !runnerName.MatchString(img.Language) {
+			problems = append(problems, Problem{img.Name(), fmt.Sprintf("its label sandbox.language is %.80q, which is no name", img.Language), "label it with a name such as python"})
+			continue
+		}
+		if _, ours := imageEnvironments[img.Language]; img.Agent && !ours && img.Language != "shell" {
+			problems = append(problems, Problem{img.Name(), fmt.Sprintf("the agent knows no language %q", img.Language), "label it without sandbox.protocol: then it takes the code on its stdin"})
+			continue
+		}
+		if winner, taken := chosen[img.Language]; taken {
+			if len(img.Tags) == 0 && len(winner.Tags) > 0 {
+				continue // what an earlier build left is nobody's wish
+			}
+			notes = append(notes, fmt.Sprintf("%s is served by %s (%s), not by %s (%s)", img.Language, winner.Name(), date(winner), img.Name(), date(img)))
+			continue
+		}
+		chosen[img.Language] = img
+		names = append(names, img.Language)
+	}
+	slices.Sort(names) // python before typescript: the first one serves the shell
+	for _, name := range slices.Clone(names) {
+		img := chosen[name]
+		if !img.Agent {
+			continue
+		}
+		for _, more := range imageLanguages[name] {
+			if _, taken := chosen[more]; !taken {
+				chosen[more] = img
+				names = append(names, more)
+			}
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(position(defs, a), position(defs, b)), strings.Compare(a, b))
+	})
+	for _, name := range names {
+		set = append(set, fromImage(defs, name, chosen[name]))
+	}
+	return set, notes, problems
+}
+
+// better orders images for one language.
+func better(a, b Image) int {
+	rank := func(yes bool) int {
+		if yes {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(
+		cmp.Compare(rank(a.Chosen), rank(b.Chosen)),
+		cmp.Compare(rank(len(a.Tags) > 0), rank(len(b.Tags) > 0)),
+		b.Created.Compare(a.Created),
+		strings.Compare(a.ID, b.ID),
+	)
+}
+
+func position(defs []Definition, name string) int {
+	if i := slices.IndexFunc(defs, func(d Definition) bool { return d.Name == name }); i >= 0 {
+		return i
+	}
+	return len(defs)
+}
+
+// fromImage is the runner of a language in an image.
+func fromImage(defs []Definition, name string, img Image) Runner {
+	i := position(defs, name)
+	r := Runner{Definition: Definition{Name: name, Title: name}}
+	if img.Agent { // FromImages has seen to it that there is a definition
+		bash := found{title: "GNU bash", command: "/bin/bash"}
+		envs := map[string]found{}
+		if env, ok := imageEnvironments[img.Language]; ok {
+			envs[env.env] = env.found
+		}
+		r, _ = assemble(defs[i], envs, bash)
+		r.Version = "GNU bash"
+		if name != "shell" {
+			r.Version = img.Version
+		}
+	} else if i < len(defs) {
+		r.Title, r.Aliases = defs[i].Title, defs[i].Aliases
+	}
+	r.Image, r.ImageID, r.Mounts = img.Name(), img.ID, nil
+	if name == img.Language || name != "shell" {
+		r.Libraries = labelledLibraries(img.Libraries)
+	}
+	if !img.Agent {
+		r.Version = img.Version
+	}
+	return r
+}
+
+func labelledLibraries(names []string) (out []string) {
+	for _, name := range names {
+		if name = strings.TrimSpace(name); libraryName.MatchString(name) && len(out) < maxLibraries {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// Name is how people call the image: contract 1's name for it if it has that, else its first tag, else its id.
+func (i Image) Name() string {
+	tags := slices.Sorted(slices.Values(i.Tags))
+	if slices.Contains(tags, "runner-"+i.Language+":latest") {
+		return "runner-" + i.Language
+	}
+	if len(tags) > 0 {
+		return tags[0]
+	}
+	return strings.TrimPrefix(i.ID, "sha256:")[:min(12, len(strings.TrimPrefix(i.ID, "sha256:")))]
+}
+
+func date(i Image) string { return i.Created.UTC().Format(time.DateTime) }

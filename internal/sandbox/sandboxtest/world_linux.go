@@ -1,0 +1,259 @@
+package sandboxtest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The world of network tests: the host, which is the network namespace of the test's process, has an uplink to another
+// network namespace, which has every address that a sandbox must not reach and one that it may.
+const (
+	Public   = "198.51.100.7"
+	Resolver = "10.9.9.9"
+)
+
+var (
+	Closed = []string{
+		Resolver, "10.9.9.10", "10.0.2.2", "10.0.2.5", "172.16.5.5", "192.168.77.1", "192.168.78.1", "169.254.169.254", "100.64.1.1",
+		"192.0.0.8", "198.18.0.1", "240.0.0.1",
+	}
+	HostOwn = []string{"203.0.113.2", "192.0.2.10", "10.77.0.1"}
+)
+
+// CheckWorld makes sure that the host itself reaches what sandboxes must not.
+func (w *World) CheckWorld(t *testing.T) {
+	t.Helper()
+	for _, addr := range append(append([]string{Public, "127.0.0.1"}, Closed...), HostOwn...) {
+		if addr == "240.0.0.1" {
+			continue // Linux itself does not route it
+		}
+		c, err := net.DialTimeout("tcp", addr+":80", 5*time.Second)
+		if err != nil {
+			t.Fatalf("the test's world is broken: the host itself does not reach %s: %v", addr, err)
+		}
+		c.Close()
+	}
+	for _, to := range []string{"239.1.2.3:5002", Resolver + ":5001"} {
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(c, "control %s", to)
+		c.Close()
+		if got := w.Packet(t); got != "control "+to {
+			t.Fatalf("the test's world is broken: the host sent to %s, there came %q", to, got)
+		}
+	}
+}
+
+// WorldLists are Python's names for the addresses.
+func WorldLists() string {
+	return fmt.Sprintf("PUBLIC, CLOSED, OWN = '%s', '%s'.split(), '%s'.split()\n", Public, strings.Join(Closed, " "), strings.Join(HostOwn, " "))
+}
+
+// Reach is the Python function that connects to port 80 of an address and returns what the server says, or why not.
+const Reach = `
+def reach(addr, way=None):
+    s = socket.socket(socket.AF_INET6 if ":" in addr else socket.AF_INET)
+    s.settimeout(1 if way is None else 0.3)
+    try:
+        if way: way(s)
+        s.connect((addr, 80))
+        return s.recv(100)
+    except OSError as e:
+        return e
+    finally: s.close()
+`
+
+// World is the other namespace.
+type World struct{ packets <-chan string }
+
+// Packet is the next that came.
+func (w *World) Packet(t *testing.T) string {
+	t.Helper()
+	select {
+	case p, ok := <-w.packets:
+		if !ok {
+			t.Fatal("the world has ended")
+		}
+		return p
+	case <-time.After(10 * time.Second):
+		t.Fatal("no packet came")
+	}
+	return ""
+}
+
+// MakeWorld makes the world for a process that has network and mount namespaces of its own. role is the environment
+// variable, NAME=value, by which this test binary, started anew, knows to call ServeWorld.
+func MakeWorld(t *testing.T, role string) *World {
+	t.Helper()
+	do := func(name string, args ...string) {
+		t.Helper()
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		}
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), role)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	packets := make(chan string, 1000)
+	go func() {
+		defer close(packets)
+		for sc := bufio.NewScanner(stdout); sc.Scan(); {
+			packets <- sc.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		for range packets {
+		}
+		_ = cmd.Wait()
+	})
+
+	pid := strconv.Itoa(cmd.Process.Pid)
+	there := func(args ...string) { t.Helper(); do("nsenter", append([]string{"-t", pid, "-n", "ip"}, args...)...) }
+	do("ip", "link", "set", "lo", "up")
+	do("ip", "link", "add", "up0", "type", "veth", "peer", "name", "down0", "netns", pid)
+	do("ip", "addr", "add", "203.0.113.2/24", "dev", "up0")
+	do("ip", "link", "set", "up0", "up")
+	do("ip", "addr", "add", "192.0.2.10/32", "dev", "lo")
+	do("ip", "addr", "add", "10.77.0.1/32", "dev", "lo")
+	do("ip", "route", "add", "default", "via", "203.0.113.1")
+	there("link", "set", "lo", "up")
+	there("link", "set", "down0", "up")
+	there("addr", "add", "203.0.113.1/24", "dev", "down0")
+	for _, addr := range append([]string{Public}, Closed...) {
+		there("addr", "add", addr+"/32", "dev", "lo")
+	}
+
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	conf := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(conf, []byte("nameserver "+Resolver+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(conf, "/etc/resolv.conf", "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp4", "0.0.0.0:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); answer(l, "host") }()
+	t.Cleanup(func() { l.Close(); <-done })
+
+	if _, err := io.WriteString(stdin, "go\n"); err != nil {
+		t.Fatal(err)
+	}
+	w := &World{packets: packets}
+	if got := w.Packet(t); got != "ready" {
+		t.Fatalf("the world says %q", got)
+	}
+	return w
+}
+
+func answer(l net.Listener, text string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, text)
+		_ = c.Close()
+	}
+}
+
+// ServeWorld serves on all addresses of its namespace until its stdin ends. It prints each packet it gets.
+func ServeWorld() {
+	fatal := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "world:", err)
+			os.Exit(1)
+		}
+	}
+	in := bufio.NewReader(os.Stdin)
+	_, err := in.ReadString('\n')
+	fatal(err)
+	l, err := net.Listen("tcp4", "0.0.0.0:80")
+	fatal(err)
+	go answer(l, "world")
+	down, err := net.InterfaceByName("down0")
+	fatal(err)
+	lines := make(chan string)
+	for i, group := range []net.IP{net.IPv4(239, 1, 2, 3), net.IPv4(224, 0, 0, 251)} {
+		multicast, err := net.ListenMulticastUDP("udp4", down, &net.UDPAddr{IP: group, Port: 5002 + i})
+		fatal(err)
+		go report(multicast, lines)
+	}
+	unicast, err := net.ListenPacket("udp4", "0.0.0.0:5001")
+	fatal(err)
+	go report(unicast, lines)
+	dns, err := net.ListenPacket("udp4", Resolver+":53") // so that its answers come from there
+	fatal(err)
+	go serveDNS(dns)
+	go func() { _, _ = io.Copy(io.Discard, in); close(lines) }()
+	fmt.Println("ready")
+	for line := range lines {
+		fmt.Println(line)
+	}
+}
+
+func report(c net.PacketConn, lines chan<- string) {
+	buf := make([]byte, 1500)
+	for {
+		n, _, err := c.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		lines <- string(buf[:n])
+	}
+}
+
+// serveDNS answers every question with the public address.
+func serveDNS(c net.PacketConn) {
+	buf := make([]byte, 1500)
+	for {
+		n, from, err := c.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		q := buf[:n]
+		end := 12
+		for end < n && q[end] != 0 {
+			end += int(q[end]) + 1
+		}
+		if end+5 > n {
+			continue
+		}
+		a := append([]byte{q[0], q[1], 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0}, q[12:end+5]...)
+		a = append(a, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4)
+		a = append(a, net.ParseIP(Public).To4()...)
+		_, _ = c.WriteTo(a, from)
+	}
+}

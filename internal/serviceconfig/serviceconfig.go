@@ -1,0 +1,339 @@
+// Package serviceconfig reads the operator's file of outside services and of where people log in: contract 3's JSON.
+//
+// It only turns text into the configuration of others. Whatever it does not know, it refuses, with the path to it: a misspelt
+// restriction must not become none.
+package serviceconfig
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"mcp-code-sandbox/internal/credential"
+	"mcp-code-sandbox/internal/oauth"
+	"mcp-code-sandbox/internal/proxy"
+)
+
+// FieldError says what is wrong with a field of the file.
+type FieldError struct {
+	Path    string // such as mcpServers.datadog.proxy.timeout
+	Problem string
+}
+
+func (e *FieldError) Error() string {
+	if e.Path == "" {
+		return e.Problem
+	}
+	return e.Path + ": " + e.Problem
+}
+
+// File is what the operator's file says.
+type File struct {
+	// Services are in the order of their names.
+	Services []Service
+	// Login is where people log in; the zero value: nowhere.
+	Login oauth.Upstream
+}
+
+// Service is one of the file's services.
+type Service struct {
+	// Service lacks its Credential and ConnectURL where OAuth is set.
+	proxy.Service
+	// OAuth is how callers connect the service; nil: the credential is the operator's own.
+	OAuth *credential.OAuthClient
+}
+
+// Load reads the file at path. Secrets that it refers to are read now: lookup is for environment variables. The error tells
+// everything that is wrong, a *FieldError each.
+func Load(path string, lookup func(string) (string, bool)) (*File, error) {
+	data, err := readFile(path, maxFile)
+	if err != nil {
+		return nil, err
+	}
+	v, err := parse(data)
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{dir: filepath.Dir(path), lookup: lookup}
+	f := r.load(v)
+	if len(r.errs) > 0 {
+		slices.SortFunc(r.errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+		return nil, errors.Join(r.errs...)
+	}
+	return f, nil
+}
+
+func (r *reader) load(v any) *File {
+	f := &File{}
+	top, ok := r.object("", v, "mcpServers", "auth", "version", "$schema")
+	if !ok {
+		return f
+	}
+	if top.has("auth") {
+		f.Login = r.login(top.members["auth"])
+	}
+	servers, ok := top.members["mcpServers"].(map[string]any)
+	if !ok {
+		r.fail("mcpServers", "is missing, or no object")
+		return f
+	}
+	variables := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(servers)) {
+		s := r.service(name, servers[name])
+		if s == nil {
+			continue
+		}
+		if other, taken := variables[VariablePrefix(name)]; taken {
+			r.fail("mcpServers."+name, "code would find it under the same variables as %s (%s_TOKEN); rename one of them", other, VariablePrefix(name))
+		}
+		variables[VariablePrefix(name)] = name
+		f.Services = append(f.Services, *s)
+	}
+	return f
+}
+
+// VariablePrefix is how a service is called in names of environment variables.
+func VariablePrefix(service string) string {
+	name := strings.Map(func(c rune) rune {
+		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' {
+			return c
+		}
+		return '_'
+	}, service)
+	if name != "" && '0' <= name[0] && name[0] <= '9' {
+		name = "_" + name
+	}
+	return strings.ToUpper(name)
+}
+
+// service reads one service; nil when it has no proxy section, and is none of ours.
+func (r *reader) service(name string, v any) *Service {
+	at := "mcpServers." + name
+	// The others are for programs that start or call MCP servers by the same file.
+	o, ok := r.object(at, v, "userAuthentication", "proxy", "displayName",
+		"transportType", "requiresUserToken", "command", "args", "env", "url", "headers", "options", "timeout")
+	if !ok || !o.has("proxy") {
+		return nil
+	}
+	p, ok := r.object(o.at("proxy"), o.members["proxy"], "enabled", "baseURL", "timeout", "defaultAllowedPaths", "allowedPaths", "allowedMethods", "allowedHeaders",
+		"allowEncodedSlash", "allowPrivateAddresses", "rateLimit", "tokenRateLimit")
+	if !ok {
+		return nil
+	}
+	before := len(r.errs)
+	if !p.has("enabled") {
+		p.fail("enabled", "is missing; write true or false")
+	}
+	s := &Service{Service: proxy.Service{
+		Name: name, Disabled: !p.flag("enabled"), DisplayName: o.text("displayName", false),
+		Timeout:  time.Duration(p.number("timeout", 0.001, 900, proxy.DefaultTimeout.Seconds()) * float64(time.Second)),
+		Ceiling:  p.texts("allowedPaths"),
+		Defaults: p.texts("defaultAllowedPaths"), Methods: p.texts("allowedMethods"), Headers: p.texts("allowedHeaders"),
+		AllowEncodedSlash: p.flag("allowEncodedSlash"),
+		AllowPrivate:      p.networks("allowPrivateAddresses"),
+		RateLimit:         p.rate("rateLimit"), TokenRate: p.rate("tokenRateLimit"),
+	}}
+	s.BaseURL = p.address("baseURL", true, len(s.AllowPrivate) > 0)
+	if s.Disabled {
+		return s // what it would authenticate with need not be there
+	}
+	r.authentication(o, s)
+	if len(r.errs) > before {
+		return s
+	}
+	check := s.Service
+	if check.Credential == nil {
+		check.Credential = credential.Bearer(s.OAuth.ClientSecret) // a stand-in: nothing is sent
+	}
+	if err := check.Check(); err != nil {
+		path, problem, found := strings.Cut(err.Error(), ": ")
+		if !found || !strings.HasPrefix(path, at) {
+			path, problem = at, err.Error()
+		}
+		r.fail(path, "%s", problem)
+	}
+	return s
+}
+
+// authentication reads what is put on a service's requests.
+func (r *reader) authentication(o object, s *Service) {
+	if !o.has("userAuthentication") {
+		o.fail("userAuthentication", "is missing: say what to put on requests to the service")
+		return
+	}
+	at := o.at("userAuthentication")
+	kind := ""
+	if m, ok := o.members["userAuthentication"].(map[string]any); ok {
+		kind, _ = m["type"].(string)
+	}
+	fields := map[string][]string{
+		"oauth":  {"clientId", "clientSecret", "authorizationUrl", "tokenUrl", "revocationUrl", "scopes", "parameters"},
+		"bearer": {"token"},
+		"basic":  {"username", "password"},
+		"header": {"name", "value"},
+	}
+	if fields[kind] == nil {
+		r.fail(at+".type", "must be one of oauth, bearer, basic, header")
+		return
+	}
+	a, ok := r.object(at, o.members["userAuthentication"], append([]string{"type", "displayName"}, fields[kind]...)...)
+	if !ok {
+		return
+	}
+	if name := a.text("displayName", false); name != "" {
+		s.DisplayName = name
+	}
+	switch kind {
+	case "oauth":
+		s.OAuth = &credential.OAuthClient{
+			Service: s.Name, ClientID: a.text("clientId", true), ClientSecret: a.secret("clientSecret", false), Scopes: a.texts("scopes"),
+			AuthorizationURL: a.url("authorizationUrl", true), TokenURL: a.url("tokenUrl", true), RevocationURL: a.url("revocationUrl", false),
+			Parameters: a.parameters("parameters"),
+		}
+	case "bearer":
+		s.Credential = credential.Bearer(a.secret("token", true))
+	case "basic":
+		user, password := a.text("username", true), a.secret("password", false)
+		if strings.Contains(user, ":") {
+			a.fail("username", "must not have a colon in it")
+		}
+		s.Credential = credential.Basic(user, password)
+	case "header":
+		name := a.text("name", true)
+		if !isToken(name) {
+			a.fail("name", "must be the name of a header field, such as DD-API-KEY")
+		}
+		s.Credential = credential.Header(name, a.secret("value", true))
+	}
+}
+
+// login reads where people log in.
+func (r *reader) login(v any) oauth.Upstream {
+	kind := ""
+	if m, ok := v.(map[string]any); ok {
+		kind, _ = m["type"].(string)
+	}
+	common := []string{"type", "displayName", "clientId", "clientSecret", "scopes", "allowedDomains", "allowedEmails", "issuer"}
+	if kind == "oauth" {
+		common = append(common, "authorizationUrl", "tokenUrl", "userInfoUrl", "emailsUrl")
+	}
+	a, ok := r.object("auth", v, common...)
+	if !ok {
+		return oauth.Upstream{}
+	}
+	u := oauth.Upstream{
+		Kind: kind, DisplayName: a.text("displayName", false), ClientID: a.text("clientId", true), ClientSecret: a.secret("clientSecret", false),
+		Scopes: a.texts("scopes"), AllowedDomains: a.texts("allowedDomains"), AllowedEmails: a.texts("allowedEmails"),
+	}
+	switch kind {
+	case "oidc":
+		u.Issuer = a.url("issuer", true)
+	case "oauth":
+		u.Issuer = a.text("issuer", false)
+		u.AuthorizationURL, u.TokenURL = a.url("authorizationUrl", true), a.url("tokenUrl", true)
+		u.UserInfoURL, u.EmailsURL = a.url("userInfoUrl", true), a.url("emailsUrl", false)
+	default:
+		a.fail("type", "must be oidc or oauth")
+	}
+	if len(u.AllowedDomains) == 0 && len(u.AllowedEmails) == 0 {
+		a.fail("allowedDomains", `is missing, as is allowedEmails: say who may log in (["*"] is everybody with an account there)`)
+	}
+	return u
+}
+
+// address is a URL to which secrets are sent. Without TLS they go no further than this machine, or a network that the operator named.
+func (o object) address(name string, required, plain bool) *url.URL {
+	text := o.text(name, required)
+	if text == "" {
+		return nil
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || u.User != nil || u.Fragment != "" || u.Scheme != "https" && u.Scheme != "http" {
+		o.fail(name, "must be an address like https://api.example.com")
+		return nil
+	}
+	if u.Scheme == "http" && !plain && !isLoopback(u.Hostname()) {
+		o.fail(name, "must start with https://: a secret is sent there")
+	}
+	return u
+}
+
+func (o object) url(name string, required bool) string {
+	if u := o.address(name, required, false); u != nil {
+		return o.text(name, false)
+	}
+	return ""
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// networks is a list of addresses and networks.
+func (o object) networks(name string) []netip.Prefix {
+	var list []netip.Prefix
+	for i, text := range o.texts(name) {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			list = append(list, netip.PrefixFrom(addr, addr.BitLen()))
+			continue
+		}
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			o.fail(fmt.Sprintf("%s[%d]", name, i), "must be an address or network, such as 10.1.2.3 or 10.0.0.0/8")
+			continue
+		}
+		list = append(list, p.Masked())
+	}
+	return list
+}
+
+func (o object) rate(name string) proxy.Rate {
+	if !o.has(name) {
+		return proxy.Rate{}
+	}
+	limit, ok := o.r.object(o.at(name), o.members[name], "perSecond", "burst")
+	if !ok {
+		return proxy.Rate{}
+	}
+	if !limit.has("perSecond") {
+		limit.fail("perSecond", "is missing")
+	}
+	return proxy.Rate{PerSecond: limit.number("perSecond", 0.001, 1e6, 1), Burst: int(limit.number("burst", 1, 1e6, 0))}
+}
+
+// parameters are additional fields of a request for authorization.
+func (o object) parameters(name string) map[string]string {
+	if !o.has(name) {
+		return nil
+	}
+	m, ok := o.members[name].(map[string]any)
+	if !ok {
+		o.fail(name, "must be an object of strings")
+		return nil
+	}
+	list := map[string]string{}
+	for key, v := range m {
+		switch key {
+		case "response_type", "client_id", "redirect_uri", "scope", "state", "code_challenge", "code_challenge_method":
+			o.fail(name+"."+key, "is the server's own and cannot be set")
+			continue
+		}
+		if text, ok := o.r.resolve(o.at(name)+"."+key, v); ok {
+			list[key] = text
+		}
+	}
+	return list
+}
+
+// isToken reports whether text can be the name of a header field.
+func isToken(text string) bool {
+	return text != "" && strings.Trim(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~") == ""
+}

@@ -1,0 +1,115 @@
+package tools
+
+import (
+	"strings"
+	"unicode/utf16"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/engine"
+)
+
+// What a client that shows runs to people can ask for, by detailsKey in the _meta of its call. It comes in _meta, too, so
+// that no model reads it, and results stay what they are for everybody else.
+const (
+	detailsKey = "mcp-code-sandbox/details" // of a call: true
+	runKey     = "mcp-code-sandbox/run"     // of a result: detailsJSON
+	runIDKey   = "mcp-code-sandbox/run_id"  // of the first progress notification, which comes when the run has begun
+	stderrKey  = "mcp-code-sandbox/stderr"  // of a progress notification: the spans of its message that came from stderr
+)
+
+// maxDisplayText bounds what is sent of displays that are text.
+const maxDisplayText = 512 << 10
+
+// detailsJSON is a run in one shape, whichever tool and language it was.
+type detailsJSON struct {
+	RunID             string        `json:"run_id"`
+	SessionID         string        `json:"session_id"`
+	Runner            string        `json:"runner"`
+	Status            string        `json:"status"` // running, completed or cancelled
+	ExitCode          int           `json:"exit_code"`
+	Signal            int           `json:"signal,omitempty"`
+	Cause             string        `json:"cause,omitempty"`
+	Hint              string        `json:"hint,omitempty"`
+	State             string        `json:"state,omitempty"` // what became of the variables, where there is something to say
+	DurationMS        int64         `json:"duration_ms"`
+	MemoryBytes       int64         `json:"memory_bytes,omitempty"` // most of one process
+	Stdout            string        `json:"stdout"`
+	Stderr            string        `json:"stderr"`
+	StdoutTruncated   bool          `json:"stdout_truncated,omitempty"`
+	StderrTruncated   bool          `json:"stderr_truncated,omitempty"`
+	Displays          []displayJSON `json:"displays,omitempty"`
+	DisplaysTruncated bool          `json:"displays_truncated,omitempty"`
+}
+
+// displayJSON is something that code showed and that is text; hostile, as all of its output.
+type displayJSON struct {
+	MIMEType string `json:"mime_type"`
+	Text     string `json:"text"`
+}
+
+// wantsDetails reports whether the client asked for details. A plain caller's result has no _meta.
+func (c call) wantsDetails() bool {
+	wanted, _ := c.req.Params.Meta[detailsKey].(bool)
+	return wanted && !c.client.plain
+}
+
+// detailed adds the details of a run to its result, if they are wanted.
+func (c call) detailed(out *mcp.CallToolResult, res engine.Result) *mcp.CallToolResult {
+	if c.wantsDetails() {
+		out.Meta = mcp.Meta{runKey: detailsOf(res)}
+	}
+	return out
+}
+
+func detailsOf(res engine.Result) detailsJSON {
+	out := detailsJSON{
+		RunID: res.RunID, SessionID: res.Session, Runner: res.Runner, Status: statusOf(res),
+		ExitCode: res.ExitCode, Signal: res.Signal, Cause: string(res.Cause), Hint: res.Hint,
+		DurationMS: res.Duration.Milliseconds(), MemoryBytes: res.MaxRSSBytes,
+		Stdout: validUTF8(res.Stdout), Stderr: validUTF8(res.Stderr), StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated,
+	}
+	if !res.Running {
+		out.State = stateOf(res)
+	}
+	left := maxDisplayText
+	for _, d := range res.Displays {
+		if !strings.HasPrefix(d.MIME, "text/") && d.MIME != "image/svg+xml" {
+			continue // image content
+		}
+		if len(d.Data) > left {
+			out.DisplaysTruncated = true
+			continue
+		}
+		left -= len(d.Data)
+		out.Displays = append(out.Displays, displayJSON{MIMEType: d.MIME, Text: validUTF8(d.Data)})
+	}
+	return out
+}
+
+// span is a part of a text, from and up to, in UTF-16 units: what JavaScript and most clients count strings in.
+type span [2]int
+
+// maxSpans bounds the spans of one message; what comes after them passes for stdout.
+const maxSpans = 1000
+
+// spans notes which parts of a text that grows came from stderr. The zero value is ready.
+type spans struct {
+	length int // of the text
+	stderr []span
+}
+
+func (s *spans) add(stream engine.Stream, text string) {
+	from := s.length
+	for _, r := range text {
+		s.length += utf16.RuneLen(r)
+	}
+	if stream != engine.Stderr || s.length == from {
+		return
+	}
+	if n := len(s.stderr); n > 0 && s.stderr[n-1][1] == from {
+		s.stderr[n-1][1] = s.length
+	} else if n < maxSpans {
+		s.stderr = append(s.stderr, span{from, s.length})
+	}
+}

@@ -1,0 +1,103 @@
+// Whether the server is there, and the banner that says when it is not.
+import { byId, h, iconButton } from "./dom.ts";
+import { CallError, type Client } from "./mcp.ts";
+
+const banner = byId("banner");
+let shownKind = "";
+
+/** Shows one line of trouble above everything. */
+export function showBanner(kind: "offline" | "busy" | "error", text: string, action?: { label: string; act: () => void }): void {
+  shownKind = kind;
+  banner.dataset["kind"] = kind;
+  banner.replaceChildren(h("span", {}, text));
+  if (action) banner.append(h("button", { type: "button", class: "button", onclick: action.act }, action.label));
+  else banner.append(iconButton("close", "Dismiss", () => hideBanner()));
+  banner.hidden = false;
+}
+
+export function hideBanner(kind?: string): void {
+  if (kind && kind !== shownKind) return;
+  banner.hidden = true;
+  banner.replaceChildren();
+  delete banner.dataset["kind"];
+}
+
+interface Events {
+  /** The server is there: for the first time, or again. */
+  online(): void;
+  keyRefused(): void;
+}
+
+export class Connection {
+  #wake: () => void = () => {};
+  #stop = new AbortController();
+
+  constructor(
+    private readonly client: Client,
+    private readonly hasKey: () => boolean,
+    private readonly on: Events,
+  ) {
+    document.addEventListener("visibilitychange", () => this.reconnect());
+  }
+
+  /** Tries at once, with what has changed: the key, or whether anybody looks. */
+  reconnect(): void {
+    this.#stop.abort();
+    this.#wake();
+  }
+
+  /** Never returns. A page that nobody looks at holds no connection: browsers have few for one server. */
+  async watch(): Promise<never> {
+    let failures = 0;
+    let lost = true;
+    for (;;) {
+      this.#stop = new AbortController();
+      if (document.hidden || !this.hasKey()) {
+        lost = true; // much may happen before somebody looks again
+        await this.#sleep(Infinity);
+        continue;
+      }
+      try {
+        await this.client.presence(this.#stop.signal, () => {
+          failures = 0;
+          hideBanner("offline");
+          if (lost) this.on.online();
+          lost = false;
+        });
+        if (this.#stop.signal.aborted) continue;
+        lost = true; // the stream has ended: the server goes, or a proxy cut it
+        await this.#sleep(200);
+      } catch (err) {
+        if (!(err instanceof CallError)) throw err;
+        if (err.trouble === "aborted") continue;
+        if (err.trouble === "key") {
+          lost = true;
+          this.on.keyRefused();
+          await this.#sleep(Infinity);
+          continue;
+        }
+        if (err.trouble !== "offline") {
+          // It is there, but gives no stream: look again now and then.
+          if (lost) this.on.online();
+          lost = false;
+          await this.#sleep(30_000);
+          continue;
+        }
+        lost = true;
+        const wait = Math.min(15_000, 500 * 2 ** failures++);
+        showBanner("offline", "The server cannot be reached. Trying again…", { label: "Try now", act: () => this.reconnect() });
+        await this.#sleep(wait);
+      }
+    }
+  }
+
+  #sleep(ms: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer = ms === Infinity ? undefined : setTimeout(resolve, ms);
+      this.#wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+}

@@ -1,0 +1,108 @@
+// Which conversation the page is in: typed, picked from the recent ones, or new.
+import { byId, h } from "./dom.ts";
+import { age, bytes } from "./format.ts";
+import { CallError, type Client } from "./mcp.ts";
+import { createMenu } from "./menu.ts";
+import { conversations } from "./store.ts";
+
+interface Listed {
+  session_id: string;
+  last_used: string;
+  files: number;
+  bytes: number;
+  live: boolean;
+}
+
+/** What ids the server takes: printable characters, without separators. */
+export function idProblem(id: string): string {
+  if (id === "") return "A conversation needs an id.";
+  if (/[\s/\\\p{C}]/u.test(id)) return "An id has no spaces, slashes or control characters.";
+  if (id === "." || id === ".." || id.startsWith("~")) return "An id is not a dot and does not begin with a tilde.";
+  return new TextEncoder().encode(id).length > 128 ? "An id has 128 characters at most." : "";
+}
+
+export function newId(): string {
+  const day = new Date().toISOString().slice(5, 10);
+  const random = [...crypto.getRandomValues(new Uint8Array(4))].map((b) => b.toString(16).padStart(2, "0")).join("");
+  return `page-${day}-${random}`;
+}
+
+export class ConversationBar {
+  id: string;
+  #input = byId<HTMLInputElement>("session-input");
+
+  constructor(
+    private readonly client: Client,
+    private readonly changed: (id: string) => void,
+  ) {
+    this.id = conversations.current() || newId();
+    conversations.use(this.id);
+    this.#input.value = this.id;
+    this.#input.addEventListener("change", () => this.#take());
+    this.#input.addEventListener("input", () => this.#input.setCustomValidity(""));
+    this.#input.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") this.#take();
+      if (event.key === "Escape") this.#input.value = this.id;
+    });
+    byId("session-new").addEventListener("click", () => this.use(newId()));
+    const list = byId("session-list");
+    const menu = createMenu(byId<HTMLButtonElement>("session-menu"), list, () => {
+      this.#fill(list, menu.close, []);
+      void this.#listed().then((listed) => {
+        if (list.hidden) return;
+        const at = list.contains(document.activeElement);
+        this.#fill(list, menu.close, listed);
+        if (at) list.querySelector<HTMLElement>("button")?.focus();
+      });
+    });
+  }
+
+  use(id: string): void {
+    this.id = id;
+    this.#input.value = id;
+    this.#input.setCustomValidity("");
+    conversations.use(id);
+    this.changed(id);
+  }
+
+  #take(): void {
+    const id = this.#input.value.trim();
+    if (id === this.id) return;
+    const problem = idProblem(id);
+    this.#input.setCustomValidity(problem);
+    if (problem) this.#input.reportValidity();
+    else this.use(id);
+  }
+
+  async #listed(): Promise<Listed[]> {
+    try {
+      return (await this.client.json<{ sessions: Listed[] }>("list_sessions", {})).sessions;
+    } catch (err) {
+      if (err instanceof CallError) return []; // the browser's own list remains
+      throw err;
+    }
+  }
+
+  #fill(list: HTMLElement, close: () => void, listed: Listed[]): void {
+    const known = new Map(listed.map((s) => [s.session_id, s]));
+    const ids = [...new Set([...listed.map((s) => s.session_id), ...conversations.recent()])].slice(0, 50);
+    list.replaceChildren(
+      ...ids.map((id) => {
+        const s = known.get(id);
+        return h(
+          "button",
+          {
+            type: "button", role: "menuitem", tabindex: -1, "data-testid": "session-item", "data-session": id, "aria-current": id === this.id ? "true" : null,
+            onclick: () => {
+              close();
+              this.use(id);
+            },
+          },
+          h("span", { class: "title" }, id),
+          s?.live && h("span", { class: "live" }, "live"),
+          h("span", { class: "about" }, s ? `${s.files} ${s.files === 1 ? "file" : "files"}, ${bytes(s.bytes)} · ${age(Date.parse(s.last_used), Date.now())}` : "used in this browser"),
+        );
+      }),
+    );
+  }
+}

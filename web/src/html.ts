@@ -1,0 +1,99 @@
+// HTML that code showed, cut down to what is known to be harmless. It is read by hand and not with DOMParser, since browsers hold what
+// that parses to the page's policy, and report it. The result is for a frame that may do nothing: this is the second wall, not the first.
+
+const kept = new Set(
+  ("a abbr article aside b blockquote br caption code col colgroup dd del details dfn div dl dt em figcaption figure footer h1 h2 h3 h4 h5 h6 header hr i ins kbd li main mark " +
+    "nav ol p pre q s samp section small span strong sub summary sup table tbody td tfoot th thead time tr u ul var").split(" "),
+);
+const keptAttributes = new Set(["colspan", "rowspan", "scope", "title", "dir", "lang", "open", "start", "reversed", "align", "valign"]);
+const childless = new Set(["br", "col", "hr"]);
+
+// What is inside these is nothing to read; of the first ones it is not even markup.
+const raw = new Set("script style textarea title xmp iframe noembed noframes noscript plaintext".split(" "));
+const dropped = new Set("svg math object select button video audio canvas template head form dialog".split(" "));
+
+const deepest = 200;
+
+const tag = /<(\/?)([a-z][^\s/>]*)((?:[^>"']|"[^"]*"|'[^']*')*)>/iy;
+const attribute = /([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=<>`]+)))?/g;
+
+/** The harmless part of html, as HTML that is well-formed. */
+export function cleanHTML(html: string): string {
+  let out = "";
+  const open: string[] = [];
+  let at = 0;
+  const text = (s: string) => (out += s.replaceAll("<", "&lt;").replaceAll(">", "&gt;"));
+  while (at < html.length) {
+    const next = html.indexOf("<", at);
+    if (next < 0) {
+      text(html.slice(at));
+      break;
+    }
+    text(html.slice(at, next));
+    if (html.startsWith("<!--", next)) {
+      at = after(html, "-->", next + 4);
+      continue;
+    }
+    if (html[next + 1] === "!" || html[next + 1] === "?") {
+      at = after(html, ">", next);
+      continue;
+    }
+    tag.lastIndex = next;
+    const match = tag.exec(html);
+    if (!match) {
+      text("<");
+      at = next + 1;
+      continue;
+    }
+    at = tag.lastIndex;
+    const closing = match[1] === "/";
+    const name = match[2]!.toLowerCase();
+    if (!closing && (raw.has(name) || dropped.has(name))) {
+      at = afterElement(html, name, at);
+    } else if (!kept.has(name)) {
+      continue; // its children stay
+    } else if (closing) {
+      const level = open.lastIndexOf(name);
+      if (level >= 0) while (open.length > level) out += `</${open.pop()}>`;
+    } else if (open.length < deepest) {
+      out += `<${name}${attributesOf(match[3]!)}>`;
+      if (!childless.has(name)) open.push(name);
+    }
+  }
+  while (open.length > 0) out += `</${open.pop()}>`;
+  return out;
+}
+
+function attributesOf(source: string): string {
+  let out = "";
+  for (const [, name, double, single, bare] of source.matchAll(attribute)) {
+    const lower = name!.toLowerCase();
+    if (!keptAttributes.has(lower)) continue;
+    const value = double ?? single ?? bare ?? "";
+    out += ` ${lower}="${value.replaceAll('"', "&quot;").replaceAll("<", "&lt;").replaceAll(">", "&gt;")}"`;
+  }
+  return out;
+}
+
+function after(html: string, end: string, from: number): number {
+  const i = html.indexOf(end, from);
+  return i < 0 ? html.length : i + end.length;
+}
+
+/** The place after the end tag of an element, nested ones of its name included; the end of html when there is none. */
+function afterElement(html: string, name: string, from: number): number {
+  const tags = new RegExp(`<(/?)${name}(?=[\\s/>])[^>]*>`, "gi");
+  tags.lastIndex = from;
+  let level = 1;
+  for (let match = tags.exec(html); match; match = tags.exec(html)) {
+    if (match[1] === "/") level--;
+    else if (!raw.has(name)) level++;
+    if (level === 0) return tags.lastIndex;
+  }
+  return html.length;
+}
+
+/** A document for a frame's srcdoc. The frame has the page's policy, so its style needs the page's nonce. */
+export function frameDocument(html: string, css: string, nonce: string): string {
+  return `<!doctype html><html><head><style nonce="${nonce}">${css}</style></head><body>${cleanHTML(html)}</body></html>`;
+}

@@ -1,0 +1,157 @@
+// One run on screen: its output as it comes, what it showed, how it ended.
+import { h } from "./dom.ts";
+import { bytes, causeText, duration } from "./format.ts";
+import type { Stream } from "./lines.ts";
+import { LogView, tableOf } from "./logview.ts";
+import { CallError, textOf, type ToolResult } from "./mcp.ts";
+import { frameDocument } from "./html.ts";
+import { blocks } from "./tables.ts";
+
+export type State = "idle" | "running" | "ok" | "failed" | "stopped" | "error";
+
+export interface Status {
+  state: State;
+  title: string;
+  facts: string[];
+  exitCode?: number;
+  cause?: string;
+}
+
+/** What the server tells about a run when it is asked for details. */
+interface Details {
+  run_id: string;
+  exit_code: number;
+  signal?: number;
+  cause?: string;
+  hint?: string;
+  state?: string;
+  duration_ms: number;
+  memory_bytes?: number;
+  stdout: string;
+  stderr: string;
+  stdout_truncated?: boolean;
+  stderr_truncated?: boolean;
+  displays?: { mime_type: string; text: string }[];
+}
+
+export const detailsKey = "mcp-code-sandbox/run";
+
+const frameCSS = `
+:root { color-scheme: light dark; font: 13px/1.5 system-ui, sans-serif; }
+body { margin: 12px; color: CanvasText; overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 10px; border-bottom: 1px solid color-mix(in srgb, CanvasText 18%, transparent); text-align: left; }
+pre, code { font-family: ui-monospace, monospace; }
+`;
+
+export class RunView {
+  readonly element = h("div", { class: "run" });
+  readonly log: LogView;
+  status: Status = { state: "running", title: "Running", facts: [] };
+  elapsed = 0;
+  #streamed = false;
+
+  constructor(
+    scroller: HTMLElement,
+    private readonly nonce: string,
+  ) {
+    this.log = new LogView(scroller);
+    this.element.append(this.log.element);
+  }
+
+  /** A piece of output, and the ranges of it that are standard error. */
+  progress(text: string, stderr: [number, number][]): void {
+    if (text !== "") this.#streamed = true;
+    let at = 0;
+    const take = (stream: Stream, to: number) => {
+      if (to > at) this.log.add(stream, text.slice(at, to));
+      at = Math.max(at, to);
+    };
+    for (const [from, to] of stderr) {
+      take("stdout", from);
+      take("stderr", to);
+    }
+    take("stdout", text.length);
+  }
+
+  finish(result: ToolResult, elapsed: number): void {
+    const details = result._meta?.[detailsKey] as Details | undefined;
+    if (!details) {
+      this.fail(new CallError("refused", textOf(result) || "The server did not say how the run ended."));
+      return;
+    }
+    if (!this.#streamed) {
+      this.log.add("stdout", details.stdout);
+      this.log.add("stderr", details.stderr);
+    }
+    this.log.finish();
+    for (const content of result.content) {
+      if (content.type === "image" && /^image\/(png|jpeg|gif|webp)$/.test(content.mimeType)) this.#image(`data:${content.mimeType};base64,${content.data}`);
+    }
+    for (const display of details.displays ?? []) this.#display(display.mime_type, display.text);
+    if (this.#isEmpty() && !details.cause) this.#notice("No output.", "");
+    if (details.state) this.#notice(sentence(details.state), "");
+    if (details.hint && details.cause !== "cancelled") this.#notice(details.hint, details.cause || details.exit_code !== 0 ? "bad" : "");
+    this.elapsed = details.duration_ms || elapsed;
+    this.status = statusOf(details);
+  }
+
+  /** The run did not come to an end that the server could tell of. */
+  fail(err: CallError): void {
+    this.log.finish();
+    if (err.trouble === "aborted") {
+      this.status = { state: "stopped", title: "Stopped", facts: [], cause: "cancelled" };
+      return;
+    }
+    this.status = { state: "error", title: err.trouble === "busy" ? "Busy" : "Not run", facts: [], cause: err.code };
+    if (err.trouble === "offline") this.status.title = "Connection lost";
+    this.#notice(err.message, "bad");
+  }
+
+  #isEmpty(): boolean {
+    return this.log.lines.all.length === 0 && this.element.childElementCount === 1;
+  }
+
+  #image(src: string): void {
+    this.element.append(h("figure", { class: "shown" }, h("img", { src, alt: "A picture that the code showed", "data-testid": "output-image" })));
+  }
+
+  #display(mime: string, text: string): void {
+    if (mime === "text/html") {
+      const frame = h("iframe", { sandbox: "", title: "HTML that the code showed", "data-testid": "output-html", loading: "lazy" });
+      frame.srcdoc = frameDocument(text, frameCSS, this.nonce);
+      // A frame that may do nothing cannot tell its height either.
+      const rows = (text.match(/<(tr|p|li|h[1-6]|pre|div|br)\b/gi) ?? []).length;
+      frame.style.height = `${Math.min(420, 60 + rows * 28)}px`;
+      this.element.append(h("figure", { class: "shown" }, frame));
+    } else if (mime === "image/svg+xml") {
+      // As an image an SVG runs nothing and loads nothing.
+      this.#image(`data:image/svg+xml,${encodeURIComponent(text)}`);
+    } else if (mime.startsWith("text/")) {
+      const lines = text.split("\n");
+      for (const block of blocks(lines)) {
+        const shown = block.table ? tableOf(block.table) : h("div", { class: "log-line" }, lines.slice(block.from, block.to).join("\n"));
+        this.element.append(h("div", { class: "shown" }, shown));
+      }
+    }
+  }
+
+  #notice(text: string, kind: string): void {
+    const first = this.#isEmpty() ? "first" : "";
+    this.element.append(h("p", { class: `notice ${kind} ${first}` }, text));
+  }
+}
+
+function statusOf(d: Details): Status {
+  const facts = [duration(d.duration_ms)];
+  if (d.memory_bytes) facts.push(bytes(d.memory_bytes));
+  const base = { exitCode: d.exit_code, ...(d.cause ? { cause: d.cause } : {}) };
+  if (d.cause) return { ...base, state: d.cause === "cancelled" ? "stopped" : "failed", title: causeText(d.cause), facts };
+  const how = d.signal ? `signal ${d.signal}` : `exit code ${d.exit_code}`;
+  if (d.exit_code !== 0 || d.signal) return { ...base, state: "failed", title: "Failed", facts: [how, ...facts] };
+  return { ...base, state: "ok", title: "Done", facts: [how, ...facts] };
+}
+
+function sentence(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : ".");
+}

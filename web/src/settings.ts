@@ -1,0 +1,195 @@
+// What goes with every run: environment variables, network, time limit, services.
+import { byId, closeOnBackdrop, h, iconButton } from "./dom.ts";
+import type { Client } from "./mcp.ts";
+import { environment, key, runSettings } from "./store.ts";
+
+export interface Limits {
+  maxTimeout: number | undefined; // seconds
+  services: boolean; // the server has a list of them
+  keptEnvironment: boolean; // interpreters that keep variables take environment variables, too
+}
+
+interface Service {
+  name: string;
+  display_name?: string;
+  connected: boolean;
+  connect_url?: string;
+}
+
+interface Events {
+  forgetKey(): void;
+  trouble(err: unknown): void;
+}
+
+export class Settings {
+  limits: Limits = { maxTimeout: undefined, services: false, keptEnvironment: true };
+
+  constructor(
+    private readonly client: Client,
+    private readonly on: Events,
+  ) {
+    byId("settings-open").addEventListener("click", () => this.open());
+    this.#note();
+  }
+
+  /** Variables with a name, the last of a name winning. */
+  get environment(): Record<string, string> {
+    return Object.fromEntries(environment.get().filter(([name]) => name !== ""));
+  }
+
+  get network(): boolean {
+    return runSettings.get().network ?? false;
+  }
+
+  set network(value: boolean) {
+    runSettings.set({ network: value });
+    this.#note();
+  }
+
+  /** Seconds, undefined for the server's own limit. */
+  get timeout(): number | undefined {
+    const t = runSettings.get().timeout;
+    if (t === undefined || t < 1) return undefined;
+    return this.limits.maxTimeout ? Math.min(t, this.limits.maxTimeout) : t;
+  }
+
+  /** Names of the services that runs may call. */
+  get services(): string[] {
+    return this.limits.services ? (runSettings.get().services ?? []) : [];
+  }
+
+  /** On the button: how many settings differ from the usual. */
+  #note(): void {
+    const n = Object.keys(this.environment).length + Number(this.network) + Number(this.timeout !== undefined) + this.services.length;
+    const note = byId("settings-note");
+    note.hidden = n === 0;
+    note.textContent = String(n);
+    note.title = `${n} ${n === 1 ? "setting differs" : "settings differ"} from the usual`;
+  }
+
+  open(): void {
+    const vars = environment.get();
+    const rows = h("div");
+    const save = () => {
+      environment.set(
+        [...rows.children].map((row) => {
+          const [name, value] = row.querySelectorAll("input");
+          return [name!.value.trim(), value!.value];
+        }),
+      );
+      this.#note();
+    };
+    const add = (name = "", value = "") => {
+      const first = h("input", {
+        class: "field", value: name, placeholder: "NAME", "aria-label": "Name of the variable", spellcheck: "false", autocapitalize: "off", autocomplete: "off", pattern: "[A-Za-z_][A-Za-z0-9_]*", "data-testid": "env-name", oninput: save,
+      });
+      const second = h("input", { class: "field", value, placeholder: "value", "aria-label": "Value of the variable", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "data-testid": "env-value", oninput: save });
+      const row = h("div", { class: "env-row" }, first, second, iconButton("close", "Remove the variable", () => (row.remove(), save()), "env-remove"));
+      rows.append(row);
+      return first;
+    };
+    vars.forEach(([name, value]) => add(name, value));
+
+    const network = h("input", { type: "checkbox", role: "switch", "data-testid": "network-switch", "aria-describedby": "network-about", onchange: () => (this.network = network.checked) });
+    network.checked = this.network;
+    const timeout = h("input", {
+      id: "timeout-input", class: "field", type: "number", min: 1, max: this.limits.maxTimeout ?? null, step: 1, value: this.timeout ?? "", placeholder: "default", "data-testid": "timeout-input", "aria-describedby": "timeout-about",
+      oninput: () => {
+        runSettings.set({ timeout: timeout.value === "" ? 0 : Number(timeout.value) });
+        this.#note();
+      },
+    });
+    const services = h("section", { "data-testid": "services", hidden: true });
+    const dialog = h(
+      "dialog",
+      { class: "dialog sheet", "aria-labelledby": "settings-title", "data-testid": "settings-drawer" },
+      h(
+        "header",
+        {},
+        h("div", {}, h("h2", { id: "settings-title" }, "Settings"), h("p", { class: "muted" }, "They go with every run from this page.")),
+        iconButton("close", "Close", () => dialog.close(), "settings-close"),
+      ),
+      h(
+        "section",
+        {},
+        h("label", { class: "switch" }, "Network access", network, h("span", { class: "track", "aria-hidden": "true" })),
+        h("p", { class: "muted", id: "network-about" }, "Lets the code reach the internet. Private and host addresses stay out of reach."),
+      ),
+      h(
+        "section",
+        {},
+        h("div", { class: "row-line" }, h("label", { class: "legend", for: "timeout-input" }, "Time limit in seconds"), timeout),
+        h("p", { class: "muted", id: "timeout-about" }, this.limits.maxTimeout ? `At most ${this.limits.maxTimeout}. Empty: the server's own limit.` : "Empty: the server's own limit."),
+      ),
+      h(
+        "section",
+        {},
+        h("h3", { class: "legend" }, "Environment variables"),
+        h("p", { class: "muted" }, this.limits.keptEnvironment ? "Kept in this tab only." : "Kept in this tab only. Runs that keep variables do not get them."),
+        rows,
+        h("button", { type: "button", class: "button", "data-testid": "env-add", onclick: () => add().focus() }, "Add a variable"),
+      ),
+      services,
+      h(
+        "section",
+        {},
+        h("h3", { class: "legend" }, "API key"),
+        h("p", { class: "muted" }, key.remembered() ? "Remembered on this device." : "Kept in this tab only."),
+        h(
+          "button",
+          {
+            type: "button", class: "button", "data-testid": "key-forget",
+            onclick: () => {
+              dialog.close();
+              this.on.forgetKey();
+            },
+          },
+          "Forget the key",
+        ),
+      ),
+    );
+    dialog.addEventListener("close", () => dialog.remove());
+    closeOnBackdrop(dialog);
+    document.body.append(dialog);
+    dialog.showModal();
+    if (this.limits.services) void this.#services(services);
+  }
+
+  async #services(section: HTMLElement): Promise<void> {
+    try {
+      const { services } = await this.client.json<{ services: Service[] }>("list_services", {});
+      if (services.length === 0) return;
+      // One that is no longer connected would have every run refused.
+      this.#use((name) => services.some((s) => s.name === name && s.connected));
+      section.replaceChildren(
+        h("h3", { class: "legend" }, "Services"),
+        h("p", { class: "muted" }, "The code may call those that are on, with your credentials, which it never sees."),
+        ...services.map((s) => this.#service(s)),
+      );
+      section.hidden = false;
+    } catch (err) {
+      this.on.trouble(err);
+    }
+  }
+
+  #use(keep: (name: string) => boolean, more: string[] = []): void {
+    runSettings.set({ services: [...new Set([...this.services, ...more])].filter(keep) });
+    this.#note();
+  }
+
+  #service(s: Service): HTMLElement {
+    const title = s.display_name || s.name;
+    if (!s.connected) {
+      const address = s.connect_url && /^https?:$/.test(new URL(s.connect_url, location.href).protocol) ? s.connect_url : undefined;
+      return h(
+        "div",
+        { class: "service", "data-testid": "service", "data-connected": "false" },
+        h("span", { class: "name" }, title),
+        address ? h("a", { class: "button", href: address, target: "_blank", rel: "noopener", "aria-label": `Connect ${title}` }, "Connect") : h("span", { class: "muted" }, "Not connected"),
+      );
+    }
+    const on = h("input", { type: "checkbox", role: "switch", onchange: () => (on.checked ? this.#use(() => true, [s.name]) : this.#use((name) => name !== s.name)) });
+    on.checked = this.services.includes(s.name);
+    return h("label", { class: "switch service", "data-testid": "service", "data-connected": "true" }, title, on, h("span", { class: "track", "aria-hidden": "true" }));
+  }
+}

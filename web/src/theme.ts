@@ -1,0 +1,29 @@
+// Light or dark: the system's choice until the person makes one. /theme.js applies it before the first paint.
+import { byId } from "./dom.ts";
+
+export function themeSwitch(): void {
+  const root = document.documentElement;
+  const button = byId("theme-switch");
+  const apply = (theme: string) => {
+    root.dataset["theme"] = theme;
+    button.setAttribute("aria-pressed", String(theme === "dark"));
+  };
+  apply(root.dataset["theme"] ?? "light");
+  button.addEventListener("click", () => {
+    const theme = root.dataset["theme"] === "dark" ? "light" : "dark";
+    apply(theme);
+    try {
+      localStorage.setItem("sandbox:theme", theme);
+    } catch {
+      // it lasts as long as the page
+    }
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
+    try {
+      if (localStorage.getItem("sandbox:theme")) return;
+    } catch {
+      // as if there were no choice
+    }
+    apply(event.matches ? "dark" : "light");
+  });
+}

@@ -1,0 +1,24 @@
+// Which of many rows of one height are in view.
+
+export interface Window {
+  first: number;
+  last: number; // exclusive
+  top: number; // pixels from the top of the content to the first row
+  height: number; // of the whole content
+}
+
+/** Browsers lay out elements up to some ten million pixels; beyond, positions are scaled. */
+export const tallest = 8_000_000;
+
+/** The rows to show when the content is scrolled to scrollTop in a view of viewHeight. */
+export function windowOf(rows: number, rowHeight: number, scrollTop: number, viewHeight: number, overscan = 20): Window {
+  const real = rows * rowHeight;
+  const height = Math.min(real, tallest);
+  const reach = Math.max(1, height - viewHeight);
+  const position = Math.min(Math.max(0, scrollTop), reach);
+  // Where the content is taller than a browser takes, a place on the scroll bar stands for a proportional one in it.
+  const offset = real > height ? (position / reach) * (real - viewHeight) : position;
+  const first = Math.max(0, Math.floor(offset / rowHeight) - overscan);
+  const last = Math.min(rows, Math.ceil((offset + viewHeight) / rowHeight) + overscan);
+  return { first: Math.min(first, last), last, top: first * rowHeight - offset + position, height };
+}
