@@ -171,8 +171,16 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 			return nil, err
 		}
 	}
+	var g given
+	if a.shared == nil && (spec.Channel || spec.zygote != nil) {
+		var err error
+		if g, err = p.given(); err != nil {
+			return p, nil // its status says why
+		}
+		defer g.close()
+	}
 	tell := json.NewEncoder(p.spec)
-	if f, ok := a.zygotes.fork(spec, p); ok {
+	if f, ok := a.zygotes.fork(spec, g); ok {
 		p.forked = true
 		go func() { // ends when run-init has read it, or has ended
 			_ = tell.Encode(initSpec{Adopted: f.inner, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir})

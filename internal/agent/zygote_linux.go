@@ -114,7 +114,7 @@ func (zs *zygotes) prepare(w *wire.Zygote) {
 }
 
 // fork starts the program of a run from its zygote. It does not if there is none that suits it.
-func (zs *zygotes) fork(spec initSpec, p *initProcess) (forked, bool) {
+func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	if spec.zygote == nil {
 		return forked{}, false
 	}
@@ -124,11 +124,6 @@ func (zs *zygotes) fork(spec initSpec, p *initProcess) (forked, bool) {
 	if z == nil || !z.suits(spec.Env) {
 		return forked{}, false
 	}
-	g, err := p.given()
-	if err != nil {
-		return forked{}, false // its status says why
-	}
-	defer g.close()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return forked{}, false
