@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -33,15 +34,21 @@ import (
 //	ended <pid> <wait status> <user µs> <system µs> <memory of its own>
 type zygote struct {
 	env  map[string]string
-	proc *os.Process
+	proc *os.Process // nil if it comes from outside
 	conn *os.File
+	soon bool
+
+	ready chan struct{} // closed when it can fork, or is gone
 
 	mu       sync.Mutex
-	ready    bool
+	started  bool
 	gone     bool
 	asked    []chan forked          // for each request that has not been answered
 	children map[int]chan wire.Exit // by pid
 }
+
+// soonEnough bounds the wait for a zygote that is on its way. Importing the libraries would take as long.
+const soonEnough = 500 * time.Millisecond
 
 // forked is the answer to a request. pid is zero when there is none.
 type forked struct {
@@ -56,7 +63,6 @@ type forkSpec struct {
 	Env     map[string]string `json:"env"`
 	Limits  map[string]uint64 `json:"limits"`
 	Display bool              `json:"display"`
-	Capset  int               `json:"capset"` // the number of the system call
 }
 
 // startEnvironment are the variables that an interpreter and its libraries read once, when they start.
@@ -91,7 +97,7 @@ func (zs *zygotes) prepare(w *wire.Zygote) {
 	zs.mu.Lock()
 	defer zs.mu.Unlock()
 	if zs.known == nil {
-		zs.known, zs.living = map[string]*wire.Zygote{}, map[string]*zygote{}
+		zs.known = map[string]*wire.Zygote{}
 	}
 	if len(w.Source) > 0 {
 		zs.known[w.Name] = w
@@ -99,15 +105,28 @@ func (zs *zygotes) prepare(w *wire.Zygote) {
 	if w = zs.known[w.Name]; w == nil || zs.living[w.Name] != nil {
 		return
 	}
-	z, err := newZygote(w)
-	if err != nil {
-		return
+	if z, err := newZygote(w); err == nil {
+		zs.addLocked(w.Name, z)
 	}
-	zs.living[w.Name] = z
+}
+
+// add is for a zygote that comes from outside.
+func (zs *zygotes) add(name string, z *zygote) {
+	zs.mu.Lock()
+	defer zs.mu.Unlock()
+	zs.addLocked(name, z)
+}
+
+func (zs *zygotes) addLocked(name string, z *zygote) {
+	if zs.living == nil {
+		zs.living = map[string]*zygote{}
+	}
+	z.children, z.ready = map[int]chan wire.Exit{}, make(chan struct{})
+	zs.living[name] = z
 	go func() {
 		z.listen()
 		zs.mu.Lock()
-		delete(zs.living, w.Name)
+		delete(zs.living, name)
 		zs.mu.Unlock()
 		z.end()
 	}()
@@ -124,6 +143,12 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	if z == nil || !z.suits(spec.Env) {
 		return forked{}, false
 	}
+	if z.soon {
+		select {
+		case <-z.ready:
+		case <-time.After(soonEnough):
+		}
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return forked{}, false
@@ -131,7 +156,7 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	defer r.Close()
 	files := []*os.File{g.pid, g.mount, g.ipc, r, g.stdout, g.stderr}
 	run := forkSpec{Path: spec.privatePath(spec.File), Code: hex.EncodeToString(spec.Code), Env: spec.variables(), Limits: map[string]uint64{},
-		Display: spec.Displays, Capset: unix.SYS_CAPSET}
+		Display: spec.Displays}
 	if spec.Channel {
 		files = append(files, g.driver)
 		run.Path, run.Code = spec.privatePath(".driver"), hex.EncodeToString(spec.Driver)
@@ -160,7 +185,7 @@ func newZygote(w *wire.Zygote) (*zygote, error) {
 		_ = unix.Close(fds[0])
 		return nil, err
 	}
-	z := &zygote{env: w.Env, conn: os.NewFile(uintptr(fds[0]), "zygote"), children: map[int]chan wire.Exit{}}
+	z := &zygote{env: w.Env, conn: os.NewFile(uintptr(fds[0]), "zygote")}
 	if err := z.exec(w, theirs); err != nil {
 		_ = z.conn.Close()
 		return nil, err
@@ -186,11 +211,7 @@ func (z *zygote) exec(w *wire.Zygote, theirs *os.File) error {
 		return err
 	}
 	defer null.Close()
-	filter := runFilter()
-	config, err := json.Marshal(map[string]any{
-		"preload": w.Preload,
-		"filter":  hex.EncodeToString(unsafe.Slice((*byte)(unsafe.Pointer(&filter[0])), len(filter)*int(unsafe.Sizeof(filter[0])))),
-	})
+	config, err := json.Marshal(map[string]any{"preload": w.Preload, "filter": RunFilter()})
 	if err != nil {
 		return err
 	}
@@ -218,6 +239,12 @@ func (z *zygote) exec(w *wire.Zygote, theirs *os.File) error {
 	}
 	_, err = z.conn.Write(config)
 	return err
+}
+
+// RunFilter is the system call filter of a run's processes, as a zygote is told it: in hex.
+func RunFilter() string {
+	f := runFilter()
+	return hex.EncodeToString(unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), len(f)*int(unsafe.Sizeof(f[0]))))
 }
 
 // BecomeZygote gives a zygote the one thing that libraries want of a file system while they are imported, a /tmp of its own, and
@@ -252,7 +279,10 @@ func (z *zygote) hear(line string) {
 	var exit wire.Exit
 	switch _, _ = fmt.Sscan(line, &word); word {
 	case "ready":
-		z.ready = true
+		if !z.started {
+			z.started = true
+			close(z.ready)
+		}
 	case "started", "failed":
 		if len(z.asked) == 0 {
 			return
@@ -284,13 +314,19 @@ func (z *zygote) hear(line string) {
 func (z *zygote) end() {
 	z.mu.Lock()
 	z.gone = true
+	if !z.started {
+		z.started = true
+		close(z.ready)
+	}
 	asked, children := z.asked, maps.Clone(z.children)
 	z.asked, z.children = nil, nil
 	z.mu.Unlock()
 	_ = z.conn.Close()
-	_ = z.proc.Kill()
-	ended(z.proc.Pid)
-	_, _ = z.proc.Wait()
+	if z.proc != nil {
+		_ = z.proc.Kill()
+		ended(z.proc.Pid)
+		_, _ = z.proc.Wait()
+	}
 	for _, c := range asked {
 		c <- forked{}
 	}
@@ -312,7 +348,7 @@ func (z *zygote) fork(fds ...*os.File) (forked, error) {
 	}
 	answer := make(chan forked, 1)
 	z.mu.Lock()
-	if z.gone || !z.ready {
+	if z.gone || !z.started {
 		z.mu.Unlock()
 		return forked{}, errNoZygote
 	}

@@ -68,6 +68,14 @@ type Runner struct {
 	Wrapper string
 }
 
+// SandboxZygote is the runner's zygote as backends know it; nil if it has none.
+func (r Runner) SandboxZygote() *sandbox.Zygote {
+	if r.Zygote == nil || len(r.Argv) == 0 {
+		return nil
+	}
+	return &sandbox.Zygote{Name: r.Name, Argv: r.Argv[:1], Env: r.Env, Source: r.Zygote.Source, Preload: r.Zygote.Preload}
+}
+
 // Set is the runners of this host, in the order of the definitions.
 type Set []Runner
 

@@ -47,6 +47,16 @@ type Spec struct {
 	Network   bool
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
+	Zygote    *Zygote // for backends that can share one; else runs start their own
+}
+
+// Zygote is an interpreter that imports libraries once and forks a process for each run.
+type Zygote struct {
+	Name    string
+	Argv    []string // the path of Source is added
+	Env     map[string]string
+	Source  []byte
+	Preload []string
 }
 
 // ForwardAddr is where a process inside reaches the server, if the Spec says Forward.

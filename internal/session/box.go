@@ -54,7 +54,8 @@ type box struct {
 
 // zygote is what the agent needs to be told for a run of r to come from a zygote, if the runner has one.
 func (b *box) zygote(r runner.Runner) *wire.Zygote {
-	if r.Zygote == nil || len(r.Argv) == 0 {
+	z := r.SandboxZygote()
+	if z == nil {
 		return nil
 	}
 	b.s.m.mu.Lock()
@@ -66,7 +67,7 @@ func (b *box) zygote(r runner.Runner) *wire.Zygote {
 		b.zygotes = map[string]bool{}
 	}
 	b.zygotes[r.Name] = true
-	return &wire.Zygote{Name: r.Name, Argv: r.Argv[:1], Env: r.Env, Source: r.Zygote.Source, Preload: r.Zygote.Preload}
+	return &wire.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload}
 }
 
 // close ends the sandbox and whatever runs in it. It does not wait.
@@ -251,6 +252,7 @@ func (m *Manager) spec(s *Session, r runner.Runner, network bool) sandbox.Spec {
 		Network:   network,
 		Forward:   m.cfg.Dial != nil,
 		Limits:    limits,
+		Zygote:    r.SandboxZygote(),
 	}
 }
 

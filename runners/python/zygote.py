@@ -1,5 +1,6 @@
-"""Python that has already imported its libraries, and forks a process for each run. The agent starts it; see internal/agent/zygote_linux.go for
-what is said on descriptor 3.
+"""Python that has already imported its libraries, and forks a process for each run. See internal/agent/zygote_linux.go for what is said on
+descriptor 3. The agent starts it; or, with the argument "template", the server does, outside of all sandboxes, and it forks a zygote into each:
+see internal/backend/jail/template_linux.go.
 
 The zygote itself never sees anything of a run: neither code nor environment pass through its memory, which every later run inherits.
 A run's process reads them itself, after it has moved into the run's namespaces and given up every privilege.
@@ -25,6 +26,8 @@ import types
 
 CHANNEL = 3
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 38, 47, 4
+PR_SET_CHILD_SUBREAPER = 36
+CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
 
@@ -67,13 +70,91 @@ def main():
         del sys.path[0]  # where this file lies
     preload(config["preload"])
     filter = Filter(bytes.fromhex(config["filter"]))
-    for capability in range(64):
-        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
-            break
+    drop_bounding_set()
     gc.collect()
     gc.freeze()
     channel.send(b"ready")
+    if sys.argv[1:] == ["template"]:
+        channel = serve_template(channel)
+        channel.send(b"ready")
     serve(channel, filter)
+
+
+# ---- The template ----
+
+
+def serve_template(channel):
+    """Forks zygotes until the server hangs up. Returns, in a zygote, the connection to its agent."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # a zygote's parent ends, and a sandbox does not before its zygote has been waited for
+    wake, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == wake:
+                os.read(wake, 512)
+                reap()
+                continue
+            word, fds = receive(channel)
+            if not word:
+                os._exit(0)
+            try:
+                pid = os.fork()
+            except OSError:
+                pid = -1
+            if pid == 0:
+                try:
+                    channel.detach()
+                    return move(fds)
+                except BaseException:
+                    os._exit(1)
+            for each in fds:
+                os.close(each)
+            channel.send(b"forked %d" % pid)
+
+
+def reap():
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def move(fds):
+    """Moves a fork of the template into a sandbox, with nothing of the outside but its memory. Returns in the zygote alone."""
+    gate, agent, user, *others = fds
+    if os.read(gate, 1) != b"1":  # when the server has put this process into the sandbox's control group
+        os._exit(1)
+    setns(user)
+    for namespace in others:
+        setns(namespace)
+    if os.fork():
+        os._exit(0)
+    prctl(PR_SET_DUMPABLE, 0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    agent = os.dup2(agent, 100, inheritable=False)
+    for target in range(3):
+        os.dup2(null, target)
+    os.dup2(agent, CHANNEL, inheritable=False)
+    os.closerange(CHANNEL + 1, 1 << 16)
+    drop_bounding_set()
+    keep = 1 << CAP_SYS_ADMIN | 1 << CAP_SYS_CHROOT
+    check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), struct.pack("6I", keep, keep, 0, 0, 0, 0)))
+    return socket.socket(fileno=CHANNEL)
+
+
+def drop_bounding_set():
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break
 
 
 def preload(names):
@@ -180,8 +261,7 @@ def become(fds, filter):
         most = min(most, resource.getrlimit(kind)[1]) if resource.getrlimit(kind)[1] != resource.RLIM_INFINITY else most
         resource.setrlimit(kind, (most, most))
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    header = struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0)
-    check(libc.syscall(run["capset"], header, bytes(24)))
+    check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), bytes(24)))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
     # From here on it is a process like any other; nothing of anybody's is in its memory.

@@ -32,7 +32,10 @@ type Config struct {
 	AgentBinary []byte
 	// AllowNetworks are exceptions from what a sandbox with network cannot reach.
 	AllowNetworks []netip.Prefix
-	Logger        *slog.Logger // nil is silent
+	// NoTemplates has each sandbox import a runner's libraries for itself, in place of sharing the memory of an interpreter
+	// that has.
+	NoTemplates bool
+	Logger      *slog.Logger // nil is silent
 }
 
 // Backend starts bubblewrap sandboxes.
@@ -44,6 +47,8 @@ type Backend struct {
 	files   string
 	launch  *launcher
 	cgroups *cgroups
+
+	templates templates
 
 	close sync.Once
 }
@@ -99,6 +104,7 @@ func New(cfg Config) (*Backend, error) {
 // Close releases what New took. Every sandbox must be closed before; one that is not dies now.
 func (b *Backend) Close() {
 	b.close.Do(func() {
+		b.templates.close()
 		b.launch.close()
 		b.cgroups.close()
 		_ = os.RemoveAll(b.files)
