@@ -38,6 +38,8 @@ type zygote struct {
 	conn *os.File
 	soon bool
 
+	idle *time.Timer // nil if it comes from outside: that takes no memory to speak of
+
 	ready chan struct{} // closed when it can fork, or is gone
 
 	mu       sync.Mutex
@@ -46,6 +48,9 @@ type zygote struct {
 	asked    []chan forked          // for each request that has not been answered
 	children map[int]chan wire.Exit // by pid
 }
+
+// zygoteLife is how long one that has its memory for itself alone waits for the next run.
+const zygoteLife = time.Minute
 
 // soonEnough bounds the wait for a zygote that is on its way. Importing the libraries would take as long.
 const soonEnough = 500 * time.Millisecond
@@ -123,6 +128,9 @@ func (zs *zygotes) addLocked(name string, z *zygote) {
 	}
 	z.children, z.ready = map[int]chan wire.Exit{}, make(chan struct{})
 	zs.living[name] = z
+	if z.proc != nil {
+		z.idle = time.AfterFunc(zygoteLife, z.letGo)
+	}
 	go func() {
 		z.listen()
 		zs.mu.Lock()
@@ -314,6 +322,9 @@ func (z *zygote) hear(line string) {
 func (z *zygote) end() {
 	z.mu.Lock()
 	z.gone = true
+	if z.idle != nil {
+		z.idle.Stop()
+	}
 	if !z.started {
 		z.started = true
 		close(z.ready)
@@ -340,6 +351,17 @@ func (z *zygote) end() {
 	}
 }
 
+// letGo ends a zygote that has nothing to do.
+func (z *zygote) letGo() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if len(z.children) > 0 || len(z.asked) > 0 || !z.started {
+		z.idle.Reset(zygoteLife)
+		return
+	}
+	_ = z.conn.SetReadDeadline(time.Now()) // listen ends
+}
+
 // fork starts a run's process in the namespaces of its run-init.
 func (z *zygote) fork(fds ...*os.File) (forked, error) {
 	rights := make([]int, len(fds))
@@ -363,6 +385,9 @@ func (z *zygote) fork(fds ...*os.File) (forked, error) {
 	}
 	if err == nil {
 		z.asked = append(z.asked, answer)
+		if z.idle != nil {
+			z.idle.Reset(zygoteLife)
+		}
 	}
 	z.mu.Unlock()
 	if err != nil {

@@ -142,6 +142,12 @@ type Prober interface {
 	Probe(ctx context.Context) []Check
 }
 
+// Warmer is implemented by backends whose sandboxes share something that takes time to make.
+type Warmer interface {
+	// Warm makes it for sandboxes like the one described, ahead of the first. It does not wait.
+	Warm(spec Spec)
+}
+
 // Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.
 type Reaper interface {
 	// Reap removes what the instance left behind. The instance is known to be dead.

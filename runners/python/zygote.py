@@ -68,15 +68,18 @@ def main():
     config = json.loads(channel.recv(1 << 20))
     if sys.path and sys.path[0] != sys.prefix and not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # where this file lies
+    template = sys.argv[1:] == ["template"]
+    if template:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # nobody waits for it; the server takes that back
     preload(config["preload"])
     filter = Filter(bytes.fromhex(config["filter"]))
     drop_bounding_set()
     gc.collect()
     gc.freeze()
-    channel.send(b"ready")
-    if sys.argv[1:] == ["template"]:
+    if template:
+        channel.send(b"ready %d" % os.getpid())
         channel = serve_template(channel)
-        channel.send(b"ready")
+    channel.send(b"ready")
     serve(channel, filter)
 
 

@@ -57,6 +57,7 @@ var (
 	_ sandbox.Backend = (*Backend)(nil)
 	_ sandbox.Prober  = (*Backend)(nil)
 	_ sandbox.Reaper  = (*Backend)(nil)
+	_ sandbox.Warmer  = (*Backend)(nil)
 )
 
 // errNoBwrap is the error of New where bubblewrap is not installed.

@@ -31,6 +31,7 @@ func TestConformance(t *testing.T) {
 				t.Fatal(err)
 			}
 			h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source}
+			h.Template = os.Geteuid() == 0 // others start their own
 			return h
 		})
 	})

@@ -67,7 +67,7 @@ func (b *Backend) template(spec sandbox.Spec) *template {
 	return t
 }
 
-// Warm starts what sandboxes of that kind will share, ahead of the first.
+// Warm implements sandbox.Warmer.
 func (b *Backend) Warm(spec sandbox.Spec) { b.template(spec) }
 
 func templateKey(spec sandbox.Spec) string {
@@ -190,10 +190,14 @@ func (b *Backend) templateArgs(spec sandbox.Spec, source, setpriv string) ([]str
 
 func (t *template) awaitReady() error {
 	defer close(t.ready)
-	word := make([]byte, 16)
+	word := make([]byte, 32)
 	n, err := t.conn.Read(word)
-	if err == nil && string(word[:n]) != "ready" {
-		err = fmt.Errorf("it said %q", word[:n])
+	var pid int
+	if err == nil {
+		_, err = fmt.Sscanf(string(word[:n]), "ready %d", &pid)
+	}
+	if err == nil { // it imported when nobody else had anything to do
+		err = unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
 	}
 	if err != nil {
 		t.mu.Lock()

@@ -39,6 +39,8 @@ type Harness struct {
 	NoLandlock bool
 	// Zygote, when set, is one for Python, and all probes come from it.
 	Zygote *wire.Zygote
+	// Template says that the backend provides the zygote.
+	Template bool
 }
 
 // Run tests a backend. open is called once; what it opens it closes by t.Cleanup.
@@ -129,6 +131,9 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 		spec.Workspace = Workspace(t, h.Owner)
 	}
 	spec.Image = h.Image
+	if z := h.Zygote; h.Template {
+		spec.Zygote = &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload}
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	sb, err := h.Backend.Start(ctx, spec)
