@@ -38,6 +38,29 @@ async function anybody(browser, theme) {
 }
 
 const stories = {
+  // The longest comes first, so that nobody waits for it at the end.
+  async "an example of everything, in every language"(browser) {
+    const v = await Visitor.arrive(browser, { permissions: ["clipboard-read", "clipboard-write"] });
+    await v.open("examples");
+    for (const language of ["python", "javascript", "typescript", "shell"]) {
+      await v.at("language-select").selectOption(language);
+      if (language === "python") await v.page.getByText(/3\.\d+.*pandas/).waitFor(); // version and libraries
+      for (const [example, state] of [["plot", "ok"], ["csv", "ok"], ["fail", "failed"]]) {
+        await v.at("examples-open").click();
+        await v.page.locator(`[data-testid=example-item][data-example=${example}]`).click();
+        await v.at("run").click();
+        await v.ended(state);
+      }
+      await v.page.locator("[data-testid=output] [data-stream=stderr]").first().waitFor();
+    }
+    for (const name of ["sales.csv", "summary.csv", "totals.json", "wave.svg"]) await v.row(name).waitFor();
+    await v.runToEnd("shell", "printf '\\e[31mred\\e[0m\\ntwo\\n'");
+    await v.at("output-copy").click();
+    await v.page.locator("[data-testid=output-copy][data-copied]").waitFor();
+    assert.equal(await v.page.evaluate(() => navigator.clipboard.readText()), "red\ntwo");
+    await v.leave();
+  },
+
   async "from the first visit to a plot"(browser) {
     const v = await Visitor.arrive(browser);
     await v.page.goto(config.url);
@@ -274,11 +297,33 @@ const stories = {
     await v.runToEnd("python", `print("wide " * 200)\n${plot}`, { keep: true });
     await v.at("output-image").waitFor();
     await v.noSidewaysScroll("with a plot and a long name");
+    assert.ok(await v.page.locator(".fact").evaluateAll((all) => all.length > 2 && all.every((fact) => fact.getClientRects().length === 1)), "no fact breaks over two lines");
     await v.screenshot("phone");
     await v.accessible("phone");
     await v.at("settings-open").click();
     await v.at("settings-drawer").waitFor();
     await v.noSidewaysScroll("settings");
+    await v.leave();
+  },
+
+  async "an upload shows how far it is"(browser) {
+    const v = await Visitor.arrive(browser);
+    await v.open("progress");
+    let go;
+    const held = new Promise((resolve) => (go = resolve));
+    await v.page.route("**/files/**", async (route) => {
+      if (route.request().method() === "PUT") await held;
+      await route.continue();
+    });
+    await v.at("upload-input").setInputFiles({ name: "slow.bin", mimeType: "application/octet-stream", buffer: Buffer.alloc(100_000) });
+    await v.at("upload-progress").waitFor();
+    go();
+    await v.row("slow.bin").waitFor();
+    await v.at("upload-progress").waitFor({ state: "detached" });
+    // Under a name that is taken, it asks.
+    await v.at("upload-input").setInputFiles({ name: "slow.bin", mimeType: "application/octet-stream", buffer: Buffer.from("short") });
+    await v.at("confirm-yes").click();
+    await v.row("slow.bin").getByText("5 B").waitFor();
     await v.leave();
   },
 
