@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"mcp-code-sandbox/internal/oauth/oauthtest"
 )
 
 // TestPage tells the stories of page/stories.mjs: the page in a real browser, on the real server and the real jail. Screenshots are left in
@@ -33,11 +35,12 @@ func TestPage(t *testing.T) {
 	if err := os.MkdirAll(screenshots, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	many := "SANDBOX_MAX_SESSIONS=50"
-	s := serve(t, many)
-	root, address := "SANDBOX_ROOT="+s.Root, "MCP_HTTP_ADDR="+strings.TrimPrefix(s.URL, "http://")
+	settings := append(pageServices(t), "SANDBOX_MAX_SESSIONS=50")
+	s := serve(t, settings...)
+	settings = append(settings, "SANDBOX_ROOT="+s.Root, "MCP_HTTP_ADDR="+strings.TrimPrefix(s.URL, "http://"))
 	config, err := json.Marshal(map[string]string{
 		"url": s.URL, "token": s.Token, "browser": browser, "screenshots": screenshots, "only": os.Getenv("PAGE_STORY"),
+		"narrow": serve(t, "SANDBOX_TOOLS=run_code").URL,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +80,7 @@ func TestPage(t *testing.T) {
 			s.stop(t)
 			fmt.Fprintln(stdin)
 		case "start":
-			s = serve(t, root, address, many)
+			s = serve(t, settings...)
 			fmt.Fprintln(stdin)
 		case "story":
 			told++
@@ -92,6 +95,31 @@ func TestPage(t *testing.T) {
 	if err := cmd.Wait(); err != nil || told == 0 {
 		t.Errorf("%d stories were told: %v\n%s", told, err, log)
 	}
+}
+
+// pageServices are settings of a server that code may call two services through: one with an operator's key, and one that nobody has
+// connected.
+func pageServices(t *testing.T) []string {
+	t.Helper()
+	accounts := oauthtest.NewService(t)
+	api := newPretendAPI(t, accounts)
+	text := fmt.Sprintf(`{"mcpServers": {
+		"datadog": {
+			"requiresUserToken": true,
+			"userAuthentication": {"type": "oauth", "displayName": "Datadog", "clientId": %q, "clientSecret": {"$env": "DATADOG_SECRET"},
+				"authorizationUrl": %q, "tokenUrl": %q, "scopes": ["metrics_read"]},
+			"proxy": {"enabled": true, "baseURL": %q, "defaultAllowedPaths": ["/api/v1/**"], "allowPrivateAddresses": ["127.0.0.1"]}
+		},
+		"status-page": {
+			"userAuthentication": {"type": "header", "displayName": "Status page", "name": "X-Api-Key", "value": {"$env": "STATUS_KEY"}},
+			"proxy": {"enabled": true, "baseURL": %q, "defaultAllowedPaths": ["/api/v1/**"], "allowPrivateAddresses": ["127.0.0.1"]}
+		}
+	}}`, accounts.ClientID, accounts.AuthorizationURL(), accounts.TokenURL(), api.URL, api.URL)
+	path := filepath.Join(t.TempDir(), "services.json")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"SANDBOX_CONFIG=" + path, "STATUS_KEY=" + staticKey, "DATADOG_SECRET=" + accounts.ClientSecret}
 }
 
 // lookFor finds the first of some programs.

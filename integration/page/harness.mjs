@@ -36,8 +36,9 @@ export class Visitor {
   tolerated = [];
   calls = []; // paths asked of the server
 
-  static async arrive(browser, { axe = false, ...options } = {}) {
+  static async arrive(browser, { axe = false, server = config.url, ...options } = {}) {
     const v = new Visitor();
+    v.server = server;
     v.context = await browser.newContext({ viewport: { width: 1360, height: 850 }, reducedMotion: "reduce", acceptDownloads: true, ...options });
     v.context.setDefaultTimeout(patience);
     await v.context.addInitScript(() => {
@@ -46,22 +47,34 @@ export class Visitor {
     });
     if (axe) await v.context.addInitScript({ content: axeSource });
     v.page = await v.context.newPage();
-    const problem = (kind, text) => v.problems.push(`${kind}: ${text}`);
-    v.page.on("console", (m) => ["error", "warning"].includes(m.type()) && problem(`console ${m.type()}`, m.text()));
-    v.page.on("pageerror", (e) => problem("script error", e.stack ?? e.message));
-    v.page.on("crash", () => problem("crash", "the tab is gone"));
-    v.page.on("dialog", (d) => {
-      problem("dialog", d.message());
-      void d.dismiss();
-    });
-    v.context.on("page", (p) => problem("window", p.url()));
+    v.watch(v.page);
+    v.context.on("page", (p) => v.problems.push(`window: ${p.url()}`));
     v.context.on("request", (r) => {
       const url = new URL(r.url());
       if (["blob:", "data:", "about:", "chrome:", "chrome-extension:"].includes(url.protocol)) return; // the latter two: the browser's own PDF viewer
-      if (url.origin !== config.url) problem("request to another origin", r.url());
+      if (url.origin !== server) v.problems.push(`request to another origin: ${r.url()}`);
       v.calls.push(url.pathname);
     });
     return v;
+  }
+
+  watch(page) {
+    const problem = (kind, text) => this.problems.push(`${kind}: ${text}`);
+    page.on("console", (m) => ["error", "warning"].includes(m.type()) && problem(`console ${m.type()}`, m.text()));
+    page.on("pageerror", (e) => problem("script error", e.stack ?? e.message));
+    page.on("crash", () => problem("crash", "the tab is gone"));
+    page.on("dialog", (d) => {
+      problem("dialog", d.message());
+      void d.dismiss();
+    });
+  }
+
+  /** Another tab that the person opens. */
+  async newTab() {
+    const page = await this.context.newPage();
+    this.problems = this.problems.filter((p) => !p.startsWith("window"));
+    this.watch(page);
+    return page;
   }
 
   /** What a story expects to go wrong. */
@@ -82,7 +95,7 @@ export class Visitor {
 
   /** Opens the page with the key in the address, in a conversation. */
   async open(conversation, { key = config.token } = {}) {
-    await this.page.goto(`${config.url}/#token=${key}`);
+    await this.page.goto(`${this.server}/#token=${key}`);
     await this.page.locator("html[data-ready=true]").waitFor();
     if (conversation) {
       await this.at("session-input").fill(conversation);

@@ -2,10 +2,65 @@
 import assert from "node:assert/strict";
 import { ask, call, config, launch, tell, Visitor } from "./harness.mjs";
 import { hostile } from "./hostile.mjs";
+import { settings } from "./settings.mjs";
 
 const plot = 'import matplotlib.pyplot as plt\nplt.plot([1, 3, 2])\nplt.title("Sales")\nplt.show()\nprint("drawn")';
 
+async function anybody(browser, theme) {
+  const v = await Visitor.arrive(browser, { axe: true, colorScheme: theme });
+  await v.page.goto(config.url);
+  await v.at("key-dialog").waitFor();
+  await v.accessible(`${theme}: asking for the key`);
+  await v.open(`look-${theme}`); // the address with the key, pasted into the same tab
+  await v.upload(`sales-${theme}.csv`, "region,amount\nnorth,120\nsouth,80\n");
+  await v.runToEnd("python", `import sys\nprint("\\x1b[32mok\\x1b[0m \\x1b[31;1mred\\x1b[0m \\x1b[33myellow\\x1b[34m blue\\x1b[0m")\nprint("a warning", file=sys.stderr)\n${plot}`, { keep: true });
+  await v.at("output-image").waitFor();
+  await v.screenshot(theme);
+  await v.accessible(`${theme}: a run`);
+  for (const [open, dialog] of [["settings-open", "settings-drawer"], ["connect-open", "connect-dialog"]]) {
+    await v.at(open).click();
+    await v.at(dialog).waitFor();
+    await v.accessible(`${theme}: ${dialog}`);
+    await v.screenshot(`${theme}-${dialog}`);
+    await v.page.keyboard.press("Escape");
+    await v.at(dialog).waitFor({ state: "hidden" });
+  }
+  await v.row(`sales-${theme}.csv`).getByTestId("file-preview").click();
+  await v.at("preview-body").getByRole("cell", { name: "120" }).waitFor();
+  await v.accessible(`${theme}: a preview`);
+  await v.at("preview-close").click();
+  await v.runToEnd("python", "1 / 0", { state: "failed" });
+  await v.accessible(`${theme}: a failure`);
+  await v.screenshot(`${theme}-failure`);
+  await v.at("theme-switch").click();
+  assert.equal(await v.page.locator("html").getAttribute("data-theme"), theme === "light" ? "dark" : "light");
+  await v.leave();
+}
+
 const stories = {
+  // The longest comes first, so that nobody waits for it at the end.
+  async "an example of everything, in every language"(browser) {
+    const v = await Visitor.arrive(browser, { permissions: ["clipboard-read", "clipboard-write"] });
+    await v.open("examples");
+    for (const language of ["python", "javascript", "typescript", "shell"]) {
+      await v.at("language-select").selectOption(language);
+      if (language === "python") await v.page.getByText(/3\.\d+.*pandas/).waitFor(); // version and libraries
+      for (const [example, state] of [["plot", "ok"], ["csv", "ok"], ["fail", "failed"]]) {
+        await v.at("examples-open").click();
+        await v.page.locator(`[data-testid=example-item][data-example=${example}]`).click();
+        await v.at("run").click();
+        await v.ended(state);
+      }
+      await v.page.locator("[data-testid=output] [data-stream=stderr]").first().waitFor();
+    }
+    for (const name of ["sales.csv", "summary.csv", "totals.json", "wave.svg"]) await v.row(name).waitFor();
+    await v.runToEnd("shell", "printf '\\e[31mred\\e[0m\\ntwo\\n'");
+    await v.at("output-copy").click();
+    await v.page.locator("[data-testid=output-copy][data-copied]").waitFor();
+    assert.equal(await v.page.evaluate(() => navigator.clipboard.readText()), "red\ntwo");
+    await v.leave();
+  },
+
   async "from the first visit to a plot"(browser) {
     const v = await Visitor.arrive(browser);
     await v.page.goto(config.url);
@@ -51,15 +106,9 @@ const stories = {
     await v.at("key-save").click();
     await v.at("key-error").filter({ hasText: /key/ }).waitFor();
     await v.at("key-input").fill(config.token);
-    await v.at("key-remember").check();
     await v.at("key-save").click();
     await v.at("key-dialog").waitFor({ state: "detached" });
     assert.match(await v.runToEnd("shell", "echo let in"), /let in/);
-    const again = await v.context.newPage();
-    v.problems = v.problems.filter((p) => !p.startsWith("window"));
-    await again.goto(config.url);
-    await again.getByTestId("language-select").locator("option[value=shell]").waitFor({ state: "attached" });
-    assert.ok(!(await again.getByTestId("key-dialog").isVisible()), "the device remembers the key");
     await v.leave();
   },
 
@@ -150,6 +199,7 @@ const stories = {
 
   async "recent conversations, and the code of each"(browser) {
     const v = await Visitor.arrive(browser);
+    await call("run_code", { conversationId: "recent-elsewhere", language: "shell", code: "true" });
     await v.open("recent-1");
     await v.runToEnd("shell", "echo one > one.txt");
     await v.at("session-new").click();
@@ -157,7 +207,7 @@ const stories = {
     assert.ok(fresh !== "recent-1" && fresh.length > 8, fresh);
     await v.row("one.txt").waitFor({ state: "detached" });
     await v.at("session-menu").click();
-    await v.page.locator("[data-testid=session-item][data-session=stop]").waitFor(); // of another browser: the server knows it
+    await v.page.locator("[data-testid=session-item][data-session=recent-elsewhere]").waitFor(); // of another client: the server knows it
     await v.page.locator("[data-testid=session-item][data-session=recent-1]").click();
     await v.row("one.txt").waitFor();
     assert.match(await v.at("editor").locator(".cm-content").innerText(), /echo one/);
@@ -218,19 +268,6 @@ const stories = {
     await v.leave();
   },
 
-  async "the server restarts under the open page"(browser) {
-    const v = await Visitor.arrive(browser);
-    v.tolerate(/ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_EMPTY_RESPONSE|ERR_NETWORK_IO_SUSPENDED/);
-    await v.open("restart");
-    await v.runToEnd("python", "kept = 1", { keep: true });
-    await ask("stop");
-    await v.page.locator("[data-testid=banner][data-kind=offline]").waitFor();
-    await ask("start");
-    await v.page.locator("[data-testid=banner][data-kind=offline]").waitFor({ state: "hidden" });
-    assert.match(await v.runToEnd("python", 'print("back", "kept" in globals())', { keep: true }), /back False/);
-    await v.leave();
-  },
-
   async "a session that is busy says so"(browser) {
     const v = await Visitor.arrive(browser);
     await v.open("busy");
@@ -243,42 +280,12 @@ const stories = {
     await v.leave();
   },
 
-  async "anybody can use it, in light and dark"(browser) {
-    for (const theme of ["light", "dark"]) {
-      const v = await Visitor.arrive(browser, { axe: true, colorScheme: theme });
-      await v.page.goto(config.url);
-      await v.at("key-dialog").waitFor();
-      await v.accessible(`${theme}: asking for the key`);
-      await v.open("look"); // the address with the key, pasted into the same tab
-      await v.upload(`sales-${theme}.csv`, "region,amount\nnorth,120\nsouth,80\n");
-      await v.runToEnd("python", `import sys\nprint("\\x1b[32mok\\x1b[0m \\x1b[31;1mred\\x1b[0m \\x1b[33myellow\\x1b[34m blue\\x1b[0m")\nprint("a warning", file=sys.stderr)\n${plot}`, { keep: true });
-      await v.at("output-image").waitFor();
-      await v.screenshot(theme);
-      await v.accessible(`${theme}: a run`);
-      for (const [open, dialog] of [["settings-open", "settings-drawer"], ["connect-open", "connect-dialog"]]) {
-        await v.at(open).click();
-        await v.at(dialog).waitFor();
-        await v.accessible(`${theme}: ${dialog}`);
-        await v.screenshot(`${theme}-${dialog}`);
-        await v.page.keyboard.press("Escape");
-        await v.at(dialog).waitFor({ state: "hidden" });
-      }
-      await v.row(`sales-${theme}.csv`).getByTestId("file-preview").click();
-      await v.at("preview-body").getByRole("cell", { name: "120" }).waitFor();
-      await v.accessible(`${theme}: a preview`);
-      await v.at("preview-close").click();
-      await v.runToEnd("python", "1 / 0", { state: "failed" });
-      await v.accessible(`${theme}: a failure`);
-      await v.screenshot(`${theme}-failure`);
-      await v.at("theme-switch").click();
-      assert.equal(await v.page.locator("html").getAttribute("data-theme"), theme === "light" ? "dark" : "light");
-      await v.leave();
-    }
-  },
+  "anybody can use it by day": (browser) => anybody(browser, "light"),
+  "anybody can use it by night": (browser) => anybody(browser, "dark"),
 
   async "on a phone"(browser) {
     const v = await Visitor.arrive(browser, { viewport: { width: 360, height: 740 }, hasTouch: true, isMobile: true, deviceScaleFactor: 2, axe: true });
-    await v.open("look"); // where matplotlib has been imported already
+    await v.open("phone");
     await v.noSidewaysScroll("empty");
     for (const menu of ["session-menu", "examples-open"]) {
       await v.at(menu).click();
@@ -290,11 +297,33 @@ const stories = {
     await v.runToEnd("python", `print("wide " * 200)\n${plot}`, { keep: true });
     await v.at("output-image").waitFor();
     await v.noSidewaysScroll("with a plot and a long name");
+    assert.ok(await v.page.locator(".fact").evaluateAll((all) => all.length > 2 && all.every((fact) => fact.getClientRects().length === 1)), "no fact breaks over two lines");
     await v.screenshot("phone");
     await v.accessible("phone");
     await v.at("settings-open").click();
     await v.at("settings-drawer").waitFor();
     await v.noSidewaysScroll("settings");
+    await v.leave();
+  },
+
+  async "an upload shows how far it is"(browser) {
+    const v = await Visitor.arrive(browser);
+    await v.open("progress");
+    let go;
+    const held = new Promise((resolve) => (go = resolve));
+    await v.page.route("**/files/**", async (route) => {
+      if (route.request().method() === "PUT") await held;
+      await route.continue();
+    });
+    await v.at("upload-input").setInputFiles({ name: "slow.bin", mimeType: "application/octet-stream", buffer: Buffer.alloc(100_000) });
+    await v.at("upload-progress").waitFor();
+    go();
+    await v.row("slow.bin").waitFor();
+    await v.at("upload-progress").waitFor({ state: "detached" });
+    // Under a name that is taken, it asks.
+    await v.at("upload-input").setInputFiles({ name: "slow.bin", mimeType: "application/octet-stream", buffer: Buffer.from("short") });
+    await v.at("confirm-yes").click();
+    await v.row("slow.bin").getByText("5 B").waitFor();
     await v.leave();
   },
 
@@ -311,26 +340,57 @@ const stories = {
     await v.leave();
   },
 
+  ...settings,
   ...hostile,
 };
 
+// Told when all others have been: what they do, everybody would notice.
+const alone = {
+  async "the server restarts under the open page"(browser) {
+    const v = await Visitor.arrive(browser);
+    v.tolerate(/ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_EMPTY_RESPONSE|ERR_NETWORK_IO_SUSPENDED/);
+    await v.open("restart");
+    await v.runToEnd("python", "kept = 1", { keep: true });
+    await ask("stop");
+    await v.page.locator("[data-testid=banner][data-kind=offline]").waitFor();
+    await ask("start");
+    await v.page.locator("[data-testid=banner][data-kind=offline]").waitFor({ state: "hidden" });
+    assert.match(await v.runToEnd("python", 'print("back", "kept" in globals())', { keep: true }), /back False/);
+    await v.leave();
+  },
+};
+
+/** Tells a story to its end. */
+async function tellStory(browser, name, story) {
+  const start = Date.now();
+  const contexts = [];
+  const own = { newContext: async (options) => contexts[contexts.push(await browser.newContext(options)) - 1] };
+  let error;
+  try {
+    await story(own);
+  } catch (err) {
+    error = String(err.stack ?? err);
+    for (const [i, context] of contexts.entries()) {
+      await context.pages()[0]?.screenshot({ path: `${config.screenshots}/failed-${name.replaceAll(/\W+/g, "-")}-${i}.png` }).catch(() => {});
+    }
+  } finally {
+    await Promise.all(contexts.map((context) => context.close()));
+  }
+  tell({ event: "story", name, error, ms: Date.now() - start });
+}
+
+// Each story has a context and conversations of its own, so some are told at the same time: most of one is waiting.
+const atOnce = 3;
 const browser = await launch();
 try {
-  for (const [name, story] of Object.entries(stories)) {
-    if (config.only && !name.includes(config.only)) continue;
-    const start = Date.now();
-    let error;
-    try {
-      await story(browser);
-    } catch (err) {
-      error = String(err.stack ?? err);
-      for (const [i, context] of browser.contexts().entries()) {
-        await context.pages()[0]?.screenshot({ path: `${config.screenshots}/failed-${name.replaceAll(/\W+/g, "-")}-${i}.png` }).catch(() => {});
-        await context.close();
-      }
-    }
-    tell({ event: "story", name, error, ms: Date.now() - start });
-  }
+  const chosen = (all) => Object.entries(all).filter(([name]) => !config.only || name.includes(config.only));
+  const waiting = chosen(stories).values();
+  await Promise.all(
+    Array.from({ length: atOnce }, async () => {
+      for (const [name, story] of waiting) await tellStory(browser, name, story);
+    }),
+  );
+  for (const [name, story] of chosen(alone)) await tellStory(browser, name, story);
 } finally {
   await browser.close();
 }

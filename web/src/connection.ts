@@ -92,6 +92,7 @@ export class Connection {
   }
 
   #sleep(ms: number): Promise<void> {
+    if (this.#stop.signal.aborted) return Promise.resolve(); // told to go on before it slept
     return new Promise((resolve) => {
       const timer = ms === Infinity ? undefined : setTimeout(resolve, ms);
       this.#wake = () => {

@@ -3,11 +3,12 @@ import { byId, h } from "./dom.ts";
 import { age, bytes } from "./format.ts";
 import { CallError, type Client } from "./mcp.ts";
 import { createMenu } from "./menu.ts";
+import { fields, list, number, text } from "./shape.ts";
 import { conversations } from "./store.ts";
 
 interface Listed {
-  session_id: string;
-  last_used: string;
+  id: string;
+  used: number; // ms since 1970
   files: number;
   bytes: number;
   live: boolean;
@@ -76,7 +77,11 @@ export class ConversationBar {
 
   async #listed(): Promise<Listed[]> {
     try {
-      return (await this.client.json<{ sessions: Listed[] }>("list_sessions", {})).sessions;
+      const { sessions } = await this.client.json("list_sessions", {});
+      return list(sessions)
+        .map(fields)
+        .map((s) => ({ id: text(s["session_id"]), used: Date.parse(text(s["last_used"])) || 0, files: number(s["files"]) ?? 0, bytes: number(s["bytes"]) ?? 0, live: s["live"] === true }))
+        .filter((s) => idProblem(s.id) === "");
     } catch (err) {
       if (err instanceof CallError) return []; // the browser's own list remains
       throw err;
@@ -84,8 +89,8 @@ export class ConversationBar {
   }
 
   #fill(list: HTMLElement, close: () => void, listed: Listed[]): void {
-    const known = new Map(listed.map((s) => [s.session_id, s]));
-    const ids = [...new Set([...listed.map((s) => s.session_id), ...conversations.recent()])].slice(0, 50);
+    const known = new Map(listed.map((s) => [s.id, s]));
+    const ids = [...new Set([...listed.map((s) => s.id), ...conversations.recent()])].slice(0, 50);
     list.replaceChildren(
       ...ids.map((id) => {
         const s = known.get(id);
@@ -100,7 +105,7 @@ export class ConversationBar {
           },
           h("span", { class: "title" }, id),
           s?.live && h("span", { class: "live" }, "live"),
-          h("span", { class: "about" }, s ? `${s.files} ${s.files === 1 ? "file" : "files"}, ${bytes(s.bytes)} · ${age(Date.parse(s.last_used), Date.now())}` : "used in this browser"),
+          h("span", { class: "about" }, s ? `${s.files} ${s.files === 1 ? "file" : "files"}, ${bytes(s.bytes)} · ${s.used ? age(s.used, Date.now()) : "long ago"}` : "used in this browser"),
         );
       }),
     );

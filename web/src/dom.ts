@@ -92,6 +92,20 @@ async function toClipboard(text: string): Promise<boolean> {
   }
 }
 
+/** Renders a list anew and gives the focus back to the control that had it; a row is known by a data attribute, a control by its place. */
+export function keepFocus(list: HTMLElement, attribute: string, render: () => void): void {
+  const controls = (row: Element | undefined) => [...(row?.querySelectorAll<HTMLElement>("a, button") ?? [])];
+  const rows = () => [...list.children] as HTMLElement[];
+  const at = rows().findIndex((row) => row.contains(document.activeElement));
+  const name = rows()[at]?.dataset[attribute];
+  const control = controls(rows()[at]).indexOf(document.activeElement as HTMLElement);
+  render();
+  if (at < 0) return;
+  // Of a row that is gone, the one that has taken its place.
+  const row = rows().find((r) => r.dataset[attribute] === name) ?? rows()[Math.min(at, list.childElementCount - 1)];
+  (controls(row)[control] ?? controls(row)[0])?.focus();
+}
+
 let announcement: ReturnType<typeof setTimeout> | undefined;
 
 /** Tells those who listen to the page instead of looking at it; the last of several within a moment. */

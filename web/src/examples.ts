@@ -1,4 +1,5 @@
 // Something to try in each language. The first one is there when a conversation is new.
+import { visible } from "./format.ts";
 
 export type ExampleName = "plot" | "csv" | "api" | "fail";
 
@@ -60,9 +61,17 @@ summary`,
     title: "Call an API",
     about: "turns network access on",
     network: true,
-    code: `import requests
+    code: `import sys
+import requests
 
-reply = requests.get("https://api.github.com/repos/python/cpython", timeout=10)
+# Code has no network by itself: this example has turned on
+# network access in the settings.
+try:
+    reply = requests.get("https://api.github.com/repos/python/cpython", timeout=10)
+except requests.RequestException as problem:
+    print(problem, file=sys.stderr)
+    sys.exit("No answer. Is network access on, and the server on the internet?")
+
 reply.raise_for_status()
 repo = reply.json()
 print(repo["full_name"], "has", f"{repo['stargazers_count']:,}", "stars")
@@ -125,7 +134,11 @@ writeFileSync("/data/totals.json", JSON.stringify(totals, null, 2));`,
     title: "Call an API",
     about: "turns network access on",
     network: true,
-    code: `const reply = await fetch("https://api.github.com/repos/nodejs/node");
+    code: `// Code has no network by itself: this example has turned on
+// network access in the settings.
+const reply = await fetch("https://api.github.com/repos/nodejs/node").catch((problem) => {
+  throw new Error("No answer. Is network access on, and the server on the internet?", { cause: problem });
+});
 if (!reply.ok) throw new Error(\`the API answered \${reply.status}\`);
 const repo = await reply.json();
 console.log(\`\${repo.full_name} has \${repo.stargazers_count.toLocaleString("en")} stars\`);
@@ -177,7 +190,11 @@ writeFileSync("/data/totals.json", JSON.stringify(totals, null, 2));`,
   stargazers_count: number;
 }
 
-const reply = await fetch("https://api.github.com/repos/microsoft/TypeScript");
+// Code has no network by itself: this example has turned on
+// network access in the settings.
+const reply = await fetch("https://api.github.com/repos/microsoft/TypeScript").catch((problem: unknown) => {
+  throw new Error("No answer. Is network access on, and the server on the internet?", { cause: problem });
+});
 if (!reply.ok) throw new Error(\`the API answered \${reply.status}\`);
 const repo = (await reply.json()) as Repository;
 console.log(\`\${repo.full_name} has \${repo.stargazers_count.toLocaleString("en")} stars\`);
@@ -231,7 +248,12 @@ awk -F, 'NR > 1 { n[$1]++; sum[$1] += $2 }
     title: "Call an API",
     about: "turns network access on",
     network: true,
-    code: `curl --fail --silent --show-error https://api.github.com/zen
+    code: `# Code has no network by itself: this example has turned on
+# network access in the settings.
+curl --fail --silent --show-error --max-time 10 https://api.github.com/zen || {
+  echo 'No answer. Is network access on, and the server on the internet?' >&2
+  exit 1
+}
 echo`,
   },
   {
@@ -244,8 +266,47 @@ ls -l /data/no-such-file`,
   },
 ];
 
-const byLanguage: Record<string, Example[]> = { python, javascript, typescript, shell };
+const byLanguage = new Map(Object.entries({ python, javascript, typescript, shell }));
 
-export function examplesFor(language: string): Example[] {
-  return byLanguage[language] ?? [];
+/** The examples for a language. With a service that runs may call, the call of an API is one of that service. */
+export function examplesFor(language: string, service?: string): Example[] {
+  const all = byLanguage.get(language) ?? [];
+  if (service === undefined) return all;
+  return all.map((example) => (example.name === "api" ? { name: "api", title: example.title, about: `${visible(service)}, with your credentials`, code: serviceCall(language, service) } : example));
+}
+
+function serviceCall(language: string, service: string): string {
+  const name = service.toUpperCase().replace(/[^A-Z0-9]/g, "_").replace(/^(?=\d)/, "_"); // as in the environment
+  const about = ["The service is in the environment while it is on in the settings.", "The key that goes with the call is added on its way: the code never sees it.", "Put a path here that the service allows."];
+  if (language === "python")
+    return `import os
+import requests
+
+# ${about[0]}
+# ${about[1]}
+path = "/"  # ${about[2]}
+
+reply = requests.get(
+    os.environ["${name}_PROXY_URL"] + path,
+    headers={"Authorization": "Bearer " + os.environ["${name}_TOKEN"]},
+    timeout=20,
+)
+print(reply.status_code, reply.reason)
+print(reply.text[:2000])`;
+  if (language === "shell")
+    return `# ${about[0]}
+# ${about[1]}
+path=/  # ${about[2]}
+
+curl --silent --show-error --max-time 20 --write-out '\\n%{http_code}\\n' \\
+  --header "Authorization: Bearer $${name}_TOKEN" "$${name}_PROXY_URL$path"`;
+  return `// ${about[0]}
+// ${about[1]}
+const path = "/"; // ${about[2]}
+
+const reply = await fetch(process.env.${name}_PROXY_URL + path, {
+  headers: { Authorization: \`Bearer \${process.env.${name}_TOKEN}\` },
+});
+console.log(reply.status, reply.statusText);
+console.log((await reply.text()).slice(0, 2000));`;
 }

@@ -1,8 +1,10 @@
 // The conversation's files: list, upload, download, delete.
-import { announce, ask, byId, h, icon, iconButton } from "./dom.ts";
-import { age, bytes, kindName, kindOf } from "./format.ts";
+import { showBanner } from "./connection.ts";
+import { announce, ask, byId, h, icon, iconButton, keepFocus } from "./dom.ts";
+import { age, bytes, kindName, kindOf, visible } from "./format.ts";
 import { CallError, type Client } from "./mcp.ts";
 import { preview } from "./preview.ts";
+import { address, fields, list, number, text } from "./shape.ts";
 
 export interface Entry {
   name: string; // below /data
@@ -12,12 +14,11 @@ export interface Entry {
   url: string;
 }
 
-interface Artifact {
-  path: string;
-  size_bytes: number;
-  mime_type: string;
-  modified_at?: string;
-  download_url?: string;
+/** What the server's tools let the pane do. */
+export interface Abilities {
+  list: boolean;
+  upload: boolean;
+  remove: boolean;
 }
 
 const root = "/mnt/data/";
@@ -29,6 +30,7 @@ export class FilesPane {
   #list = byId("file-list");
   #uploads = byId("uploads");
   #latest = 0; // the refresh that counts
+  #can: Abilities = { list: true, upload: true, remove: true };
 
   constructor(
     private readonly client: Client,
@@ -42,6 +44,18 @@ export class FilesPane {
     });
     this.#acceptDrops();
     setInterval(() => this.#showAges(), 20_000);
+  }
+
+  /** Takes away what the server has no tool for, and says so. */
+  set abilities(can: Abilities) {
+    this.#can = can;
+    byId("upload-input").hidden = !can.upload;
+    byId("upload-label").hidden = !can.upload;
+    const empty = byId("files-empty");
+    if (!can.list) empty.replaceChildren("This server does not list files: its tool ", h("code", {}, "list_artifacts"), " is switched off.");
+    else if (!can.upload) empty.replaceChildren("Files that the code writes to ", h("code", {}, "/data"), " are listed here.");
+    else empty.replaceChildren("Drop files here to use them in ", h("code", {}, "/data"), ".");
+    this.#render();
   }
 
   clear(): void {
@@ -58,23 +72,17 @@ export class FilesPane {
 
   /** Asks the server for the list. With a snapshot, marks what is new or different. */
   async refresh(since?: Map<string, string>): Promise<void> {
+    if (!this.#can.list) return;
     const turn = ++this.#latest;
-    let listed: { artifacts: Artifact[]; truncated?: boolean };
+    let listed: Record<string, unknown> = {};
     try {
       listed = await this.client.json("list_artifacts", { session_id: this.conversation() });
     } catch (err) {
       if (!(err instanceof CallError && err.code === "session_not_found")) return this.trouble(err);
-      listed = { artifacts: [] };
     }
     if (turn !== this.#latest) return;
-    this.#files = listed.artifacts.map((a) => ({
-      name: a.path.startsWith(root) ? a.path.slice(root.length) : a.path,
-      size: a.size_bytes,
-      mime: a.mime_type,
-      modified: a.modified_at ? Date.parse(a.modified_at) : 0,
-      url: a.download_url ? ownAddress(a.download_url) : "",
-    }));
-    this.#truncated = listed.truncated ?? false;
+    this.#files = list(listed["artifacts"]).map(fields).map(entryOf).filter((f) => f.name !== "");
+    this.#truncated = listed["truncated"] === true;
     if (since) this.#changed = new Set(this.#files.filter((f) => since.get(f.name) !== `${f.modified} ${f.size}`).map((f) => f.name));
     this.#render();
   }
@@ -82,18 +90,16 @@ export class FilesPane {
   #render(): void {
     byId("files-empty").hidden = this.#files.length > 0;
     byId("files-count").textContent = this.#files.length === 0 ? "" : `${this.#files.length}${this.#truncated ? "+" : ""}`;
-    const focused = document.activeElement?.closest<HTMLElement>("[data-name]")?.dataset["name"];
-    this.#list.replaceChildren(...this.#files.map((f) => this.#row(f)));
-    if (focused !== undefined) this.#list.querySelector<HTMLElement>(`[data-name="${CSS.escape(focused)}"] button`)?.focus();
+    keepFocus(this.#list, "name", () => this.#list.replaceChildren(...this.#files.map((f) => this.#row(f))));
   }
 
   #row(f: Entry): HTMLElement {
     const changed = this.#changed.has(f.name);
     const open = h(
       "button",
-      { type: "button", class: "row-main", title: f.name, "data-testid": "file-preview", onclick: () => void preview(f) },
+      { type: "button", class: "row-main", title: visible(f.name), "data-testid": "file-preview", onclick: () => void preview(f) },
       icon(kindOf(f.name, f.mime)),
-      h("span", { class: "row-title" }, f.name),
+      h("span", { class: "row-title" }, visible(f.name)),
       h("span", { class: "visually-hidden" }, kindName(f.name)), // what the icon tells
       h("span", { class: "row-sub" }, subtitle(f)),
     );
@@ -104,8 +110,8 @@ export class FilesPane {
       h(
         "div",
         { class: "row-actions" },
-        f.url && h("a", { class: "icon-button", href: f.url, download: f.name.split("/").at(-1), "aria-label": `Download ${f.name}`, title: "Download", "data-testid": "file-download" }, icon("download")),
-        iconButton("trash", `Delete ${f.name}`, () => void this.#delete(f), "file-delete"),
+        f.url && h("a", { class: "icon-button", href: f.url, download: f.name.split("/").at(-1), "aria-label": `Download ${visible(f.name)}`, title: "Download", "data-testid": "file-download" }, icon("download")),
+        this.#can.remove && iconButton("trash", `Delete ${visible(f.name)}`, () => void this.#delete(f), "file-delete"),
       ),
     );
   }
@@ -118,10 +124,10 @@ export class FilesPane {
   }
 
   async #delete(f: Entry): Promise<void> {
-    if (!(await ask("Delete this file?", `${f.name} (${bytes(f.size)}) cannot be brought back.`, "Delete"))) return;
+    if (!(await ask("Delete this file?", `${visible(f.name)} (${bytes(f.size)}) cannot be brought back.`, "Delete"))) return;
     try {
       await this.client.call("delete_file", { session_id: this.conversation(), filename: f.name });
-      announce(`${f.name} was deleted.`);
+      announce(`${visible(f.name)} was deleted.`);
     } catch (err) {
       if (!(err instanceof CallError && err.code === "not_found")) this.trouble(err);
     }
@@ -138,11 +144,13 @@ export class FilesPane {
     if (overwrite && !(await ask("Replace this file?", `There is a ${file.name} in this conversation already.`, "Replace"))) return;
     const bar = h("progress", { max: 1, value: 0, "aria-label": `Upload of ${file.name}`, "data-testid": "upload-progress" });
     const share = h("span", { class: "muted" }, "0 %");
-    const row = h("div", { class: "transfer" }, h("span", { class: "name" }, file.name), share, bar);
+    const row = h("div", { class: "transfer" }, h("span", { class: "name" }, visible(file.name)), share, bar);
     this.#uploads.append(row);
     try {
-      const { upload_url } = await this.client.json<{ upload_url: string }>("upload_file", { session_id: this.conversation(), filename: file.name, overwrite });
-      await put(ownAddress(upload_url), file, (part) => {
+      const { upload_url } = await this.client.json("upload_file", { session_id: this.conversation(), filename: file.name, overwrite });
+      const place = ownAddress(upload_url);
+      if (place === "") throw new CallError("refused", "The server did not say where to send the file.");
+      await put(place, file, (part) => {
         bar.value = part;
         share.textContent = `${Math.round(part * 100)} %`;
       });
@@ -161,7 +169,7 @@ export class FilesPane {
     const overlay = byId("drop");
     const carriesFiles = (event: DragEvent) => event.dataTransfer?.types.includes("Files") ?? false;
     addEventListener("dragenter", (event) => {
-      if (carriesFiles(event)) overlay.hidden = false;
+      if (carriesFiles(event)) overlay.hidden = !this.#can.upload || document.querySelector("dialog[open]") !== null;
     });
     addEventListener("dragover", (event) => {
       if (carriesFiles(event)) event.preventDefault();
@@ -177,21 +185,40 @@ export class FilesPane {
         if (!carriesFiles(event)) return;
         event.preventDefault();
         event.stopPropagation();
-        void this.upload([...(event.dataTransfer?.files ?? [])]);
+        if (this.#can.upload && !document.querySelector("dialog[open]")) void this.upload(dropped(event.dataTransfer!));
       },
       { capture: true },
     );
   }
 }
 
+/** The files of a drop. Folders come as files that cannot be read, so they are left out, and it is said. */
+function dropped(data: DataTransfer): File[] {
+  const items = [...data.items].filter((item) => item.kind === "file");
+  const files = items.filter((item) => !item.webkitGetAsEntry()?.isDirectory).flatMap((item) => item.getAsFile() ?? []);
+  if (files.length < items.length) showBanner("error", "Folders cannot be uploaded. Drop the files that are in them, or an archive.");
+  return files;
+}
+
 function subtitle(f: Entry): string {
   return f.modified ? `${bytes(f.size)} · ${age(f.modified, Date.now())}` : bytes(f.size);
 }
 
-/** Links name the server by its public address; the page uses the one that it came from. */
-function ownAddress(link: string): string {
-  const url = new URL(link, location.href);
-  return url.pathname + url.search;
+function entryOf(a: Record<string, unknown>): Entry {
+  const path = text(a["path"]);
+  return {
+    name: path.startsWith(root) ? path.slice(root.length) : path,
+    size: number(a["size_bytes"]) ?? 0,
+    mime: text(a["mime_type"]),
+    modified: Date.parse(text(a["modified_at"])) || 0,
+    url: ownAddress(a["download_url"]),
+  };
+}
+
+/** Links name the server by its public address; the page uses the one that it came from. Empty when it is no link to a file. */
+function ownAddress(link: unknown): string {
+  const url = address(link);
+  return url?.pathname.startsWith("/files/") ? url.pathname + url.search : "";
 }
 
 function put(address: string, body: Blob, progress: (part: number) => void): Promise<void> {

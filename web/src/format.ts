@@ -29,7 +29,7 @@ export function age(then: number, now: number): string {
 }
 
 /** Why a run ended that did not end by itself. */
-const causes: Record<string, string> = {
+const causes = new Map(Object.entries({
   timeout: "Time limit reached",
   cancelled: "Stopped",
   out_of_memory: "Out of memory",
@@ -38,10 +38,15 @@ const causes: Record<string, string> = {
   pids_limit: "Too many processes",
   killed: "Killed",
   sandbox_lost: "Sandbox lost",
-};
+}));
 
 export function causeText(cause: string): string {
-  return causes[cause] ?? cause.replaceAll("_", " ");
+  return causes.get(cause) ?? cause.replaceAll("_", " ");
+}
+
+/** A name that shows what is in it: characters that are not seen, or turn the order of others around, become marks. */
+export function visible(name: string): string {
+  return name.replace(/[\p{C}\u2028\u2029]/gu, "\ufffd");
 }
 
 /** What a file is, for its icon and its preview. */

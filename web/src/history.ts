@@ -1,5 +1,5 @@
 // The runs of a conversation: what ran, how it ended; any of them can be shown, edited or run again.
-import { byId, h, iconButton } from "./dom.ts";
+import { byId, h, iconButton, keepFocus } from "./dom.ts";
 import { age, duration } from "./format.ts";
 import { cells, type Cell } from "./store.ts";
 
@@ -59,9 +59,7 @@ export class HistoryPane {
   #render(): void {
     byId("history-empty").hidden = this.#cells.length > 0;
     byId("history-clear").hidden = this.#cells.length === 0;
-    const focused = document.activeElement?.closest<HTMLElement>("[data-cell]")?.dataset["cell"];
-    this.#list.replaceChildren(...this.#cells.toReversed().map((cell) => this.#row(cell)));
-    if (focused) this.#list.querySelector<HTMLElement>(`[data-cell="${focused}"] button`)?.focus();
+    keepFocus(this.#list, "cell", () => this.#list.replaceChildren(...this.#cells.toReversed().map((cell) => this.#row(cell))));
   }
 
   #row(cell: Cell): HTMLElement {

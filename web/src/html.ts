@@ -14,7 +14,8 @@ const dropped = new Set("svg math object select button video audio canvas templa
 
 const deepest = 200;
 
-const tag = /<(\/?)([a-z][^\s/>]*)((?:[^>"']|"[^"]*"|'[^']*')*)>/iy;
+// A "<" outside quotes ends the attempt: what looks like the beginnings of many tags would be read over and over otherwise.
+const tag = /<(\/?)([a-z][a-z0-9:-]*)(?=[\s/>])((?:[^<>"']|"[^"]*"|'[^']*')*)>/iy;
 const attribute = /([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=<>`]+)))?/g;
 
 /** The harmless part of html, as HTML that is well-formed. */
@@ -82,7 +83,7 @@ function after(html: string, end: string, from: number): number {
 
 /** The place after the end tag of an element, nested ones of its name included; the end of html when there is none. */
 function afterElement(html: string, name: string, from: number): number {
-  const tags = new RegExp(`<(/?)${name}(?=[\\s/>])[^>]*>`, "gi");
+  const tags = new RegExp(`<(/?)${name}(?=[\\s/>])[^<>]*>`, "gi");
   tags.lastIndex = from;
   let level = 1;
   for (let match = tags.exec(html); match; match = tags.exec(html)) {

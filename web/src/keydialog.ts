@@ -1,6 +1,6 @@
 // Asks for the API key, and tries it before it is kept.
 import { byId, h } from "./dom.ts";
-import { CallError, type Client } from "./mcp.ts";
+import { CallError, isKey, type Client } from "./mcp.ts";
 import { key } from "./store.ts";
 
 /** Takes a key from the address (#token=…), and takes it out of the address bar. Reports whether there was one. */
@@ -74,7 +74,7 @@ export class KeyDialog {
   async #try(input: HTMLInputElement, remember: boolean, save: HTMLButtonElement): Promise<void> {
     const token = input.value.trim();
     if (token === "") return this.#say("Paste the key first.");
-    if (/[^\x21-\x7e]/.test(token)) return this.#say("A key has no spaces and no special characters.");
+    if (!isKey(token)) return this.#say("A key has no spaces and no special characters.");
     save.disabled = true;
     try {
       await this.client(token).tools();

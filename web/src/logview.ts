@@ -141,8 +141,16 @@ function classesOf(style: Style): string {
   return names.join(" ");
 }
 
-/** A table of text, with numbers aligned. */
-export function tableOf(table: Table, label = "Table"): HTMLElement {
+/** What a browser lays out at once without anybody waiting for it. */
+const mostColumns = 200;
+const mostCells = 40_000;
+
+/** A table of text, with numbers aligned. Of a very large one, the beginning. */
+export function tableOf(whole: Table, label = "Table"): HTMLElement {
+  const table = { head: whole.head.slice(0, mostColumns), rows: whole.rows.map((row) => row.slice(0, mostColumns)) };
+  let cells = 0;
+  table.rows = table.rows.filter((row) => (cells += row.length) <= mostCells);
+  const cut = table.rows.length < whole.rows.length || [whole.head, ...whole.rows].some((row) => row.length > mostColumns);
   const numeric = numericColumns(table.rows);
   const align = (c: number) => (numeric[c] ? "number" : null);
   return h(
@@ -154,5 +162,6 @@ export function tableOf(table: Table, label = "Table"): HTMLElement {
       h("thead", {}, h("tr", {}, ...table.head.map((text, c) => (text === "" ? h("td") : h("th", { scope: "col", class: align(c) }, text))))),
       h("tbody", {}, ...table.rows.map((row) => h("tr", {}, ...row.map((text, c) => h("td", { class: align(c) }, text))))),
     ),
+    cut && h("p", { class: "muted" }, `${table.rows.length} of ${whole.rows.length} rows and at most ${mostColumns} columns are shown.`),
   );
 }

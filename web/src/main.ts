@@ -13,15 +13,16 @@ import { CallError, Client, type Tool } from "./mcp.ts";
 import { createMenu } from "./menu.ts";
 import { RunView, type Status } from "./runview.ts";
 import { Settings } from "./settings.ts";
+import { fields, list, text, texts } from "./shape.ts";
 import { code, key, preferences, type Cell } from "./store.ts";
 import { themeSwitch } from "./theme.ts";
 
 interface Runner {
   language: string;
-  version?: string;
-  title?: string;
-  libraries?: string[];
-  persistent?: boolean;
+  version: string;
+  title: string;
+  libraries: string[];
+  persistent: boolean;
 }
 
 interface Running {
@@ -32,6 +33,7 @@ interface Running {
 }
 
 const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?.content ?? "";
+const runTools = ["run", "run_code", "run_python"];
 const keptViews = 30;
 const stopPatience = 8_000;
 
@@ -81,7 +83,8 @@ const editor = createEditor(byId("editor"), nonce, {
 // What went wrong, told where it can be seen.
 
 function keyRefused(): void {
-  if (key.fallBack()) connection.reconnect();
+  // Of several calls with a key that is no good, the first has seen to it.
+  if (client.refused !== key.get() || key.fallBack()) connection.reconnect();
   else keyDialog.open("The server does not accept this key.");
 }
 
@@ -97,20 +100,24 @@ function trouble(err: unknown): void {
 
 async function refresh(): Promise<void> {
   try {
-    tools = new Map((await client.tools()).map((tool) => [tool.name, tool]));
+    tools = await client.tools();
+    const running = runTools.map((name) => tools.get(name)).find((tool) => tool !== undefined);
     settings.limits = {
-      maxTimeout: (tools.get("run") ?? tools.get("run_code"))?.inputSchema.properties?.["timeout_seconds"]?.maximum,
+      maxTimeout: running?.get("timeout_seconds")?.maximum,
       services: tools.has("list_services"),
-      keptEnvironment: tools.get("run")?.inputSchema.properties?.["environment"] !== undefined,
+      keptEnvironment: tools.get("run")?.has("environment") ?? true,
     };
-    if (!tools.has("run") && !tools.has("run_code")) showBanner("error", "This server offers neither of the tools run and run_code (SANDBOX_TOOLS), so nothing can be run from this page.");
-    if (tools.has("list_runners")) runners = (await client.json<{ languages: Runner[] }>("list_runners", {})).languages;
-    if (tools.has("list_artifacts")) await files.refresh();
+    files.abilities = { list: tools.has("list_artifacts"), upload: tools.has("upload_file"), remove: tools.has("delete_file") };
+    byId<HTMLButtonElement>("run").disabled = !running;
+    if (!running) showBanner("error", "This server offers none of its tools that run code (see SANDBOX_TOOLS), so nothing can be run from this page.");
+    runners = tools.has("list_runners") ? list((await client.json("list_runners", {}))["languages"]).map(runnerOf).filter((r) => r.language !== "") : [];
+    void settings.refreshServices();
+    await files.refresh();
   } catch (err) {
     trouble(err);
     return;
   }
-  if (runners.length === 0) runners = [{ language: "python" }];
+  if (runners.length === 0) runners = namedByTools().map((name) => runnerOf({ language: name }));
   languages.replaceChildren(...runners.map((r) => h("option", { value: r.language }, titleOf(r))));
   const known = runners.some((r) => r.language === language);
   if (!known) selectLanguage(runners[0]!.language);
@@ -118,10 +125,22 @@ async function refresh(): Promise<void> {
   describeLanguage();
 }
 
-const titles: Record<string, string> = { python: "Python", typescript: "TypeScript", javascript: "JavaScript", shell: "Shell" };
+function runnerOf(value: unknown): Runner {
+  const r = fields(value);
+  const name = text(r["language"]);
+  return { language: name, version: text(r["version"]), title: text(r["title"]), libraries: texts(r["libraries"]), persistent: r["persistent"] !== false };
+}
+
+/** The languages as the run tools name them, for a server that has no list of them. */
+function namedByTools(): string[] {
+  const choices = tools.get("run")?.get("env")?.choices ?? tools.get("run_code")?.get("language")?.choices ?? [];
+  return choices.length > 0 ? choices : ["python"];
+}
+
+const titles = new Map(Object.entries({ python: "Python", typescript: "TypeScript", javascript: "JavaScript", shell: "Shell" }));
 
 function titleOf(r: Runner): string {
-  return titles[r.language] ?? r.title ?? r.language;
+  return titles.get(r.language) ?? (r.title || r.language);
 }
 
 function describeLanguage(): void {
@@ -132,7 +151,7 @@ function describeLanguage(): void {
   line.title = parts.join(" · ");
   const unknown = tools.size === 0; // before the server has answered
   const canKeep = unknown || (tools.has("run") && runner?.persistent !== false);
-  const canForget = unknown || tools.has("run_code");
+  const canForget = unknown || tools.has("run_code") || (!tools.has("run") && tools.has("run_python"));
   keep.disabled = !(canKeep && canForget);
   keep.checked = canKeep && (!canForget || (preferences.get().keep ?? true));
 }
@@ -164,7 +183,7 @@ function openConversation(id: string): void {
 // Running.
 
 async function run(cell?: Cell): Promise<void> {
-  if (running) return;
+  if (running || byId<HTMLButtonElement>("run").disabled) return;
   if (key.get() === "") return keyDialog.open();
   hideBanner("busy");
   hideBanner("error");
@@ -188,9 +207,9 @@ async function run(cell?: Cell): Promise<void> {
     const result = await client.call(tool, args, {
       details: true,
       signal: mine.abort.signal,
-      onProgress({ message, _meta: meta }) {
-        mine.runId ||= String(meta?.["mcp-code-sandbox/run_id"] ?? "");
-        view.progress(message ?? "", (meta?.["mcp-code-sandbox/stderr"] as [number, number][] | undefined) ?? []);
+      onProgress({ message, meta }) {
+        mine.runId ||= text(meta["mcp-code-sandbox/run_id"]);
+        view.progress(message, meta);
       },
     });
     view.finish(result, performance.now() - started);
@@ -214,13 +233,14 @@ async function run(cell?: Cell): Promise<void> {
 
 function callOf(what: { code: string; language: string; keep: boolean }, id: string): [tool: string, args: object] {
   const common = { code: what.code, network: settings.network, ...(settings.timeout ? { timeout_seconds: settings.timeout } : {}) };
-  const tool = what.keep && tools.has("run") ? "run" : "run_code";
-  const known = tools.get(tool)?.inputSchema.properties;
+  const fresh = ["run_code", "run", "run_python"].find((name) => tools.has(name)) ?? "run_code";
+  const tool = what.keep && tools.has("run") ? "run" : fresh;
   const optional = {
-    ...(known?.["environment"] ? { environment: settings.environment } : {}),
-    ...(known?.["services"] && settings.services.length > 0 ? { services: settings.services.map((name) => ({ name })) } : {}),
+    ...(tools.get(tool)?.has("environment") ? { environment: settings.environment } : {}),
+    ...(tools.get(tool)?.has("services") && settings.services.length > 0 ? { services: settings.services.map((name) => ({ name })) } : {}),
   };
   if (tool === "run") return [tool, { ...common, ...optional, env: what.language, session: id }];
+  if (tool === "run_python") return [tool, { ...common, ...optional, session_id: id }];
   return [tool, { ...common, ...optional, conversationId: id, language: what.language }];
 }
 
@@ -268,7 +288,8 @@ function showStatus(status: Status, elapsed: number): void {
     else line.dataset[name] = String(value);
   }
   const facts = status.state === "running" ? [duration(elapsed)] : status.facts;
-  byId("status-text").replaceChildren(h("b", {}, status.title), h("span", { class: "facts" }, facts.map((f) => ` · ${f}`).join("")));
+  // A line that is too narrow breaks between facts, not in them.
+  byId("status-text").replaceChildren(h("b", {}, status.title), ...facts.flatMap((f) => [" ", h("span", { class: "fact" }, `· ${f}`)]));
 }
 
 function showRunning(on: boolean): void {
@@ -335,7 +356,7 @@ themeSwitch();
 
 const exampleList = byId("examples-list");
 const examples = createMenu(byId<HTMLButtonElement>("examples-open"), exampleList, () => {
-  const all = examplesFor(language);
+  const all = examplesFor(language, settings.services[0]);
   exampleList.replaceChildren(
     ...all.map((example) =>
       h(
@@ -346,6 +367,7 @@ const examples = createMenu(byId<HTMLButtonElement>("examples-open"), exampleLis
             examples.close();
             if (example.network) settings.network = true;
             setCode(example.code);
+            if (example.network) announce("Network access is on now. It can be turned off in the settings.");
           },
         },
         h("span", { class: "title" }, example.title),
@@ -356,7 +378,7 @@ const examples = createMenu(byId<HTMLButtonElement>("examples-open"), exampleLis
   if (all.length === 0) exampleList.append(h("div", { role: "menuitem", "aria-disabled": "true", tabindex: -1, class: "hint" }, "There are no examples for this language."));
 });
 
-languages.replaceChildren(h("option", { value: language }, titles[language] ?? language));
+languages.replaceChildren(h("option", { value: language }, titles.get(language) ?? language));
 describeLanguage();
 openConversation(conversation.id);
 if (key.get() === "") keyDialog.open();

@@ -1,4 +1,5 @@
 // The page's only way to the server: MCP over HTTP, without a session, one POST per call.
+import { fields, list, number, text, texts } from "./shape.ts";
 import { eventParser } from "./sse.ts";
 
 const endpoint = "/mcp";
@@ -17,26 +18,25 @@ export class CallError extends Error {
   }
 }
 
-export type Content =
-  | { type: "text"; text: string }
-  | { type: "image"; data: string; mimeType: string }
-  | { type: "resource_link"; uri: string; name: string };
+export type Content = { type: "text"; text: string } | { type: "image"; data: string; mimeType: string };
 
 export interface ToolResult {
   content: Content[];
-  structuredContent?: unknown;
-  isError?: boolean;
-  _meta?: Record<string, unknown>;
+  structured: unknown; // undefined when there is none
+  meta: Record<string, unknown>;
 }
 
-export interface Tool {
-  name: string;
-  inputSchema: { properties?: Record<string, { maximum?: number }> };
+export interface Argument {
+  maximum: number | undefined;
+  choices: string[];
 }
 
-interface Progress {
-  message?: string;
-  _meta?: Record<string, unknown>;
+/** The arguments that a tool takes, by name. */
+export type Tool = Map<string, Argument>;
+
+export interface Progress {
+  message: string;
+  meta: Record<string, unknown>;
 }
 
 export interface CallOptions {
@@ -46,22 +46,17 @@ export interface CallOptions {
   details?: boolean;
 }
 
-interface Message {
-  id?: number;
-  method?: string;
-  params?: unknown;
-  result?: unknown;
-  error?: { code: number; message: string };
-}
-
 export class Client {
+  /** The key that the server has refused last. */
+  refused = "";
   #next = 1;
 
   constructor(private readonly token: () => string) {}
 
-  async tools(): Promise<Tool[]> {
-    const { tools } = (await this.#request("tools/list", {}, {})) as { tools: Tool[] };
-    return tools;
+  /** The tools that the server offers, by name. */
+  async tools(): Promise<Map<string, Tool>> {
+    const { tools } = fields(await this.#request("tools/list", {}, {}));
+    return new Map(list(tools).map(fields).map((tool) => [text(tool["name"]), toolOf(fields(tool["inputSchema"]))]));
   }
 
   /** Calls a tool. A refusal is thrown, with its code. */
@@ -69,16 +64,16 @@ export class Client {
     const meta: Record<string, unknown> = {};
     if (options.onProgress) meta["progressToken"] = `p${this.#next}`;
     if (options.details) meta["mcp-code-sandbox/details"] = true;
-    const result = (await this.#request("tools/call", { name, arguments: args, _meta: meta }, options)) as ToolResult;
-    if (result.isError) throw refusal(result);
+    const answered = fields(await this.#request("tools/call", { name, arguments: args, _meta: meta }, options));
+    const result = { content: list(answered["content"]).flatMap(contentOf), structured: answered["structuredContent"], meta: fields(answered["_meta"]) };
+    if (answered["isError"] === true) throw refusal(result);
     return result;
   }
 
   /** The JSON that a tool answers with. */
-  async json<T>(name: string, args: object): Promise<T> {
+  async json(name: string, args: object): Promise<Record<string, unknown>> {
     const result = await this.call(name, args);
-    if (result.structuredContent !== undefined) return result.structuredContent as T;
-    return JSON.parse(textOf(result)) as T;
+    return fields(result.structured ?? parsed(textOf(result)));
   }
 
   /** Stays connected until the server goes away or signal says so; then it returns or throws. */
@@ -100,40 +95,40 @@ export class Client {
       body: JSON.stringify({ jsonrpc: "2.0", id, method, params }),
       signal: options.signal ?? null,
     });
-    if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) {
-      return answer((await response.json().catch(() => ({ error: { message: "The server's answer cannot be understood." } }))) as Message);
-    }
+    if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) return answer(parsed(await response.text().catch(() => "")));
     const parse = eventParser();
     const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
-    try {
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) break;
-        for (const event of parse(value)) {
-          const message = JSON.parse(event.data) as Message;
-          if (message.id === id && message.method === undefined) return answer(message);
-          if (message.method === "notifications/progress") options.onProgress?.(message.params as Progress);
-        }
-      }
-    } catch (err) {
-      if (err instanceof CallError) throw err;
+    for (;;) {
+      const { done, value } = await reader.read().catch(() => ({ done: true, value: undefined }));
       if (options.signal?.aborted) throw new CallError("aborted", "Stopped.");
-      if (err instanceof SyntaxError) throw new CallError("refused", "The server's answer cannot be understood.");
+      if (done || value === undefined) throw new CallError("offline", "The connection was lost before the answer came.");
+      for (const event of parse(value)) {
+        const message = fields(parsed(event.data));
+        if (message["id"] === id && message["method"] === undefined) return answer(message);
+        if (message["method"] !== "notifications/progress") continue;
+        const params = fields(message["params"]);
+        options.onProgress?.({ message: text(params["message"]), meta: fields(params["_meta"]) });
+      }
     }
-    throw new CallError("offline", "The connection was lost before the answer came.");
   }
 
   async #fetch(path: string, init: RequestInit): Promise<Response> {
+    const token = this.token();
+    const refuse = () => {
+      this.refused = token;
+      return new CallError("key", "The server does not accept this key.");
+    };
+    if (!isKey(token)) throw refuse();
     let response: Response;
     try {
-      response = await fetch(path, { ...init, headers: { ...init.headers, Authorization: `Bearer ${this.token()}` }, cache: "no-store", credentials: "omit" });
+      response = await fetch(path, { ...init, headers: { ...init.headers, Authorization: `Bearer ${token}` }, cache: "no-store", credentials: "omit", redirect: "error" });
     } catch {
       if (init.signal?.aborted) throw new CallError("aborted", "Stopped.");
       throw new CallError("offline", "The server cannot be reached.");
     }
     if (response.ok) return response;
     const said = await message(response);
-    if (response.status === 401) throw new CallError("key", "The server does not accept this key.");
+    if (response.status === 401) throw refuse();
     if (response.status === 502 || response.status === 503 || response.status === 504) {
       // Of a server that is starting, stopping, or behind a proxy that cannot reach it.
       throw new CallError(response.headers.has("Retry-After") ? "busy" : "offline", said || "The server is not available.");
@@ -142,29 +137,56 @@ export class Client {
   }
 }
 
+/** Whether it could be a key: what a header can carry, in one word. */
+export function isKey(token: string): boolean {
+  return /^[\x21-\x7e]+$/.test(token);
+}
+
 async function message(response: Response): Promise<string> {
   try {
-    const body = (await response.json()) as Message;
-    return body.error?.message ?? "";
+    return text(fields(fields(await response.json())["error"])["message"]);
   } catch {
     return "";
   }
 }
 
-function answer(m: Message): unknown {
-  if (m.error) throw new CallError("refused", m.error.message);
-  return m.result;
+/** JSON, or undefined when it is none. */
+function parsed(json: string): unknown {
+  try {
+    return JSON.parse(json);
+  } catch {
+    return undefined;
+  }
+}
+
+function answer(message: unknown): unknown {
+  const { result, error } = fields(message);
+  if (error !== undefined) throw new CallError("refused", text(fields(error)["message"], "The server refused, and did not say why."));
+  if (result === undefined) throw new CallError("refused", "The server's answer cannot be understood.");
+  return result;
+}
+
+function toolOf(schema: Record<string, unknown>): Tool {
+  return new Map(
+    Object.entries(fields(schema["properties"])).map(([name, value]) => {
+      const { maximum, enum: choices } = fields(value);
+      return [name, { maximum: number(maximum), choices: texts(choices) }];
+    }),
+  );
+}
+
+function contentOf(value: unknown): Content[] {
+  const c = fields(value);
+  if (c["type"] === "text") return [{ type: "text", text: text(c["text"]) }];
+  if (c["type"] === "image") return [{ type: "image", data: text(c["data"]), mimeType: text(c["mimeType"]) }];
+  return [];
 }
 
 function refusal(result: ToolResult): CallError {
-  const text = textOf(result);
-  try {
-    const { error, message } = JSON.parse(text) as { error?: string; message?: string };
-    const busy = error === "session_busy" || error === "max_sessions";
-    return new CallError(busy ? "busy" : "refused", message ?? text, error);
-  } catch {
-    return new CallError("refused", text);
-  }
+  const said = textOf(result);
+  const { error, message } = fields(parsed(said));
+  const code = text(error);
+  return new CallError(code === "session_busy" || code === "max_sessions" ? "busy" : "refused", text(message, said), code);
 }
 
 export function textOf(result: ToolResult): string {

@@ -2,14 +2,14 @@
 import { parseCSV } from "./csv.ts";
 import { closeOnBackdrop, h, icon, iconButton } from "./dom.ts";
 import type { Entry } from "./files.ts";
-import { bytes, kindOf, type Kind } from "./format.ts";
+import { bytes, kindOf, visible, type Kind } from "./format.ts";
 import { tableOf } from "./logview.ts";
 
 const longestText = 512 * 1024;
 const largestImage = 32 * 1024 * 1024;
 const mostRows = 500;
 
-const imageTypes: Record<string, string> = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml", avif: "image/avif", bmp: "image/bmp" };
+const imageTypes = new Map(Object.entries({ png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml", avif: "image/avif", bmp: "image/bmp" }));
 
 export async function preview(f: Entry): Promise<void> {
   const body = h("div", { class: "preview-body", "data-testid": "preview-body", tabindex: 0, role: "region", "aria-label": "Content" }, h("p", { class: "hint" }, "Loading…"));
@@ -21,7 +21,7 @@ export async function preview(f: Entry): Promise<void> {
     h(
       "header",
       {},
-      h("div", {}, h("h2", { id: "preview-title" }, f.name), about),
+      h("div", {}, h("h2", { id: "preview-title" }, visible(f.name)), about),
       f.url && h("a", { class: "icon-button", href: f.url, download: f.name.split("/").at(-1), "aria-label": "Download", title: "Download" }, icon("download")),
       close,
     ),
@@ -56,16 +56,16 @@ async function contentOf(f: Entry, kind: Kind, signal: AbortSignal, blobURL: (b:
   if (kind === "image" || kind === "pdf") {
     if (f.size > largestImage) return cannot("This file is too large to show here. Download it instead.");
     const ext = f.name.split(".").at(-1)?.toLowerCase() ?? "";
-    const type = kind === "pdf" ? "application/pdf" : (imageTypes[ext] ?? "image/png");
+    const type = kind === "pdf" ? "application/pdf" : (imageTypes.get(ext) ?? "image/png");
     const url = blobURL(new Blob([await (await get(f.url, signal)).arrayBuffer()], { type }));
     if (kind === "image") {
-      const image = h("img", { src: url, alt: f.name });
+      const image = h("img", { src: url, alt: visible(f.name) });
       image.addEventListener("load", () => image.naturalWidth > 0 && note(`${image.naturalWidth} × ${image.naturalHeight}`));
       image.addEventListener("error", () => image.replaceWith(...cannot("The browser cannot show this image.")));
       return [image];
     }
     const open = h("p", { class: "hint" }, h("a", { href: url, target: "_blank", rel: "noopener" }, "Open in a new tab"));
-    return navigator.pdfViewerEnabled ? [h("iframe", { src: `${url}#navpanes=0&view=FitH`, title: f.name }), open] : [open];
+    return navigator.pdfViewerEnabled ? [h("iframe", { src: `${url}#navpanes=0&view=FitH`, title: visible(f.name) }), open] : [open];
   }
   const text = await start(await get(f.url, signal));
   if (text === undefined) return cannot("There is no preview for this kind of file. Download it instead.");
@@ -76,14 +76,14 @@ async function contentOf(f: Entry, kind: Kind, signal: AbortSignal, blobURL: (b:
     const [head, ...rest] = rows;
     if (head) {
       note(truncated || f.size > longestText ? `the first ${rest.length} rows` : `${rest.length} rows, ${head.length} columns`);
-      return [tableOf({ head, rows: rest }, f.name)];
+      return [tableOf({ head, rows: rest }, visible(f.name))];
     }
   }
   return [h("pre", {}, text)];
 }
 
 async function get(url: string, signal: AbortSignal): Promise<Response> {
-  const response = await fetch(url, { signal, cache: "no-store", credentials: "omit" });
+  const response = await fetch(url, { signal, cache: "no-store", credentials: "omit", redirect: "error" });
   if (!response.ok) throw new Error((await response.text()).trim() || `The server answered ${response.status}.`);
   return response;
 }

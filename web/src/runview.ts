@@ -4,6 +4,7 @@ import { bytes, causeText, duration } from "./format.ts";
 import type { Stream } from "./lines.ts";
 import { LogView, tableOf } from "./logview.ts";
 import { CallError, textOf, type ToolResult } from "./mcp.ts";
+import { fields, list, number, text } from "./shape.ts";
 import { frameDocument } from "./html.ts";
 import { blocks } from "./tables.ts";
 
@@ -13,28 +14,27 @@ export interface Status {
   state: State;
   title: string;
   facts: string[];
-  exitCode?: number;
+  exitCode?: number | undefined;
   cause?: string;
 }
 
-/** What the server tells about a run when it is asked for details. */
+/** How a run ended, as far as the server tells. */
 interface Details {
-  run_id: string;
-  exit_code: number;
-  signal?: number;
-  cause?: string;
-  hint?: string;
-  state?: string;
-  duration_ms: number;
-  memory_bytes?: number;
+  exitCode: number | undefined;
+  signal: number;
+  cause: string;
+  hint: string;
+  state: string;
+  duration: number | undefined; // ms
+  memory: number;
   stdout: string;
   stderr: string;
-  stdout_truncated?: boolean;
-  stderr_truncated?: boolean;
-  displays?: { mime_type: string; text: string }[];
+  truncated: boolean;
+  displays: { mime: string; text: string }[];
 }
 
-export const detailsKey = "mcp-code-sandbox/run";
+const detailsKey = "mcp-code-sandbox/run";
+const stderrKey = "mcp-code-sandbox/stderr";
 
 const frameCSS = `
 :root { color-scheme: light dark; font: 13px/1.5 system-ui, sans-serif; }
@@ -59,27 +59,25 @@ export class RunView {
     this.element.append(this.log.element);
   }
 
-  /** A piece of output, and the ranges of it that are standard error. */
-  progress(text: string, stderr: [number, number][]): void {
-    if (text !== "") this.#streamed = true;
+  /** A piece of output; what comes with it says which ranges of it are standard error. */
+  progress(piece: string, meta: Record<string, unknown>): void {
+    if (piece !== "") this.#streamed = true;
     let at = 0;
-    const take = (stream: Stream, to: number) => {
-      if (to > at) this.log.add(stream, text.slice(at, to));
+    const take = (stream: Stream, end: unknown) => {
+      const to = Math.min(number(end) ?? at, piece.length);
+      if (to > at) this.log.add(stream, piece.slice(at, to));
       at = Math.max(at, to);
     };
-    for (const [from, to] of stderr) {
+    for (const range of list(meta[stderrKey])) {
+      const [from, to] = list(range);
       take("stdout", from);
       take("stderr", to);
     }
-    take("stdout", text.length);
+    take("stdout", piece.length);
   }
 
   finish(result: ToolResult, elapsed: number): void {
-    const details = result._meta?.[detailsKey] as Details | undefined;
-    if (!details) {
-      this.fail(new CallError("refused", textOf(result) || "The server did not say how the run ended."));
-      return;
-    }
+    const details = detailsOf(result);
     if (!this.#streamed) {
       this.log.add("stdout", details.stdout);
       this.log.add("stderr", details.stderr);
@@ -88,12 +86,13 @@ export class RunView {
     for (const content of result.content) {
       if (content.type === "image" && /^image\/(png|jpeg|gif|webp)$/.test(content.mimeType)) this.#image(`data:${content.mimeType};base64,${content.data}`);
     }
-    for (const display of details.displays ?? []) this.#display(display.mime_type, display.text);
-    if (this.#isEmpty() && !details.cause) this.#notice("No output.", "");
+    for (const display of details.displays) this.#display(display.mime, display.text);
+    if (this.#isEmpty() && details.cause === "") this.#notice("No output.", "");
+    if (details.truncated && details.cause !== "output_limit") this.#notice("There was more output than is kept. The code can write it to a file in /data instead.", "");
     if (details.state) this.#notice(sentence(details.state), "");
-    if (details.hint && details.cause !== "cancelled") this.#notice(details.hint, details.cause || details.exit_code !== 0 ? "bad" : "");
-    this.elapsed = details.duration_ms || elapsed;
-    this.status = statusOf(details);
+    if (details.hint && details.cause !== "cancelled") this.#notice(details.hint, details.cause || details.exitCode !== 0 ? "bad" : "");
+    this.elapsed = details.duration ?? elapsed;
+    this.status = statusOf(details, this.elapsed);
   }
 
   /** The run did not come to an end that the server could tell of. */
@@ -142,13 +141,42 @@ export class RunView {
   }
 }
 
-function statusOf(d: Details): Status {
-  const facts = [duration(d.duration_ms)];
-  if (d.memory_bytes) facts.push(bytes(d.memory_bytes));
-  const base = { exitCode: d.exit_code, ...(d.cause ? { cause: d.cause } : {}) };
+/** What a result tells about a run: all of it in its details; less, where a server or something before it sends none. */
+function detailsOf(result: ToolResult): Details {
+  const told = fields(result.meta[detailsKey]);
+  const said = textOf(result);
+  // Without details there is the JSON of contract 1, or the plain output.
+  const d = number(told["exit_code"]) !== undefined ? told : fields(result.structured ?? parsedOrNone(said));
+  return {
+    exitCode: number(d["exit_code"]) ?? (d["success"] === false ? 1 : undefined),
+    signal: number(d["signal"]) ?? 0,
+    cause: text(d["cause"]),
+    hint: text(d["hint"]),
+    state: text(d["state"]),
+    duration: number(d["duration_ms"]),
+    memory: number(d["memory_bytes"]) ?? 0,
+    stdout: d === told ? text(d["stdout"]) : text(d["output"], said),
+    stderr: text(d["stderr"]),
+    truncated: d["stdout_truncated"] === true || d["stderr_truncated"] === true,
+    displays: list(d["displays"]).map(fields).map((shown) => ({ mime: text(shown["mime_type"]), text: text(shown["text"]) })),
+  };
+}
+
+function parsedOrNone(json: string): unknown {
+  try {
+    return JSON.parse(json);
+  } catch {
+    return undefined;
+  }
+}
+
+function statusOf(d: Details, elapsed: number): Status {
+  const facts = [duration(elapsed), ...(d.memory > 0 ? [bytes(d.memory)] : [])];
+  const base = { exitCode: d.exitCode, cause: d.cause };
   if (d.cause) return { ...base, state: d.cause === "cancelled" ? "stopped" : "failed", title: causeText(d.cause), facts };
-  const how = d.signal ? `signal ${d.signal}` : `exit code ${d.exit_code}`;
-  if (d.exit_code !== 0 || d.signal) return { ...base, state: "failed", title: "Failed", facts: [how, ...facts] };
+  if (d.exitCode === undefined) return { ...base, state: "ok", title: "Ended", facts }; // how, the output may tell
+  const how = d.signal ? `signal ${d.signal}` : `exit code ${d.exitCode}`;
+  if (d.exitCode !== 0 || d.signal) return { ...base, state: "failed", title: "Failed", facts: [how, ...facts] };
   return { ...base, state: "ok", title: "Done", facts: [how, ...facts] };
 }
 

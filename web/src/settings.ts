@@ -1,6 +1,8 @@
 // What goes with every run: environment variables, network, time limit, services.
 import { byId, closeOnBackdrop, h, iconButton } from "./dom.ts";
+import { visible } from "./format.ts";
 import type { Client } from "./mcp.ts";
+import { address, fields, list, text } from "./shape.ts";
 import { environment, key, runSettings } from "./store.ts";
 
 export interface Limits {
@@ -11,9 +13,9 @@ export interface Limits {
 
 interface Service {
   name: string;
-  display_name?: string;
+  title: string;
   connected: boolean;
-  connect_url?: string;
+  address: string; // where a person connects it; may be empty
 }
 
 interface Events {
@@ -22,6 +24,8 @@ interface Events {
 }
 
 export class Settings {
+  #section: HTMLElement | undefined; // of the services, while the drawer is open
+
   limits: Limits = { maxTimeout: undefined, services: false, keptEnvironment: true };
 
   constructor(
@@ -148,28 +152,37 @@ export class Settings {
         ),
       ),
     );
-    dialog.addEventListener("close", () => dialog.remove());
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      this.#section = undefined;
+    });
     closeOnBackdrop(dialog);
     document.body.append(dialog);
     dialog.showModal();
-    if (this.limits.services) void this.#services(services);
+    this.#section = services;
+    void this.refreshServices();
   }
 
-  async #services(section: HTMLElement): Promise<void> {
+  /** Looks again which services there are: one may have been connected, or gone, since. */
+  async refreshServices(): Promise<void> {
+    if (!this.limits.services || (!this.#section && this.services.length === 0)) return;
+    let services: Service[];
     try {
-      const { services } = await this.client.json<{ services: Service[] }>("list_services", {});
-      if (services.length === 0) return;
-      // One that is no longer connected would have every run refused.
-      this.#use((name) => services.some((s) => s.name === name && s.connected));
-      section.replaceChildren(
-        h("h3", { class: "legend" }, "Services"),
-        h("p", { class: "muted" }, "The code may call those that are on, with your credentials, which it never sees."),
-        ...services.map((s) => this.#service(s)),
-      );
-      section.hidden = false;
+      services = list((await this.client.json("list_services", {}))["services"]).map(serviceOf).filter((s) => s.name !== "");
     } catch (err) {
-      this.on.trouble(err);
+      return this.on.trouble(err);
     }
+    // One that is not connected would have every run refused.
+    this.#use((name) => services.some((s) => s.name === name && s.connected));
+    if (!this.#section || services.length === 0) return;
+    const focused = this.#section.contains(document.activeElement) ? document.activeElement?.closest<HTMLElement>("[data-service]")?.dataset["service"] : undefined;
+    this.#section.replaceChildren(
+      h("h3", { class: "legend" }, "Services"),
+      h("p", { class: "muted" }, "The code may call those that are on, with your credentials, which it never sees. It needs no network access for that."),
+      ...services.map((s) => this.#service(s)),
+    );
+    this.#section.hidden = false;
+    if (focused !== undefined) this.#section.querySelector<HTMLElement>(`[data-service="${CSS.escape(focused)}"] :is(input, a)`)?.focus();
   }
 
   #use(keep: (name: string) => boolean, more: string[] = []): void {
@@ -178,18 +191,29 @@ export class Settings {
   }
 
   #service(s: Service): HTMLElement {
-    const title = s.display_name || s.name;
+    const about = { "data-testid": "service", "data-service": s.name, "data-connected": String(s.connected) };
     if (!s.connected) {
-      const address = s.connect_url && /^https?:$/.test(new URL(s.connect_url, location.href).protocol) ? s.connect_url : undefined;
       return h(
         "div",
-        { class: "service", "data-testid": "service", "data-connected": "false" },
-        h("span", { class: "name" }, title),
-        address ? h("a", { class: "button", href: address, target: "_blank", rel: "noopener", "aria-label": `Connect ${title}` }, "Connect") : h("span", { class: "muted" }, "Not connected"),
+        { class: "service", ...about },
+        h("span", { class: "name" }, s.title, h("span", { class: "muted" }, "Not connected")),
+        s.address !== "" && h("a", { class: "button", href: s.address, target: "_blank", rel: "noopener", "aria-label": `Connect ${s.title}` }, "Connect"),
       );
     }
     const on = h("input", { type: "checkbox", role: "switch", onchange: () => (on.checked ? this.#use(() => true, [s.name]) : this.#use((name) => name !== s.name)) });
     on.checked = this.services.includes(s.name);
-    return h("label", { class: "switch service", "data-testid": "service", "data-connected": "true" }, title, on, h("span", { class: "track", "aria-hidden": "true" }));
+    return h("label", { class: "switch service", ...about }, h("span", { class: "name" }, s.title), on, h("span", { class: "track", "aria-hidden": "true" }));
   }
+}
+
+function serviceOf(value: unknown): Service {
+  const s = fields(value);
+  const name = text(s["name"]);
+  const place = address(s["connect_url"]);
+  return {
+    name,
+    title: visible(text(s["display_name"]) || name),
+    connected: s["connected"] === true,
+    address: place && /^https?:$/.test(place.protocol) ? place.href : "",
+  };
 }

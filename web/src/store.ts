@@ -105,7 +105,7 @@ export const conversations = {
 
 /** Code is kept per conversation and language. */
 export const code = {
-  get: (conversation: string, language: string): string | undefined => read<Record<string, string>>(device, `code:${conversation}`, {})[language],
+  get: (conversation: string, language: string): string | undefined => new Map(Object.entries(read<Record<string, string>>(device, `code:${conversation}`, {}))).get(language),
   set: (conversation: string, language: string, text: string): void =>
     write(device, `code:${conversation}`, { ...read<Record<string, string>>(device, `code:${conversation}`, {}), [language]: text }),
 };

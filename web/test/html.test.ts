@@ -31,3 +31,13 @@ for (const [name, html, want] of cases) {
 test("depth is bounded", () => {
   assert.ok(cleanHTML("<div>".repeat(10_000)).length < 200 * 11 + 1);
 });
+
+test("what looks like the beginning of many tags is read once", () => {
+  const many = (part: string) => part.repeat(Math.ceil(500_000 / part.length));
+  for (const html of [many("<a"), many("<a "), many("<a '"), many("<a \"'"), many("<svg "), `<svg>${many("<svg ")}`, `<script>${many("</script ")}`, `<${many("a")}`, `<a ${many("a ")}`, `<a ${many("a= ")}`, many("<!"), many("<!--"), many("</")]) {
+    const start = performance.now();
+    cleanHTML(html);
+    const ms = performance.now() - start;
+    assert.ok(ms < 10_000, `${html.slice(0, 20)}…: ${ms} ms`); // a few, and minutes when it is read over and over
+  }
+});
