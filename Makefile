@@ -40,11 +40,10 @@ $(SERVER): $(SOURCES) $(PAGE) $(AGENTS)
 
 test: ## Install what the tests need, then run every test and each fuzz target briefly
 	@scripts/setup test
-	@$(MAKE) --no-print-directory build test-environments
-	$(GO) vet ./...
-	@scripts/web check
-	@scripts/engine run $(GO) test -race -count=1 -timeout 20m ./...
-	@scripts/fuzz 3000x
+	@$(MAKE) --no-print-directory build
+	@ENGINE_MEANWHILE='scripts/timed environments $(MAKE) --no-print-directory test-environments && scripts/timed vet $(GO) vet ./... && scripts/timed web scripts/web check' \
+		scripts/engine run scripts/timed tests $(GO) test -race -count=1 -timeout 20m ./...
+	@scripts/timed fuzzing scripts/fuzz 3000x
 
 test-environments: $(SERVER)
 	@scripts/test-environments

@@ -26,6 +26,8 @@ var sameAnswers = []string{
 	"TestStages", "TestMarketingExample", "TestContract4Limits", "TestContract4Concurrency", "TestContract4Life",
 	"TestContractWithCurl", "TestFilesWithCurl", "TestLanguages", "TestNotebook", "TestNodeNotebook", "TestFigures", "TestInterruptAndLoss",
 	"TestHostilePrograms", "TestNothingSurvives", "TestDiskQuota", "TestPlanted", "TestEveryToolWithAClient",
+	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
+	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
 }
 
 // TestSameAnswersOnDocker runs them again, on the Docker backend.

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -70,6 +71,28 @@ func wantFamily(t *testing.T, family []process, names ...string) {
 			t.Fatalf("no process %s among the server's: %+v", name, family)
 		}
 	}
+}
+
+// familyOf lists a server's processes, with those names among them. On docker they are the engine's: it lists the run's own.
+func familyOf(t *testing.T, pid int, marker string, names ...string) (family []process) {
+	t.Helper()
+	if !onDocker() {
+		family = descendants(t, pid)
+		wantFamily(t, family, names...)
+		return family
+	}
+	for _, line := range marked(marker) {
+		number, _, _ := strings.Cut(line, " ")
+		if pid, err := strconv.Atoi(number); err == nil {
+			if p, ok := readProcess(pid); ok {
+				family = append(family, p)
+			}
+		}
+	}
+	if len(family) == 0 {
+		t.Fatal("the run has no process")
+	}
+	return family
 }
 
 // TestKilledServer: nothing of a killed server goes on, not even what cannot notice its end. The next one removes its traces and
@@ -203,8 +226,7 @@ func TestTerminated(t *testing.T) {
 	s := serve(t)
 	marker := newMarker()
 	answer := s.begin(t, "life", marker, sleeper(marker), withNetwork)
-	family := descendants(t, s.cmd.Process.Pid)
-	wantFamily(t, family, "bwrap", "slirp4netns", "sleep")
+	family := familyOf(t, s.cmd.Process.Pid, marker, "bwrap", "slirp4netns", "sleep")
 	s.ids = instancesOn(t, s.Root)
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -272,8 +294,7 @@ func TestStdioEnds(t *testing.T) {
 	fmt.Fprintln(stdin, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	fmt.Fprintf(stdin, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":{"conversationId":"c","language":"shell","code":%s}}}`+"\n", code)
 	eventually(t, 30*time.Second, "the run to start", func() bool { return len(marked(marker)) == 1 })
-	family := descendants(t, cmd.Process.Pid)
-	wantFamily(t, family, "bwrap", "sleep")
+	family := familyOf(t, cmd.Process.Pid, marker, "bwrap", "sleep")
 	s := &server{Root: root, ids: instancesOn(t, root)}
 
 	stdin.Close()
