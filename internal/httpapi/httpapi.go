@@ -131,7 +131,7 @@ func New(cfg Config) http.Handler {
 	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Referrer-Policy", "no-referrer")
-		hurry(w, r)
+		r = hurry(w, r)
 		switch r.URL.Path {
 		case "/healthz":
 			serveHealth(w, r)

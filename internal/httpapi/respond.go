@@ -63,13 +63,16 @@ func limitBody(limit int64, next http.Handler) http.Handler {
 const bodyTime = 30 * time.Second
 
 // hurry bounds the time for a request's body. Without it, who announces one and never sends it holds on to a connection for good, be
-// the request refused or not: the server waits for the body before it lets go.
-func hurry(w http.ResponseWriter, r *http.Request) {
+// the request refused or not: the server waits for the body before it lets go. It returns the request to go on with: the server looks at
+// the one it has made, to see how much of its body is left.
+func hurry(w http.ResponseWriter, r *http.Request) *http.Request {
 	if r.ContentLength == 0 {
-		return
+		return r
 	}
 	setBodyTime(w, time.Now().Add(bodyTime))
-	r.Body = &timedBody{r.Body, w}
+	timed := *r
+	timed.Body = &timedBody{r.Body, w}
+	return &timed
 }
 
 // takeTime lifts hurry's bound for those who may send as long as it takes.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"sync"
 	"time"
@@ -285,7 +286,7 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 	}
 	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
 	if err != nil {
-		if b.conn.Err() == nil {
+		if b.conn.Err() == nil && !errors.Is(err, io.EOF) {
 			return nil, false, fmt.Errorf("send the run to its sandbox: %w", err)
 		}
 		return nil, false, nil // the frame did not go out whole, and a part of one is not executed

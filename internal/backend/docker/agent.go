@@ -298,10 +298,12 @@ const connBuffer = 16 << 10
 // tell its stream and length. What the agent prints to stderr is kept aside.
 type agentConn struct {
 	net.Conn // to the engine; writing to it is writing to the agent's stdin
-	r        *bufio.Reader
-	left     int64 // of the piece of stdout that is being read
 	said     tail
 	over     func()
+
+	mu   sync.Mutex // of those who read
+	r    *bufio.Reader
+	left int64 // of the piece of stdout that is being read
 }
 
 // The streams of the engine's multiplexed format.
@@ -312,6 +314,8 @@ const (
 )
 
 func (c *agentConn) Read(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for c.left == 0 {
 		if err := c.next(); err != nil {
 			c.over()

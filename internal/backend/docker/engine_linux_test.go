@@ -210,8 +210,9 @@ func TestMappedUsers(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	const base = 300000
-	for name, who := range map[string]string{"subuid": "nobody", "subgid": "nogroup"} {
-		if err := os.WriteFile(filepath.Join(dir, name), fmt.Appendf(nil, "%s:%d:65536\n", who, base), 0o644); err != nil {
+	for _, name := range []string{"subuid", "subgid"} {
+		// Engines look for the group's range under its own name or under the user's.
+		if err := os.WriteFile(filepath.Join(dir, name), fmt.Appendf(nil, "nobody:%d:65536\nnogroup:%d:65536\n", base, base), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := os.Stat("/etc/" + name); err != nil {
