@@ -136,11 +136,11 @@ type shared struct {
 
 // start starts run-init with a private directory. p.reap then waits for the end of everything of the run.
 func (s *shared) start(p *initProcess, attr *os.ProcAttr, dir string) error {
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := os.Mkdir(dir, 0o700); err != nil { // not before: the end of another run may be emptying the place
+		return err
+	}
 	proc, err := os.StartProcess("/proc/self/exe", []string{"run-init", sharedInit}, attr)
 	if err != nil {
 		_ = os.Remove(dir)
