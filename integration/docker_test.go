@@ -28,6 +28,7 @@ var sameAnswers = []string{
 	"TestHostilePrograms", "TestNothingSurvives", "TestDiskQuota", "TestPlanted", "TestEveryToolWithAClient",
 	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
 	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
+	"TestExecutionProxy",
 }
 
 // TestSameAnswersOnDocker runs them again, on the Docker backend.

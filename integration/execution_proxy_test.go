@@ -288,6 +288,9 @@ func TestExecutionProxy(t *testing.T) {
 	datadog := []any{map[string]any{"name": "datadog", "paths": []string{"/api/v1/**"}, "methods": []string{"GET"}}}
 	for language, code := range map[string]string{"python": callPython, "javascript": callNode, "typescript": callNode, "shell": callShell} {
 		want := answer
+		if language == "shell" && onDocker() {
+			continue // the image has no curl
+		}
 		if language == "shell" {
 			want = answer[len("200 "):]
 		}
