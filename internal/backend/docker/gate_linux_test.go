@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
 // gate stands between a backend and the engine, so that a test can make the engine hang, go away and come back.
@@ -28,7 +30,7 @@ func newGate(t *testing.T, host string) *gate {
 	t.Helper()
 	engine, ok := strings.CutPrefix(host, "unix://")
 	if !ok {
-		t.Skip("the engine has no socket to stand before")
+		sandboxtest.Skip(t, "the engine has no socket to stand before")
 	}
 	g := &gate{engine: engine, path: filepath.Join(t.TempDir(), "s"), conns: map[net.Conn]struct{}{}}
 	g.open = sync.NewCond(&g.mu)
