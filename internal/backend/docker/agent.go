@@ -59,7 +59,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 		if err == nil || retried || !spec.Network || b.networkMade() {
 			return sb, err
 		}
-		// The bridge was gone: an instance that ends removes it when nothing is on it.
+		// The bridge was gone: an engine is asked to prune networks that nothing is on, now and then.
 	}
 }
 
@@ -135,7 +135,7 @@ func (b *Backend) noteIsolation(what string) {
 	b.isolation = what
 }
 
-// gone makes the next start look again for an image or a bridge that is no more: another instance may have removed that.
+// gone makes the next start look again for an image or a bridge that is no more: somebody may have removed that.
 func (b *Backend) gone(img image, err error) error {
 	if err == nil {
 		return nil

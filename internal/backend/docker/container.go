@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -255,20 +256,19 @@ func (b *Backend) Reap(ctx context.Context, instance string) error {
 	if instance == "" || instance == b.cfg.Instance {
 		return fmt.Errorf("reap %q: not another instance", instance)
 	}
-	return b.removeAll(ctx, func(of, _ string) bool { return of == instance })
+	return errors.Join(b.removeAll(ctx, func(of, _ string) bool { return of == instance }),
+		b.removeNetworks(ctx, func(of string) bool { return of == instance }))
 }
 
-// Sweep implements sandbox.Sweeper: containers of instances that are gone, and of starts of our own that failed half-way.
+// Sweep implements sandbox.Sweeper: containers and networks of instances that are gone, and of starts of our own that failed half-way.
 func (b *Backend) Sweep(ctx context.Context, alive func(instance string) bool) error {
 	b.mu.Lock()
 	live := maps.Clone(b.live)
 	b.mu.Unlock()
+	dead := func(instance string) bool { return instance != b.cfg.Instance && !alive(instance) }
 	err := b.removeAll(ctx, func(instance, name string) bool {
-		if instance != b.cfg.Instance {
-			return !alive(instance)
-		}
 		_, ours := live[name]
-		return !ours
+		return dead(instance) || instance == b.cfg.Instance && !ours
 	})
-	return err
+	return errors.Join(err, b.removeNetworks(ctx, dead))
 }

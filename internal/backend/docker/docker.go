@@ -129,7 +129,7 @@ func (b *Backend) Close() {
 		if err := b.removeAll(ctx, func(instance, _ string) bool { return instance == b.cfg.Instance }); err != nil {
 			b.log.Warn("containers may be left; the next start removes them", "error", err)
 		}
-		b.dropNetwork(ctx)
+		_ = b.removeNetworks(ctx, func(instance string) bool { return instance == b.cfg.Instance })
 	}
 	_ = b.client.Close()
 	if b.cfg.Dir != "" {

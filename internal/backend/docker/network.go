@@ -48,10 +48,9 @@ type guard struct {
 	proved time.Time
 }
 
-// networkName is the bridge's. The instances of an installation share it.
-func (b *Backend) networkName() string {
-	return "mcp-sandbox-" + b.cfg.Installation[:min(12, len(b.cfg.Installation))]
-}
+// networkName is the bridge's. Each instance has one of its own: an engine that is asked twice at the same moment makes two
+// networks of one name, and then finds neither.
+func (b *Backend) networkName() string { return "mcp-sandbox-" + b.cfg.Instance }
 
 // ensureNetwork makes the bridge if there is none.
 func (b *Backend) ensureNetwork(ctx context.Context) error {
@@ -70,7 +69,7 @@ func (b *Backend) ensureNetwork(ctx context.Context) error {
 	}
 	name := b.networkName()
 	switch res, err := b.client.NetworkInspect(ctx, name, client.NetworkInspectOptions{}); {
-	case err == nil && res.Network.Labels[labelInstallation] != b.cfg.Installation:
+	case err == nil && res.Network.Labels[labelInstance] != b.cfg.Instance:
 		return &sandbox.Error{Op: op, Err: fmt.Errorf("the engine has a network %s that is not ours", name), Fix: "docker network rm " + name}
 	case err == nil:
 		g.made = true
@@ -95,9 +94,26 @@ func (b *Backend) ensureNetwork(ctx context.Context) error {
 	return nil
 }
 
-// dropNetwork removes the bridge, whichever instance made it, unless something is on it.
-func (b *Backend) dropNetwork(ctx context.Context) {
-	_, _ = b.client.NetworkRemove(ctx, b.networkName(), client.NetworkRemoveOptions{})
+// removeNetworks removes the bridges of the installation's instances that which says yes to.
+func (b *Backend) removeNetworks(ctx context.Context, which func(instance string) bool) error {
+	ctx, cancel := timeout(ctx, callTimeout)
+	defer cancel()
+	list, err := b.client.NetworkList(ctx, client.NetworkListOptions{
+		Filters: make(client.Filters).Add("label", labelInstallation+"="+b.cfg.Installation),
+	})
+	if err != nil {
+		return b.explain(ctx, "list networks", err)
+	}
+	var last error
+	for _, n := range list.Items {
+		if n.Labels[labelInstallation] != b.cfg.Installation || !which(n.Labels[labelInstance]) {
+			continue
+		}
+		if _, err := b.client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{}); err != nil && !cerrdefs.IsNotFound(err) {
+			last = b.explain(ctx, "remove a network", err)
+		}
+	}
+	return last
 }
 
 func (b *Backend) networkMade() bool {
@@ -106,7 +122,7 @@ func (b *Backend) networkMade() bool {
 	return b.guard.made
 }
 
-// networkLost makes the next start look for the bridge again: another instance may have removed it.
+// networkLost makes the next start look for the bridge again: somebody may have removed it.
 func (b *Backend) networkLost() {
 	b.guard.mu.Lock()
 	defer b.guard.mu.Unlock()

@@ -5,8 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/moby/moby/client"
 
 	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/sandbox"
@@ -165,17 +168,71 @@ for addr in set(CLOSED + OWN) - {"192.168.77.1", "192.0.2.10"}:
     if not isinstance(got, OSError): breach("reaches", addr, got)
 `)
 	})
+	networks := func(t *testing.T, inst string) (ids []string) {
+		t.Helper()
+		res, err := api(t, e.Host).NetworkList(t.Context(), client.NetworkListOptions{Filters: make(client.Filters).Add("label", "sandbox.installation="+inst)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range res.Items {
+			ids = append(ids, n.ID)
+		}
+		return ids
+	}
 	t.Run("the bridge is gone", func(t *testing.T) {
 		_, h := e.open(t, t.TempDir(), func(c *docker.Config) { c.Installation = "gone" })
 		if err := sandboxtest.Start(t, h, spec).Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		other, h2 := e.open(t, t.TempDir(), func(c *docker.Config) { c.Installation = "gone" })
-		if err := sandboxtest.Start(t, h2, spec).Close(t.Context()); err != nil {
+		for _, id := range networks(t, "gone") { // as docker network prune does
+			if _, err := api(t, e.Host).NetworkRemove(t.Context(), id, client.NetworkRemoveOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sandboxtest.Start(t, h, spec).Alive(t)
+	})
+	t.Run("instances at once", func(t *testing.T) {
+		var group sync.WaitGroup
+		for range 4 {
+			b, h := e.open(t, t.TempDir(), func(c *docker.Config) { c.Installation = "at-once" })
+			workspace := sandboxtest.Workspace(t, h.Owner)
+			group.Go(func() {
+				defer b.Close()
+				for range 2 {
+					spec := spec
+					spec.ID, spec.Image, spec.Workspace = sandboxtest.ID(), h.Image, workspace
+					sb, err := b.Start(t.Context(), spec)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if err := sb.Close(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		group.Wait()
+		if left := networks(t, "at-once"); len(left) > 0 {
+			t.Errorf("networks are left: %q", left)
+		}
+	})
+	t.Run("of the dead", func(t *testing.T) {
+		as := func(c *docker.Config) { c.Installation = "dead" }
+		b, h := e.open(t, t.TempDir(), as)
+		if err := sandboxtest.Start(t, h, spec).Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		other.Close() // it was the last on the bridge, and removes it
-		sandboxtest.Start(t, h, spec).Alive(t)
+		next, _ := e.open(t, t.TempDir(), as)
+		for _, alive := range []bool{true, false} {
+			if err := next.Sweep(t.Context(), func(string) bool { return alive }); err != nil {
+				t.Error(err)
+			}
+			if got := len(networks(t, "dead")) > 0; got != alive {
+				t.Errorf("alive %v: a network is there: %v", alive, got)
+			}
+		}
+		b.Close()
 	})
 	t.Run("none", func(t *testing.T) {
 		b := sandboxtest.Start(t, h, sandbox.Spec{Mounts: usr})
