@@ -110,7 +110,7 @@ func (c *call) forward(w http.ResponseWriter) {
 	}
 	proxy.ServeHTTP(out, c.r.WithContext(c.ctx))
 	if c.err == nil { // the client need not wait for the audit trail
-		_ = rc.Flush() // an error is the client's going away
+		c.passed = rc.Flush() == nil // an error is the client's going away
 	}
 }
 

@@ -42,6 +42,7 @@ type call struct {
 
 	sent     atomic.Int64 // of the request's body
 	received int64        // of the answer's, as passed on
+	passed   bool         // all of the answer was
 	status   int
 	err      *Error // the proxy's own answer
 }
@@ -300,6 +301,7 @@ func (c *call) complete() {
 	switch cause := context.Cause(c.ctx); {
 	case c.err != nil:
 		failed = c.err.why()
+	case c.passed: // the client may go away as soon as it has everything
 	case errors.Is(cause, context.Canceled):
 		failed = "the client went away"
 	case cause != nil:
