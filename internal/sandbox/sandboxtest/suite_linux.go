@@ -77,7 +77,7 @@ func Skip(t *testing.T, reason string) {
 }
 
 // patience is how long a test waits for what must happen.
-const patience = 30 * time.Second
+const patience = 90 * time.Second
 
 type suite struct{ Harness }
 
