@@ -15,10 +15,26 @@ import (
 	"mcp-code-sandbox/internal/backend/jail"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/runners"
 )
 
 func TestConformance(t *testing.T) {
-	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
+	t.Run("Exec", func(t *testing.T) {
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
+	})
+	t.Run("Zygote", func(t *testing.T) {
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
+			h := harness(t, open(t, t.TempDir(), sandboxtest.ID()))
+			source, err := runners.Files.ReadFile("python/zygote.py")
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source}
+			h.Template = os.Geteuid() == 0 // others start their own
+			return h
+		})
+	})
 }
 
 // The environment of a test binary that was started by another: by what name it acts, and the agent it uses.
