@@ -89,6 +89,9 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 		return
 	}
 	a.zygotes.prepare(f.Run.Zygote)
+	if f.Run.Zygote != nil && !a.hasInterpreters() {
+		a.zygotes.grow(f.Run.Zygote.Name, f.Run.Code)
+	}
 	if f.Run.Interpreter == "" {
 		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run)) })
 	}

@@ -26,23 +26,28 @@ import (
 //	{"preload": …, "filter": …}   once
 //	run                           with the descriptors of the run's pid, mount and ipc namespaces, the pipe with its
 //	                              forkSpec, its stdout and stderr, and for an interpreter that lives on its channel
+//	grow <module> …               with a socket like this one: fork a zygote that imports them, too, and speaks on it
 //
 // and answers
 //
+//	grown <pid>                                  first, if it was forked that way
 //	ready                                        when it has imported
 //	started <pid> <pid in the run's namespace>   or: failed; in the order of the requests
 //	ended <pid> <wait status> <user µs> <system µs> <memory of its own>
 type zygote struct {
 	env  map[string]string
-	proc *os.Process // nil if it comes from outside
+	proc *os.Process // nil if the agent has not started it
 	conn *os.File
 	soon bool
 
-	idle *time.Timer // nil if it comes from outside: that takes no memory to speak of
+	lone  bool            // it has memory of its own: without work it ends
+	extra map[string]bool // what it was told to import later
+	idle  *time.Timer     // nil unless lone
 
 	ready chan struct{} // closed when it can fork, or is gone
 
 	mu       sync.Mutex
+	pid      int // as grown tells
 	started  bool
 	gone     bool
 	asked    []chan forked          // for each request that has not been answered
@@ -88,9 +93,10 @@ func (z *zygote) suits(env map[string]string) bool {
 
 // zygotes are those of a sandbox, by name. The zero value is ready.
 type zygotes struct {
-	mu     sync.Mutex
-	known  map[string]*wire.Zygote
-	living map[string]*zygote
+	mu       sync.Mutex
+	known    map[string]*wire.Zygote
+	living   map[string][]*zygote // those that were grown from others come after them
+	hopeless map[string]bool      // modules that a zygote could not be grown by
 }
 
 // prepare starts the one that is described or known by that name, unless it lives. A failure means that runs start
@@ -107,7 +113,7 @@ func (zs *zygotes) prepare(w *wire.Zygote) {
 	if len(w.Source) > 0 {
 		zs.known[w.Name] = w
 	}
-	if w = zs.known[w.Name]; w == nil || zs.living[w.Name] != nil {
+	if w = zs.known[w.Name]; w == nil || len(zs.living[w.Name]) > 0 {
 		return
 	}
 	if z, err := newZygote(w); err == nil {
@@ -124,17 +130,17 @@ func (zs *zygotes) add(name string, z *zygote) {
 
 func (zs *zygotes) addLocked(name string, z *zygote) {
 	if zs.living == nil {
-		zs.living = map[string]*zygote{}
+		zs.living = map[string][]*zygote{}
 	}
 	z.children, z.ready = map[int]chan wire.Exit{}, make(chan struct{})
-	zs.living[name] = z
-	if z.proc != nil {
+	zs.living[name] = append(zs.living[name], z)
+	if z.lone {
 		z.idle = time.AfterFunc(zygoteLife, z.letGo)
 	}
 	go func() {
 		z.listen()
 		zs.mu.Lock()
-		delete(zs.living, name)
+		zs.removeLocked(name, z)
 		zs.mu.Unlock()
 		z.end()
 	}()
@@ -145,9 +151,7 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	if spec.zygote == nil {
 		return forked{}, false
 	}
-	zs.mu.Lock()
-	z := zs.living[spec.zygote.Name]
-	zs.mu.Unlock()
+	z := zs.best(spec.zygote.Name)
 	if z == nil || !z.suits(spec.Env) {
 		return forked{}, false
 	}
@@ -183,18 +187,29 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	return f, err == nil
 }
 
+// best is the zygote that has imported the most, or the one that is on its way; nil if there is none.
+func (zs *zygotes) best(name string) *zygote {
+	zs.mu.Lock()
+	defer zs.mu.Unlock()
+	living := zs.living[name]
+	for _, z := range slices.Backward(living) {
+		if z.isStarted() {
+			return z
+		}
+	}
+	if len(living) == 0 {
+		return nil
+	}
+	return living[0]
+}
+
 func newZygote(w *wire.Zygote) (*zygote, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	ours, theirs, err := packetSocket()
 	if err != nil {
 		return nil, err
 	}
-	theirs := os.NewFile(uintptr(fds[1]), "agent")
 	defer theirs.Close()
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		_ = unix.Close(fds[0])
-		return nil, err
-	}
-	z := &zygote{env: w.Env, conn: os.NewFile(uintptr(fds[0]), "zygote")}
+	z := &zygote{env: w.Env, conn: ours, lone: true}
 	if err := z.exec(w, theirs); err != nil {
 		_ = z.conn.Close()
 		return nil, err
@@ -287,6 +302,8 @@ func (z *zygote) hear(line string) {
 	var pid, inner, status int
 	var exit wire.Exit
 	switch _, _ = fmt.Sscan(line, &word); word {
+	case "grown":
+		_, _ = fmt.Sscan(line, &word, &z.pid)
 	case "ready":
 		if !z.started {
 			z.started = true
@@ -339,6 +356,7 @@ func (z *zygote) end() {
 		ended(z.proc.Pid)
 		_, _ = z.proc.Wait()
 	}
+	z.reap()
 	for _, c := range asked {
 		c <- forked{}
 	}
@@ -365,25 +383,13 @@ func (z *zygote) letGo() {
 
 // fork starts a run's process in the namespaces of its run-init.
 func (z *zygote) fork(fds ...*os.File) (forked, error) {
-	rights := make([]int, len(fds))
-	for i, f := range fds {
-		rights[i] = int(f.Fd())
-	}
 	answer := make(chan forked, 1)
 	z.mu.Lock()
 	if z.gone || !z.started {
 		z.mu.Unlock()
 		return forked{}, errNoZygote
 	}
-	raw, err := z.conn.SyscallConn()
-	if err == nil {
-		var sendErr error
-		err = raw.Write(func(fd uintptr) bool {
-			sendErr = unix.Sendmsg(int(fd), []byte("run"), unix.UnixRights(rights...), nil, unix.MSG_NOSIGNAL)
-			return sendErr != unix.EAGAIN
-		})
-		err = errors.Join(err, sendErr)
-	}
+	err := z.send("run", fds...)
 	if err == nil {
 		z.asked = append(z.asked, answer)
 		if z.idle != nil {
@@ -399,6 +405,24 @@ func (z *zygote) fork(fds ...*os.File) (forked, error) {
 		return f, errNoZygote
 	}
 	return f, nil
+}
+
+// send sends a request with descriptors.
+func (z *zygote) send(request string, files ...*os.File) error {
+	rights := make([]int, len(files))
+	for i, f := range files {
+		rights[i] = int(f.Fd())
+	}
+	raw, err := z.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sendErr error
+	err = raw.Write(func(fd uintptr) bool {
+		sendErr = unix.Sendmsg(int(fd), []byte(request), unix.UnixRights(rights...), nil, unix.MSG_NOSIGNAL)
+		return sendErr != unix.EAGAIN
+	})
+	return errors.Join(err, sendErr)
 }
 
 var errNoZygote = errors.New("the zygote cannot fork")

@@ -80,8 +80,13 @@ def main():
     if template:
         channel.send(b"ready %d" % os.getpid())
         channel = serve_template(channel)
-    channel.send(b"ready")
-    serve(channel, filter)
+    while True:
+        channel.send(b"ready")
+        names = serve(channel, filter)
+        channel.send(b"grown %d" % os.getpid())
+        preload(names)
+        gc.collect()
+        gc.freeze()
 
 
 # ---- The template ----
@@ -180,7 +185,8 @@ def preload(names):
 
 
 def serve(channel, filter):
-    """Forks until the agent hangs up. Returns in none of the processes."""
+    """Forks until the agent hangs up. Returns in a zygote that was forked to grow, on whose channel is another connection to the agent by
+    then, what it shall import."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     poll = select.poll()
     poll.register(channel, select.POLLIN)
@@ -193,6 +199,10 @@ def serve(channel, filter):
             word, fds = receive(channel)
             if not word:
                 os._exit(0)
+            if word.startswith(b"grow "):
+                if succeed(fds):
+                    return word.decode().split()[1:]
+                continue
             pid = fork(fds, own, filter)
             for each in fds:
                 os.close(each)
@@ -206,9 +216,31 @@ def serve(channel, filter):
             poll.register(child, select.POLLIN)
 
 
+def succeed(fds):
+    """Forks a zygote and leaves it to the agent, process 1 here. Returns True in it."""
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid:
+        for each in fds:
+            os.close(each)
+        if pid > 0:
+            os.waitpid(pid, 0)
+        return False
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    os.dup2(fds[0], CHANNEL, inheritable=False)
+    os.closerange(CHANNEL + 1, 1 << 16)
+    return True
+
+
 def receive(channel):
     fds = array.array("i")
-    word, control, _, _ = channel.recvmsg(16, socket.CMSG_SPACE(16 * fds.itemsize))
+    word, control, _, _ = channel.recvmsg(4096, socket.CMSG_SPACE(16 * fds.itemsize))
     for level, kind, data in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])

@@ -23,12 +23,13 @@ import (
 // zygoteHarness is a harness all of whose Python comes from zygotes.
 func zygoteHarness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
 	t.Helper()
+	t.Setenv("CANARY", "of the server") // none of its forks has it
 	h := harness(t, b)
 	source, err := runners.Files.ReadFile("python/zygote.py")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source}
+	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source, OnUse: []string{"xml.dom.minidom"}}
 	h.Template = os.Geteuid() == 0 // others start their own
 	return h
 }
@@ -163,6 +164,84 @@ func TestTemplateLife(t *testing.T) {
 			t.Errorf("%d warnings: %s", n, log)
 		}
 	})
+}
+
+// TestZygoteFromOutside: a fork of the template is in everything that its sandbox's agent is in, and has nothing else.
+func TestZygoteFromOutside(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	h := zygoteHarness(t, b)
+	sandboxtest.Start(t, h, sandbox.Spec{})
+	template := theTemplate(t)
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", template, template))
+	if err != nil {
+		t.Fatal(err)
+	}
+	zygote := strings.TrimSpace(string(children))
+	agent := ""
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range procs {
+		ns, _ := os.Readlink(p + "/ns/pid")
+		if its, _ := os.Readlink("/proc/" + zygote + "/ns/pid"); ns == its && strings.HasSuffix(status(p, "NSpid"), "\t1") {
+			agent = p
+		}
+	}
+	if agent == "" {
+		t.Fatalf("zygotes %q are in no sandbox", zygote)
+	}
+	for _, ns := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
+		mine, _ := os.Readlink("/proc/" + zygote + "/ns/" + ns)
+		its, _ := os.Readlink(agent + "/ns/" + ns)
+		own, _ := os.Readlink("/proc/self/ns/" + ns)
+		if mine != its || mine == own {
+			t.Errorf("%s namespace: zygote %s, agent %s, host %s", ns, mine, its, own)
+		}
+	}
+	groups := func(p string) string { b, _ := os.ReadFile(p + "/cgroup"); return string(b) }
+	if limited(t, b) && groups("/proc/"+zygote) != groups(agent) {
+		t.Errorf("control groups: %s\nthe agent's: %s", groups("/proc/"+zygote), groups(agent))
+	}
+	fds, err := os.ReadDir("/proc/" + zygote + "/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		to, _ := os.Readlink("/proc/" + zygote + "/fd/" + fd.Name())
+		n, _ := strconv.Atoi(fd.Name())
+		ok := n <= 2 && to == "/dev/null" || n == 3 && strings.HasPrefix(to, "socket:") || n > 3 && strings.HasPrefix(to, "pid:[")
+		if !ok {
+			t.Errorf("descriptor %d is %s", n, to)
+		}
+	}
+	uid, _ := jail.Owner()
+	caps := fmt.Sprintf("%016x", 1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SYS_CHROOT) // of the sandbox's user namespace
+	for name, want := range map[string]string{
+		"CapEff": caps, "CapPrm": caps, "CapInh": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "CapAmb": strings.Repeat("0", 16),
+		"NoNewPrivs": "1", "Threads": "1", "Groups": "", "Uid": strings.TrimSpace(strings.Repeat(fmt.Sprintf("%d\t", uid), 4)),
+	} {
+		if got := status("/proc/"+zygote, name); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	for name, want := range map[string]string{"CapEff": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "NoNewPrivs": "1"} {
+		if got := status(fmt.Sprintf("/proc/%d", template), name); got != want {
+			t.Errorf("the template's %s: %q, want %q", name, got, want)
+		}
+	}
+	if env, _ := os.ReadFile("/proc/" + zygote + "/environ"); len(env) == 0 || bytes.Contains(env, []byte("CANARY")) {
+		t.Errorf("environment: %q", env)
+	}
+}
+
+// status is a line of a process's status.
+func status(proc, name string) string {
+	b, _ := os.ReadFile(proc + "/status")
+	for line := range strings.Lines(string(b)) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
 }
 
 type lockedLog struct {
