@@ -126,6 +126,7 @@ var (
 	_ sandbox.Prober  = routed{}
 	_ sandbox.Reaper  = routed{}
 	_ sandbox.Sweeper = routed{}
+	_ sandbox.Warmer  = routed{}
 )
 
 func (r routed) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -147,6 +148,12 @@ func (r routed) Reap(ctx context.Context, instance string) error {
 		return p.Reap(ctx, instance)
 	}
 	return nil
+}
+
+func (r routed) Warm(spec sandbox.Spec) {
+	if w, ok := r.Backend.(sandbox.Warmer); ok && spec.Wrapper == "" {
+		w.Warm(spec)
+	}
 }
 
 func (r routed) Sweep(ctx context.Context, alive func(string) bool) error {

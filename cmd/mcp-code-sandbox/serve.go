@@ -17,6 +17,7 @@ import (
 
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/tools"
 	"mcp-code-sandbox/web"
 )
@@ -45,6 +46,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	banner(inv.stderr, a, base)
 	a.tasks.start(a.reportReadiness)
+	a.tasks.start(a.warm)
 
 	page, err := httpapi.NewPage(web.Files())
 	if err != nil {
@@ -60,6 +62,19 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 		a.log.Info("shutting down")
 	}
 	return errors.Join(err, shutdown(server, m), a.Close())
+}
+
+// warm makes what sandboxes share before the first run needs it.
+func (a *app) warm(context.Context) {
+	w, ok := a.isolation.Backend.(sandbox.Warmer)
+	if !ok {
+		return
+	}
+	for _, r := range a.environments.runners() {
+		if z := r.SandboxZygote(); z != nil {
+			w.Warm(sandbox.Spec{Runner: r.Name, Mounts: r.Mounts, Wrapper: r.Wrapper, Zygote: z})
+		}
+	}
 }
 
 // newMCP makes the MCP server with the tools.

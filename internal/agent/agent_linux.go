@@ -31,6 +31,9 @@ import (
 // ConnFD is the descriptor on which the agent finds its connection to the server.
 const ConnFD = 3
 
+// ZygoteFD is the descriptor on which the agent hears from a zygote that its Config announces.
+const ZygoteFD = 6
+
 // Main runs the agent until the server closes the connection. It is process 1 of the sandbox, so its end
 // is the end of everything inside.
 func Main(configJSON, version string) error {
@@ -59,6 +62,12 @@ func Main(configJSON, version string) error {
 		return fmt.Errorf("connection: %w", err)
 	}
 	a := &agent{cfg: cfg}
+	if cfg.Zygote != nil {
+		if err := unix.SetNonblock(ZygoteFD, true); err != nil {
+			return fmt.Errorf("zygote: %w", err)
+		}
+		a.zygotes.add(cfg.Zygote.Name, &zygote{env: cfg.Zygote.Env, soon: cfg.Zygote.Soon, conn: os.NewFile(ZygoteFD, "zygote")})
+	}
 	return a.serve(os.NewFile(ConnFD, "server"), wire.Hello{Agent: version})
 }
 
@@ -95,6 +104,7 @@ type agent struct {
 
 	mu           sync.Mutex
 	interpreters map[string]*interpreter // that live on between runs, by name
+	zygotes      zygotes
 }
 
 // forbidUserNamespaces sets the limit of this user namespace to none. The seccomp filter says the same;

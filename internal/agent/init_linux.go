@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -66,24 +67,36 @@ func runInit(where string) (initStatus, error) {
 	if err != nil {
 		return initStatus{}, err
 	}
+	var namespaces []int
+	if where != sharedInit {
+		if namespaces, err = openNamespaces(); err != nil {
+			return initStatus{}, err
+		}
+	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return initStatus{}, fmt.Errorf("become unreadable: %w", err)
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals)
+	init := runInitProcess{oom: oom, signals: signals}
+	if init.driver, init.theirs, err = driverSocket(); err != nil {
+		return initStatus{}, err
+	}
 	if where != sharedInit {
 		if err := confine(where); err != nil {
 			return initStatus{}, err
 		}
+		if err := give(namespaces, init.theirs); err != nil {
+			return initStatus{}, err
+		}
 	}
 
-	specFile := os.NewFile(specFD, "spec")
-	defer specFile.Close()
+	init.told = json.NewDecoder(os.NewFile(specFD, "spec"))
 	var spec initSpec
-	if err := json.NewDecoder(specFile).Decode(&spec); err != nil {
+	if err := init.told.Decode(&spec); err != nil {
 		return initStatus{}, fmt.Errorf("read run: %w", err)
 	}
-	return spec.start(oom, signals)
+	return init.run(&spec)
 }
 
 // confine is what the isolation of a run with namespaces of its own is made of, whatever the run.
@@ -104,6 +117,14 @@ func confine(tmpBytes string) error {
 	return giveUpPrivileges()
 }
 
+// runInitProcess is a run-init that is ready.
+type runInitProcess struct {
+	oom            *os.File
+	signals        <-chan os.Signal
+	told           *json.Decoder // the spec, and the exit of a program that a zygote has started
+	driver, theirs *os.File      // the ends of the channel for cells: run-init's and the program's
+}
+
 // program is the started program.
 type program struct {
 	pid    int
@@ -111,30 +132,47 @@ type program struct {
 	dir    *os.Root // private to the run
 }
 
-func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (initStatus, error) {
-	launch := spec.launch
-	if spec.Shared != nil {
-		launch = spec.launchShared
+func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
+	launch := init.launch
+	switch {
+	case spec.Adopted != 0:
+		launch = init.adopt
+	case spec.Shared != nil:
+		launch = init.launchShared
 	}
-	p, exit, err := launch(oom)
+	p, exit, err := launch(spec)
 	if p == nil {
 		return initStatus{Exit: exit}, err
 	}
 	// Output ends when the last user process has closed it, not when run-init ends.
 	_ = unix.Close(1)
 	_ = unix.Close(2)
+	_ = init.theirs.Close()
+	orphans := make(chan struct{}, 1)
 	go func() {
-		for sig := range signals {
-			if sig == syscall.SIGINT {
+		for sig := range init.signals {
+			switch sig {
+			case syscall.SIGINT:
 				_ = syscall.Kill(-p.pid, syscall.SIGINT)
+			case syscall.SIGCHLD:
+				select {
+				case orphans <- struct{}{}:
+				default:
+				}
 			}
 		}
 	}()
+	wait := func() (wire.Exit, error) { return waitFor(p.pid) }
+	if spec.Adopted != 0 {
+		go reap(orphans)
+		wait = init.waitToBeTold
+	}
 	if p.driver == nil {
-		exit, err = waitFor(p.pid)
+		_ = init.driver.Close()
+		exit, err = wait()
 	} else {
 		cells := serveCells(p)
-		exit, err = waitFor(p.pid)
+		exit, err = wait()
 		exit = cells.end(exit)
 	}
 	status := initStatus{Exit: exit}
@@ -144,9 +182,42 @@ func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (initStatus,
 	return status, err
 }
 
+// adopt is launch for a program that a zygote has started.
+func (init *runInitProcess) adopt(spec *initSpec) (*program, wire.Exit, error) {
+	dir, err := os.OpenRoot(spec.Dir)
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	p := &program{pid: spec.Adopted, dir: dir}
+	if spec.Channel {
+		p.driver = init.driver
+	}
+	return p, wire.Exit{}, nil
+}
+
+// waitToBeTold returns the exit of a program that is not run-init's child.
+func (init *runInitProcess) waitToBeTold() (wire.Exit, error) {
+	var exit wire.Exit
+	if err := init.told.Decode(&exit); err != nil {
+		return wire.Exit{}, fmt.Errorf("learn how the program ended: %w", err)
+	}
+	return exit, nil
+}
+
+// reap waits for the orphans of a program that is not run-init's child itself.
+func reap(orphans <-chan struct{}) {
+	for range orphans {
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && !errors.Is(err, syscall.EINTR) {
+				break
+			}
+		}
+	}
+}
+
 // launch starts the program. Without a program, the exit
 // or the error says why. It leaves its thread as the program's.
-func (spec *initSpec) launch(oom *os.File) (*program, wire.Exit, error) {
+func (init *runInitProcess) launch(spec *initSpec) (*program, wire.Exit, error) {
 	argv, err := spec.argv()
 	if err != nil {
 		return nil, wire.Exit{}, err
@@ -175,22 +246,17 @@ func (spec *initSpec) launch(oom *os.File) (*program, wire.Exit, error) {
 	}
 	files := []uintptr{0, 1, 2}
 	if spec.Channel {
-		ours, theirs, err := driverSocket()
-		if err != nil {
-			return nil, wire.Exit{}, err
-		}
-		defer theirs.Close()
-		p.driver, files = ours, append(files, theirs.Fd())
+		p.driver, files = init.driver, append(files, init.theirs.Fd())
 	}
 	// When memory runs out the program goes first, never run-init or the agent.
-	own, _ := io.ReadAll(oom)
-	_, _ = oom.WriteAt([]byte("1000"), 0)
+	own, _ := io.ReadAll(init.oom)
+	_, _ = init.oom.WriteAt([]byte("1000"), 0)
 	p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
 		Env:   env,
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
-	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
+	_, _ = init.oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
 	if err != nil {
 		return nil, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
 	}
@@ -225,15 +291,12 @@ func (spec *initSpec) argv() ([]string, error) {
 	for _, f := range []struct {
 		placeholder, name string
 		text              []byte
-	}{{"{file}", spec.File, spec.Code}, {"{driver}", ".driver", spec.Driver}} {
+	}{{"{file}", spec.File, spec.Code}, {"{driver}", driverFile, spec.Driver}} {
 		i := slices.Index(argv, f.placeholder)
 		if i < 0 {
 			continue
 		}
-		var b [4]byte
-		_, _ = rand.Read(b[:])
-		ext := filepath.Ext(f.name[1:])
-		path := spec.Dir + "/" + strings.TrimSuffix(filepath.Base(f.name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+		path := spec.privatePath(f.name)
 		if err := os.WriteFile(path, f.text, 0o600); err != nil {
 			return nil, fmt.Errorf("write code: %w", err)
 		}
@@ -242,21 +305,31 @@ func (spec *initSpec) argv() ([]string, error) {
 	return argv, nil
 }
 
+const driverFile = ".driver"
+
+// privatePath is where a file of the run's goes.
+func (spec *initSpec) privatePath(name string) string {
+	var b [4]byte
+	_, _ = rand.Read(b[:])
+	ext := filepath.Ext(strings.TrimPrefix(name, "."))
+	return spec.Dir + "/" + strings.TrimSuffix(filepath.Base(name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+}
+
+// variables are the program's environment.
+func (spec *initSpec) variables() map[string]string {
+	env := maps.Clone(baseEnv)
+	env["HOME"], env["TMPDIR"] = spec.Dir, spec.Dir
+	maps.Copy(env, spec.Env)
+	if spec.Displays {
+		env["SANDBOX_DISPLAY"] = spec.Dir + "/" + displayDir
+	}
+	return env
+}
+
 func (spec *initSpec) environ() []string {
 	var env []string
-	for k, v := range baseEnv {
-		if v == "/tmp" {
-			v = spec.Dir
-		}
-		if _, ok := spec.Env[k]; !ok {
-			env = append(env, k+"="+v)
-		}
-	}
-	for k, v := range spec.Env {
+	for k, v := range spec.variables() {
 		env = append(env, k+"="+v)
-	}
-	if spec.Displays {
-		env = append(env, "SANDBOX_DISPLAY="+spec.Dir+"/"+displayDir)
 	}
 	return env
 }
@@ -332,25 +405,26 @@ func hide(path string) error {
 
 // rlimit is a limit on what a process of the run may use.
 type rlimit struct {
+	name     string
 	resource int
 	max      uint64
 }
 
 // fixedLimits hold for the processes of every run.
 var fixedLimits = []rlimit{
-	{unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
-	{unix.RLIMIT_SIGPENDING, 1024},
-	{unix.RLIMIT_NOFILE, 4096},
-	{unix.RLIMIT_MEMLOCK, 64 << 10},
-	{unix.RLIMIT_MSGQUEUE, 0},
+	{"RLIMIT_CORE", unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
+	{"RLIMIT_SIGPENDING", unix.RLIMIT_SIGPENDING, 1024},
+	{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 4096},
+	{"RLIMIT_MEMLOCK", unix.RLIMIT_MEMLOCK, 64 << 10},
+	{"RLIMIT_MSGQUEUE", unix.RLIMIT_MSGQUEUE, 0},
 }
 
 // limits are those of this run.
 func (spec *initSpec) limits() []rlimit {
 	limits := []rlimit{
-		{unix.RLIMIT_FSIZE, spec.FileBytes},
-		{unix.RLIMIT_DATA, spec.DataBytes},
-		{unix.RLIMIT_NPROC, spec.Processes},
+		{"RLIMIT_FSIZE", unix.RLIMIT_FSIZE, spec.FileBytes},
+		{"RLIMIT_DATA", unix.RLIMIT_DATA, spec.DataBytes},
+		{"RLIMIT_NPROC", unix.RLIMIT_NPROC, spec.Processes},
 	}
 	return slices.DeleteFunc(limits, func(l rlimit) bool { return l.max == 0 })
 }
@@ -360,11 +434,11 @@ func setLimits(limits []rlimit) error {
 	for _, l := range limits {
 		var old syscall.Rlimit
 		if err := syscall.Getrlimit(l.resource, &old); err != nil {
-			return fmt.Errorf("read limit %d: %w", l.resource, err)
+			return fmt.Errorf("read %s: %w", l.name, err)
 		}
 		v := min(l.max, old.Max)
 		if err := syscall.Setrlimit(l.resource, &syscall.Rlimit{Cur: v, Max: v}); err != nil {
-			return fmt.Errorf("set limit %d: %w", l.resource, err)
+			return fmt.Errorf("set %s: %w", l.name, err)
 		}
 	}
 	return nil

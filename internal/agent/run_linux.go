@@ -35,10 +35,14 @@ type initSpec struct {
 	DataBytes uint64            `json:"data_bytes"`
 	Processes uint64            `json:"processes"`
 	Driver    []byte            `json:"driver"`
-	Channel   bool              `json:"channel"` // descriptor 5 is a connection for cells
+	Channel   bool              `json:"channel"` // the program is an interpreter that lives on
 	Displays  bool              `json:"displays"`
 	Dir       string            `json:"dir"`              // private to the run
 	Shared    *sharedSpec       `json:"shared,omitempty"` // nil where the run has namespaces of its own
+	// Adopted is the program's process, which a zygote has started. Its exit follows the spec.
+	Adopted int `json:"adopted,omitempty"`
+
+	zygote *wire.Zygote
 }
 
 // initStatus is what run-init writes to its descriptor 4 when the program has ended.
@@ -57,7 +61,7 @@ func (a *agent) spec(r *wire.Run) initSpec {
 	spec := initSpec{
 		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver, Displays: r.Displays,
 		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
-		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, Dir: "/tmp",
+		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, Dir: "/tmp", zygote: r.Zygote,
 	}
 	if a.shared != nil {
 		spec.Dir, spec.Shared = privateDir(), &sharedSpec{Landlock: a.shared.landlock}
@@ -81,7 +85,14 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	after := a.shared.limitsHit()
 	exit.OOMKills, exit.PIDsRefused = after.oomKills-before.oomKills, after.pidsRefused-before.pidsRefused
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
-	if f.Run.Interpreter == "" && a.shared == nil {
+	if a.shared != nil {
+		return
+	}
+	a.zygotes.prepare(f.Run.Zygote)
+	if f.Run.Zygote != nil && !a.hasInterpreters() {
+		a.zygotes.grow(f.Run.Zygote.Name, f.Run.Code)
+	}
+	if f.Run.Interpreter == "" {
 		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run)) })
 	}
 }
@@ -126,8 +137,9 @@ func (p *initProcess) wait() (initStatus, error) {
 			exit.Exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
 		}
 	}
-	exit.UserUS = state.UserTime().Microseconds()
-	exit.SysUS = state.SystemTime().Microseconds()
+	exit.Forked = p.forked
+	exit.UserUS += state.UserTime().Microseconds()
+	exit.SysUS += state.SystemTime().Microseconds()
 	if ru, ok := state.SysUsage().(*syscall.Rusage); ok {
 		exit.MaxRSSB = max(exit.MaxRSSB, ru.Maxrss<<10)
 	}
@@ -149,22 +161,39 @@ type initProcess struct {
 
 	tmpBytes int64
 	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
+	forked   bool                             // a zygote started the program
 }
 
-// startInit hands the spec to a run-init, the one that waits for it if there is one.
+// startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
+// if there is one for it.
 func (a *agent) startInit(spec initSpec) (*initProcess, error) {
-	text, err := json.Marshal(spec)
-	if err != nil {
-		return nil, err
-	}
 	p := a.spare.take(spec.TmpBytes)
 	if p == nil {
+		var err error
 		if p, err = a.newInit(spec); err != nil {
 			return nil, err
 		}
 	}
-	go func() { // ends when run-init has read it, or has ended
-		_, _ = p.spec.Write(text)
+	var g given
+	if a.shared == nil && (spec.Channel || spec.zygote != nil) {
+		var err error
+		if g, err = p.given(); err != nil {
+			return p, nil // its status says why
+		}
+		defer g.close()
+	}
+	tell := json.NewEncoder(p.spec)
+	if f, ok := a.zygotes.fork(spec, g); ok {
+		p.forked = true
+		go func() { // ends when run-init has read it, or has ended
+			_ = tell.Encode(initSpec{Adopted: f.inner, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir})
+			_ = tell.Encode(<-f.exit)
+			_ = p.spec.Close()
+		}()
+		return p, nil
+	}
+	go func() {
+		_ = tell.Encode(spec)
 		_ = p.spec.Close()
 	}()
 	return p, nil

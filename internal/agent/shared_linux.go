@@ -186,7 +186,7 @@ func (s *shared) reap(proc *os.Process, dir string) (*os.ProcessState, error) {
 // launchShared is launch where the run has no namespaces of its own. The program is started from a thread that enters
 // the run's Landlock domain and then ends: a thread that stayed in it could be signalled by the code, and with
 // it run-init.
-func (spec *initSpec) launchShared(oom *os.File) (p *program, exit wire.Exit, err error) {
+func (init *runInitProcess) launchShared(spec *initSpec) (p *program, exit wire.Exit, err error) {
 	// What the code leaves without a parent stays below run-init.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, wire.Exit{}, fmt.Errorf("become a subreaper: %w", err)
@@ -202,7 +202,7 @@ func (spec *initSpec) launchShared(oom *os.File) (p *program, exit wire.Exit, er
 	if err := setLimits(fixedLimits); err != nil {
 		return nil, wire.Exit{}, err
 	}
-	onPassingThread(func() { p, exit, err = spec.launch(oom) })
+	onPassingThread(func() { p, exit, err = init.launch(spec) })
 	return p, exit, err
 }
 

@@ -47,6 +47,17 @@ type Spec struct {
 	Network   bool
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
+	Zygote    *Zygote // for backends that can share one; else runs start their own
+}
+
+// Zygote is an interpreter that imports libraries once and forks a process for each run.
+type Zygote struct {
+	Name    string
+	Argv    []string // the path of Source is added
+	Env     map[string]string
+	Source  []byte
+	Preload []string // what it imports
+	OnUse   []string // what it imports when a run has used it
 }
 
 // ForwardAddr is where a process inside reaches the server, if the Spec says Forward.
@@ -130,6 +141,12 @@ type Prober interface {
 	// Probe tries the real thing (it starts a sandbox) and reports each part of it.
 	// Runs are possible if no Check has failed.
 	Probe(ctx context.Context) []Check
+}
+
+// Warmer is implemented by backends whose sandboxes share something that takes time to make.
+type Warmer interface {
+	// Warm makes it for sandboxes like the one described, ahead of the first. It does not wait.
+	Warm(spec Spec)
 }
 
 // Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.

@@ -47,8 +47,27 @@ type box struct {
 
 	// Guarded by m.mu.
 	runs     int
-	stateful bool // holds an interpreter that lives on
-	retired  bool // out of its session's boxes: no new run gets it, and it ends with its last one
+	stateful bool            // holds an interpreter that lives on
+	zygotes  map[string]bool // those that its agent knows
+	retired  bool            // out of its session's boxes: no new run gets it, and it ends with its last one
+}
+
+// zygote is what the agent needs to be told for a run of r to come from a zygote, if the runner has one.
+func (b *box) zygote(r runner.Runner) *wire.Zygote {
+	z := r.SandboxZygote()
+	if z == nil {
+		return nil
+	}
+	b.s.m.mu.Lock()
+	defer b.s.m.mu.Unlock()
+	if b.zygotes[r.Name] {
+		return &wire.Zygote{Name: r.Name}
+	}
+	if b.zygotes == nil {
+		b.zygotes = map[string]bool{}
+	}
+	b.zygotes[r.Name] = true
+	return &wire.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
 }
 
 // close ends the sandbox and whatever runs in it. It does not wait.
@@ -233,6 +252,7 @@ func (m *Manager) spec(s *Session, r runner.Runner, network bool) sandbox.Spec {
 		Network:   network,
 		Forward:   m.cfg.Dial != nil,
 		Limits:    limits,
+		Zygote:    r.SandboxZygote(),
 	}
 }
 

@@ -284,6 +284,7 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 		frame.Argv, frame.Driver, frame.Interpreter, frame.Displays = r.Persistent, r.DriverSource, r.Name, false
 		frame.Env, frame.CellEnv = r.Env, env
 	}
+	frame.Zygote = b.zygote(r)
 	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
 	if err != nil {
 		if b.conn.Err() == nil && !errors.Is(err, io.EOF) {

@@ -285,6 +285,22 @@ func (g *cgroup) start(attr *syscall.SysProcAttr, fork func() error) error {
 	return errors.Join(err, move(g.home))
 }
 
+// add moves a process into the group.
+func (g *cgroup) add(pid int) error {
+	if g == nil {
+		return nil
+	}
+	if g.v2() {
+		return os.WriteFile(filepath.Join(g.dirs["memory"], "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+	}
+	for _, name := range controllers {
+		if err := os.WriteFile(filepath.Join(g.dirs[name], "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // usage reads the group's counters.
 func (g *cgroup) usage() (sandbox.Usage, error) {
 	if g == nil {

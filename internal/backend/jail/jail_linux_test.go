@@ -2,6 +2,7 @@ package jail_test
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,7 +19,14 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
+	t.Run("Exec", func(t *testing.T) {
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
+	})
+	t.Run("Zygote", func(t *testing.T) {
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
+			return zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+		})
+	})
 }
 
 // The environment of a test binary that was started by another: by what name it acts, and the agent it uses.
@@ -89,6 +97,10 @@ func open(t *testing.T, root, instance string, allow ...netip.Prefix) *jail.Back
 }
 
 func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, error) {
+	return openLogging(root, instance, nil, allow...)
+}
+
+func openLogging(root, instance string, log *slog.Logger, allow ...netip.Prefix) (*jail.Backend, error) {
 	agent, err := os.ReadFile(agentFile)
 	if err != nil {
 		return nil, err
@@ -97,7 +109,7 @@ func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, e
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow})
+	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow, Logger: log})
 }
 
 func harness(t *testing.T, b *jail.Backend) sandboxtest.Harness {

@@ -66,6 +66,10 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		spec.Limits.PIDs += agent.OwnThreads
 	}
 	cfg := agent.Config{Forward: spec.Forward}
+	template := b.template(spec)
+	if template != nil {
+		cfg.Zygote = &agent.Adopted{Name: spec.Zygote.Name, Env: spec.Zygote.Env, Soon: template.isReady()}
+	}
 	if !b.cgroups.available() { // the limits that a process can carry itself
 		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)
 		cfg.Processes = uint64(spec.Limits.PIDs)
@@ -87,7 +91,8 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		return &sandbox.Error{Op: "make a cgroup", Err: err, Fix: "run mcp-code-sandbox doctor"}
 	}
 	giveBack := func() {}
-	info, err := s.spawn(spec, string(config), &giveBack)
+	var zygote *os.File
+	info, err := s.spawn(spec, string(config), template != nil, &zygote, &giveBack)
 	if err != nil {
 		s.group.remove()
 		return &sandbox.Error{Op: "start bubblewrap", Err: err, Fix: "run mcp-code-sandbox doctor"}
@@ -102,7 +107,15 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	}()
 	stop := context.AfterFunc(ctx, s.kill)
 	defer stop()
-	if err := s.ready(info, spec.Network, blocked); err != nil {
+	pid, err := s.ready(info, spec.Network, blocked)
+	if zygote != nil {
+		if err == nil {
+			go s.adopt(template, zygote, pid)
+		} else {
+			zygote.Close()
+		}
+	}
+	if err != nil {
 		s.kill()
 		<-s.ended
 		if ctx.Err() != nil {
@@ -115,7 +128,7 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 
 // spawn starts bubblewrap on the launcher's thread. giveBack is set to what must be called on that thread
 // when the sandbox has made its mounts.
-func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info *os.File, err error) {
+func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os.File, giveBack *func()) (info *os.File, err error) {
 	b := s.backend
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -130,6 +143,24 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info
 		return nil, err
 	}
 	defer infoW.Close()
+	extra := []*os.File{theirs, infoW, info}
+	if adopt {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			s.conn.Close()
+			info.Close()
+			return nil, err
+		}
+		*zygote = os.NewFile(uintptr(fds[0]), "zygote")
+		agents := os.NewFile(uintptr(fds[1]), "agent's")
+		defer agents.Close()
+		defer func() {
+			if err != nil {
+				(*zygote).Close()
+			}
+		}()
+		extra = append(extra, agents)
+	}
 
 	err = b.launch.do(func() error {
 		place := b.launch.onStage
@@ -154,10 +185,10 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info
 		s.cmd.Dir = "/"
 		s.cmd.Env = []string{}
 		s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
-		// 3: agent.ConnFD, 4: --info-fd, 5: its other end. A server that dies now must not take bubblewrap along
+		// 3: agent.ConnFD, 4: --info-fd, 5: its other end, 6: agent.ZygoteFD. A server that dies now must not take bubblewrap along
 		// before its child has been let go, or that child waits for ever: so no death signal from here, only
 		// bubblewrap's own, and an info-fd that can be written to though nobody reads.
-		s.cmd.ExtraFiles = []*os.File{theirs, infoW, info}
+		s.cmd.ExtraFiles = extra
 		s.cmd.WaitDelay = killDelay
 		s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential()}
 		return s.group.start(s.cmd.SysProcAttr, s.cmd.Start)
@@ -175,19 +206,28 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info
 	return info, nil
 }
 
-// ready waits until the agent has said hello.
-func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) error {
-	defer info.Close()
+// childPID reads from bubblewrap's --info-fd which process its child is. Bubblewrap has not reaped it while it runs, so until then
+// the number names that child.
+func childPID(info io.Reader) (int, error) {
 	var about struct {
 		ChildPID int `json:"child-pid"`
 	}
 	if err := json.NewDecoder(io.LimitReader(info, 4096)).Decode(&about); err != nil {
-		return fmt.Errorf("bubblewrap did not start: %w", err)
+		return 0, fmt.Errorf("bubblewrap did not start: %w", err)
 	}
-	// Bubblewrap has not reaped its child while it runs, so the number still names that child.
-	fd, err := unix.PidfdOpen(about.ChildPID, 0)
+	return about.ChildPID, nil
+}
+
+// ready waits until the agent has said hello, and returns its pid.
+func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) (int, error) {
+	defer info.Close()
+	pid, err := childPID(info)
 	if err != nil {
-		return err
+		return 0, err
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return 0, err
 	}
 	s.mu.Lock()
 	s.first = os.NewFile(uintptr(fd), "agent process")
@@ -195,15 +235,15 @@ func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) erro
 	s.mu.Unlock()
 	if asked {
 		s.signalFirst()
-		return context.Canceled
+		return 0, context.Canceled
 	}
 	if _, err := wire.ReadHello(s.conn); err != nil || !network {
-		return err
+		return pid, err
 	}
 	// Not before the hello: bubblewrap sets up loopback itself and trips over one that is already up.
-	net, err := s.backend.attachNetwork(about.ChildPID, blocked)
+	net, err := s.backend.attachNetwork(pid, blocked)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	s.mu.Lock()
 	over := s.over
@@ -212,7 +252,7 @@ func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) erro
 	if over {
 		net.close()
 	}
-	return nil
+	return pid, nil
 }
 
 // explain turns a failed start into an error that says what to do.
@@ -276,8 +316,11 @@ func (s *jailed) kill() {
 	s.signalFirst()
 }
 
-func (s *jailed) signalFirst() {
-	raw, err := s.first.SyscallConn()
+func (s *jailed) signalFirst() { signalPidfd(s.first) }
+
+// signalPidfd kills a process.
+func signalPidfd(f *os.File) {
+	raw, err := f.SyscallConn()
 	if err != nil {
 		return // closed: it has ended
 	}

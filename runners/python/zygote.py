@@ -1,0 +1,419 @@
+"""Python that has already imported its libraries, and forks a process for each run. See internal/agent/zygote_linux.go for what is said on
+descriptor 3. The agent starts it; or, with the argument "template", the server does, outside of all sandboxes, and it forks a zygote into each:
+see internal/backend/jail/template_linux.go.
+
+The zygote itself never sees anything of a run: neither code nor environment pass through its memory, which every later run inherits.
+A run's process reads them itself, after it has moved into the run's namespaces and given up every privilege.
+"""
+
+import array
+import atexit
+import builtins
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import types
+
+CHANNEL = 3
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 38, 47, 4
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
+LINUX_CAPABILITY_VERSION_3 = 0x20080522
+SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+
+
+def check(result):
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def prctl(option, *args):
+    check(libc.prctl(option, *(ctypes.c_ulong(a) for a in (args + (0, 0, 0, 0))[:4])))
+
+
+def setns(fd):
+    check(libc.setns(fd, 0))
+
+
+class Filter(ctypes.Structure):
+    """A struct sock_fprog that owns its program."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_void_p)]
+
+    def __init__(self, program):
+        self.memory = ctypes.create_string_buffer(program, len(program))
+        super().__init__(len(program) // 8, ctypes.addressof(self.memory))
+
+
+# ---- The zygote ----
+
+
+def main():
+    prctl(PR_SET_DUMPABLE, 0)
+    channel = socket.socket(fileno=CHANNEL)
+    config = json.loads(channel.recv(1 << 20))
+    if sys.path and sys.path[0] != sys.prefix and not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # where this file lies
+    template = sys.argv[1:] == ["template"]
+    if template:
+        die_with_server(channel)
+        os.setpriority(os.PRIO_PROCESS, 0, 10)  # runs go first; the server takes that back
+    preload(config["preload"])
+    filter = Filter(bytes.fromhex(config["filter"]))
+    drop_bounding_set()
+    gc.collect()
+    gc.freeze()
+    if template:
+        channel.send(b"ready %d" % os.getpid())
+        channel = serve_template(channel)
+    while True:
+        channel.send(b"ready")
+        names = serve(channel, filter)
+        channel.send(b"grown %d" % os.getpid())
+        preload(names)
+        gc.collect()
+        gc.freeze()
+
+
+# ---- The template ----
+
+
+def die_with_server(channel):
+    """Has the kernel end this process with bubblewrap, which ends with the server: the change of uid took bubblewrap's own wish back."""
+    os.closerange(CHANNEL + 1, 1 << 16)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        os._exit(0)  # it has ended before
+
+
+def serve_template(channel):
+    """Forks zygotes until the server hangs up. Returns, in a zygote, the connection to its agent."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # a zygote's parent ends, and a sandbox does not before its zygote has been waited for
+    wake, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == wake:
+                os.read(wake, 512)
+                reap()
+                continue
+            word, fds = receive(channel)
+            if not word:
+                os._exit(0)
+            try:
+                pid = os.fork()
+            except OSError:
+                pid = -1
+            if pid == 0:
+                try:
+                    channel.detach()
+                    return move(fds)
+                except BaseException:
+                    os._exit(1)
+            for each in fds:
+                os.close(each)
+            channel.send(b"forked %d" % pid)
+
+
+def reap():
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def move(fds):
+    """Moves a fork of the template into a sandbox, with nothing of the outside but its memory. Returns in the zygote alone."""
+    gate, agent, user, *others = fds
+    if os.read(gate, 1) != b"1":  # when the server has put this process into the sandbox's control group
+        os._exit(1)
+    setns(user)
+    for namespace in others:
+        setns(namespace)
+    if os.fork():
+        os._exit(0)
+    prctl(PR_SET_DUMPABLE, 0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    agent = os.dup2(agent, 100, inheritable=False)
+    for target in range(3):
+        os.dup2(null, target)
+    os.dup2(agent, CHANNEL, inheritable=False)
+    os.closerange(CHANNEL + 1, 1 << 16)
+    drop_bounding_set()
+    keep = 1 << CAP_SYS_ADMIN | 1 << CAP_SYS_CHROOT
+    check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), struct.pack("6I", keep, keep, 0, 0, 0, 0)))
+    return socket.socket(fileno=CHANNEL)
+
+
+def drop_bounding_set():
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break
+
+
+def preload(names):
+    for name in names or ():
+        try:
+            importlib.import_module(name)
+        except Exception:
+            pass  # the run that wants it will say why
+
+
+def serve(channel, filter):
+    """Forks until the agent hangs up. Returns in a zygote that was forked to grow, on whose channel is another connection to the agent by
+    then, what it shall import."""
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    children = {}  # by descriptor
+    while True:
+        for fd, _ in poll.poll():
+            if fd != CHANNEL:
+                end(channel, poll, fd, *children.pop(fd))
+                continue
+            word, fds = receive(channel)
+            if not word:
+                os._exit(0)
+            if word.startswith(b"grow "):
+                if succeed(fds):
+                    return word.decode().split()[1:]
+                continue
+            pid = fork(fds, own, filter)
+            for each in fds:
+                os.close(each)
+            if pid is None:
+                channel.send(b"failed")
+                continue
+            number, memory = facts(pid)
+            channel.send(b"started %d %d" % (pid, number))
+            child = os.pidfd_open(pid)
+            children[child] = pid, memory
+            poll.register(child, select.POLLIN)
+
+
+def succeed(fds):
+    """Forks a zygote and leaves it to the agent, process 1 here. Returns True in it."""
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid:
+        for each in fds:
+            os.close(each)
+        if pid > 0:
+            os.waitpid(pid, 0)
+        return False
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    os.dup2(fds[0], CHANNEL, inheritable=False)
+    os.closerange(CHANNEL + 1, 1 << 16)
+    return True
+
+
+def receive(channel):
+    fds = array.array("i")
+    word, control, _, _ = channel.recvmsg(4096, socket.CMSG_SPACE(16 * fds.itemsize))
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return word, list(fds)
+
+
+def fork(fds, own, filter):
+    """Starts a run's process, the descriptors of whose namespaces come first."""
+    try:
+        setns(fds[0])
+        pid = os.fork()
+    except OSError:
+        pid = None  # too many processes, or too little memory
+    if pid == 0:
+        try:
+            become(fds[1:], filter)
+        except BaseException as e:
+            os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
+        finally:
+            os._exit(126)
+    setns(own)
+    return pid
+
+
+def facts(pid):
+    """The process's id in its own namespace, and how much of the zygote's memory it began with."""
+    number = memory = 0
+    with open(f"/proc/{pid}/status", "rb") as f:
+        for line in f:
+            if line.startswith(b"NSpid:"):
+                number = int(line.split()[-1])
+            elif line.startswith(b"VmRSS:"):
+                memory = int(line.split()[1])
+    return number, memory
+
+
+def end(channel, poll, fd, pid, inherited):
+    poll.unregister(fd)
+    os.close(fd)
+    _, status, usage = os.wait4(pid, 0)
+    own = max(0, usage.ru_maxrss - inherited) << 10
+    channel.send(b"ended %d %d %d %d %d" % (pid, status, usage.ru_utime * 1e6, usage.ru_stime * 1e6, own))
+
+
+# ---- A run's process ----
+
+
+def become(fds, filter):
+    """Turns a fork of the zygote into the program of a run."""
+    mount, ipc, spec, out, err, *driver = fds
+    setns(mount)
+    setns(ipc)
+    null = os.open(os.devnull, os.O_RDONLY)
+    with os.fdopen(os.dup(spec), "rb") as f:
+        run = json.loads(f.read())
+    # Those that were passed have numbers above those that they get.
+    for target, fd in enumerate([null, out, err] + driver):
+        os.dup2(fd, target)
+    os.closerange(3 + len(driver), 1 << 16)
+    os.chdir("/data")
+    os.setsid()
+    for name, most in run["limits"].items():
+        kind = getattr(resource, name)
+        most = min(most, resource.getrlimit(kind)[1]) if resource.getrlimit(kind)[1] != resource.RLIM_INFINITY else most
+        resource.setrlimit(kind, (most, most))
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), bytes(24)))
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
+    # From here on it is a process like any other; nothing of anybody's is in its memory.
+    prctl(PR_SET_DUMPABLE, 1)
+    with open("/proc/self/oom_score_adj", "w") as f:
+        f.write("1000")
+    if run["display"]:
+        os.mkdir(run["env"]["SANDBOX_DISPLAY"], 0o700)
+    with open(os.open(run["path"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(bytes.fromhex(run["code"]))
+    environment(run["env"])
+    sys.argv = [run["path"]]
+    sys.orig_argv = [sys.executable, run["path"]]
+    sys.path[:0] = [os.path.dirname(run["path"])] + [p for p in run["env"].get("PYTHONPATH", "").split(":") if p]
+    run_program(run["path"])
+
+
+def environment(env):
+    os.environ.clear()
+    os.environ.update(env)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # Python's own generator sees to itself
+    runner = sys.modules.get("sandbox_runner")
+    if runner is not None:
+        runner.process = os.getpid()
+
+
+def run_program(path):
+    """Runs a file as the interpreter runs its main program, and ends the process as it does."""
+    known = set(sys.modules)
+    program = types.ModuleType("__main__")
+    program.__dict__.update(
+        __annotations__={}, __builtins__=builtins, __file__=path, __cached__=None, __loader__=importlib.machinery.SourceFileLoader("__main__", path)
+    )
+    sys.modules["__main__"] = program
+    status = 0
+    try:
+        with open(path, "rb") as f:
+            code = compile(f.read(), path, "exec", dont_inherit=True)
+        exec(code, program.__dict__)
+    except BaseException as e:
+        status = failed(e)
+    code = None
+    finish(status, program, known)
+
+
+def failed(e):
+    """Reports an exception as the interpreter does, and returns the exit status that it makes."""
+    if isinstance(e, SystemExit):
+        if e.code is None:
+            return 0
+        if isinstance(e.code, int):
+            return e.code & 0xFF
+        flush()
+        print(e.code, file=sys.stderr)
+        return 1
+    trace = e.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    e.__traceback__ = trace
+    try:
+        sys.excepthook(type(e), e, trace)
+    except BaseException:
+        sys.__excepthook__(type(e), e, trace)
+    return -signal.SIGINT if isinstance(e, KeyboardInterrupt) else 1
+
+
+def finish(status, program, known):
+    """What Py_FinalizeEx does, for what the program itself has made. The libraries' own objects are left alone: to touch them
+    would be to copy them."""
+    try:
+        threading._shutdown()
+    except BaseException as e:
+        failed(e)
+    atexit._run_exitfuncs()
+    flushed = flush()
+    modules = [m for name, m in sys.modules.items() if name not in known and isinstance(m, types.ModuleType)]
+    for module in [program] + modules[::-1]:
+        clear(module.__dict__)
+    gc.collect()
+    flushed = flush() and flushed
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status if flushed or status else 120)
+
+
+def clear(names):
+    """Drops a module's values in the interpreter's order: private ones first, builtins never."""
+    for private in (True, False):
+        for name in list(names):
+            if name != "__builtins__" and (name.startswith("_") and not name.startswith("__")) == private:
+                names[name] = None
+
+
+def flush():
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BaseException:
+            if stream is sys.stdout:
+                return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
