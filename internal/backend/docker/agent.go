@@ -69,12 +69,13 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 	if err != nil {
 		return nil, err
 	}
-	config, err := json.Marshal(agent.Config{Forward: spec.Forward})
-	if err != nil {
-		return nil, err
-	}
 	if spec.Limits.PIDs > 0 {
 		spec.Limits.PIDs += agent.OwnThreads
+	}
+	data, processes := e.carried(spec.Limits)
+	config, err := json.Marshal(agent.Config{Forward: spec.Forward, DataBytes: uint64(data), Processes: uint64(processes)})
+	if err != nil {
+		return nil, err
 	}
 	spec.Mounts = append([]sandbox.Mount{{Source: binary, Target: agentPath}}, spec.Mounts...)
 	opt := b.options(spec, img, e)
