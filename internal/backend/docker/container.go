@@ -103,6 +103,9 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 		for _, path := range []string{"/run", "/var/tmp"} {
 			host.Tmpfs[path] = "ro,nosuid,nodev,noexec,size=65536"
 		}
+		if e.rootless { // where it is the code's own; see readonlyPaths
+			host.Tmpfs["/dev"] = "ro,nosuid,noexec,size=65536,mode=755"
+		}
 	}
 	bind := func(source, target string, readonly bool) {
 		host.Mounts = append(host.Mounts, mount.Mount{

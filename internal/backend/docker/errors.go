@@ -37,6 +37,8 @@ func (b *Backend) explain(ctx context.Context, op string, err error) error {
 	case b.unreachable(err):
 		b.forget()
 		fix = "start the engine (systemctl start docker), or set DOCKER_HOST to its address"
+	case strings.Contains(text, "client version") && strings.Contains(text, "is too new"):
+		fix = "update the engine: Docker 20.10 or newer"
 	case strings.Contains(text, "no space left on device"):
 		fix = "free disk space on the engine's machine: docker system prune, docker image prune"
 	case cerrdefs.IsNotFound(err) && strings.Contains(strings.ToLower(text), "no such image"):

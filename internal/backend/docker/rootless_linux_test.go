@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/moby/moby/client"
-
 	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
@@ -43,7 +41,7 @@ set -- unshare --net env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/b
 `
 
 // TestRootless runs on a rootless engine, by a server of the engine's own user, those parts of the suite that depend on who
-// code is inside and on what limits it.
+// code is inside. Its limits are read, not tried: those that processes carry themselves let a bomb take much of the machine.
 func TestRootless(t *testing.T) {
 	if host := os.Getenv(envRootless); host != "" {
 		testRootless(t, host)
@@ -77,7 +75,7 @@ func TestRootless(t *testing.T) {
 	if err := os.WriteFile(agentCopy, agent, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.timeout=5m", "-test.run=^TestRootless$/^(Suite|StdinImage|Doctor)$/^(Files|Privileges|Processes|NoNetwork|NothingSurvives|Limits|Lifecycle)$")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.timeout=5m", "-test.run=^TestRootless$/^(Suite|Limits|StdinImage|Doctor)$/^(Files|Privileges|Processes|NothingSurvives)$")
 	cmd.Dir = filepath.Join(e.dir, "home")
 	cmd.Env = append(os.Environ(), envRootless+"="+e.Host, envAgent+"="+agentCopy, "HOME="+cmd.Dir, "TMPDIR="+cmd.Dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -107,13 +105,19 @@ func testRootless(t *testing.T, host string) {
 	if uid, gid := b.Owner(t.Context()); uid != -1 || gid != -1 {
 		t.Errorf("workspaces are given to %d:%d", uid, gid)
 	}
-	info, err := c.Info(t.Context(), client.InfoOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := sandboxtest.Harness{Backend: b, Owner: os.Geteuid(), Image: id, Metered: info.Info.MemoryLimit && info.Info.PidsLimit, SharedPIDs: true}
+	// Nobody has delegated cgroups to the user.
+	h := sandboxtest.Harness{Backend: b, Owner: os.Geteuid(), Image: id, SharedPIDs: true}
 	t.Run("Suite", func(t *testing.T) {
 		sandboxtest.Run(t, func(*testing.T) sandboxtest.Harness { return h })
+	})
+	t.Run("Limits", func(t *testing.T) {
+		box := sandboxtest.Start(t, h, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: 128 << 20, PIDs: 64}})
+		box.Probe(t, `
+if resource.getrlimit(resource.RLIMIT_DATA) != (128 << 20, 128 << 20): breach("memory", resource.getrlimit(resource.RLIMIT_DATA))
+if not 64 <= resource.getrlimit(resource.RLIMIT_NPROC)[1] <= 4096: breach("processes", resource.getrlimit(resource.RLIMIT_NPROC))
+try: bytearray(1 << 30); breach("a gigabyte fits into 128 MB")
+except MemoryError: pass
+`)
 	})
 	t.Run("StdinImage", func(t *testing.T) {
 		h := h
@@ -132,7 +136,7 @@ func testRootless(t *testing.T, host string) {
 	})
 	t.Run("Doctor", func(t *testing.T) {
 		checks := b.Probe(t.Context())
-		if checks[0].Status == sandbox.Fail || !strings.Contains(checks[0].Detail, "rootless") || (checks[0].Status == sandbox.OK) != h.Metered {
+		if checks[0].Status == sandbox.Fail || !strings.Contains(checks[0].Detail, "rootless") || !strings.Contains(checks[0].Detail, "cannot limit memory") {
 			t.Errorf("%+v", checks)
 		}
 	})

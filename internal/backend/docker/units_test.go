@@ -106,6 +106,7 @@ func TestExplain(t *testing.T) {
 		{syscall.EACCES, "usermod -aG docker"},
 		{errors.New("Error response from daemon: mkdir /x: no space left on device"), "docker system prune"},
 		{errors.New("invalid mount config for type \"bind\": bind source path does not exist: /x"), "SANDBOX_HOST_PATH"},
+		{errors.New("client version 1.40 is too new. Maximum supported API version is 1.38"), "20.10"},
 		{errors.New("invalid mount config for type \"bind\": stat /x: permission denied"), "whose engine it is"},
 	} {
 		var known *sandbox.Error
