@@ -60,7 +60,7 @@ func TestAgentConn(t *testing.T) {
 		{"not multiplexed", "hello, world", "", "", true},
 		{"no such stream", "\x07\x00\x00\x00\x00\x00\x00\x01a", "", "", true},
 		{"a terabyte", "\x01\x00\x00\x00\xff\xff\xff\xffabc", "abc", "", false},
-		{"much to stderr", piece(2, strings.Repeat("x", 60000)) + piece(1, "a"), "a", strings.Repeat("x", tailBytes), false},
+		{"much to stderr", piece(2, strings.Repeat("x", 60000)) + piece(1, "a"), "a", strings.Repeat("x", sandbox.TailBytes), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			near, far := net.Pipe()
