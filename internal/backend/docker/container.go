@@ -41,8 +41,9 @@ func maskedPaths() []string {
 	return paths
 }
 
-// readonlyPaths are the engine's own list, which setting the masked ones would replace, too, on some engines.
-var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+// readonlyPaths are the engine's own list, which setting the masked ones would replace, too, on some engines, and /dev, which
+// is the code's own where an engine is rootless. What is mounted below it stays as it is.
+var readonlyPaths = []string{"/dev", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 
 const (
 	// maxFiles is how many files a process may have open: what every engine can grant, whatever it was granted itself.
@@ -102,6 +103,9 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 		for _, path := range []string{"/run", "/var/tmp"} {
 			host.Tmpfs[path] = "ro,nosuid,nodev,noexec,size=65536"
 		}
+		if e.rootless { // where it is the code's own; see readonlyPaths
+			host.Tmpfs["/dev"] = "ro,nosuid,noexec,size=65536,mode=755"
+		}
 	}
 	bind := func(source, target string, readonly bool) {
 		host.Mounts = append(host.Mounts, mount.Mount{
@@ -125,6 +129,22 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 		host.NetworkMode = container.NetworkMode(b.networkName())
 	}
 	return client.ContainerCreateOptions{Name: containerName(spec.ID), Config: cfg, HostConfig: host}
+}
+
+// engineThreads is what a rootless engine and its other containers may have of processes and threads: they are the same user's,
+// and the kernel counts by user.
+const engineThreads = 2048
+
+// carried are the limits that each process carries itself, 0 for none: for an engine without cgroups, as a rootless one is where
+// none were delegated to its user. They are weaker, and doctor says so.
+func (e *engine) carried(l sandbox.Limits) (data, processes int64) {
+	if !e.memory {
+		data = l.MemoryBytes
+	}
+	if !e.pids && l.PIDs > 0 {
+		processes = int64(l.PIDs) + engineThreads
+	}
+	return data, processes
 }
 
 // labels are those of everything that this instance makes.

@@ -1,7 +1,6 @@
 package jail
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,8 +36,8 @@ type jailed struct {
 	backend *Backend
 
 	cmd    *exec.Cmd
-	conn   *os.File // to the agent
-	output tail     // what bubblewrap and the agent printed
+	conn   *os.File     // to the agent
+	output sandbox.Tail // what bubblewrap and the agent printed
 	group  *cgroup
 
 	mu    sync.Mutex
@@ -350,30 +349,6 @@ func (s *jailed) Close(ctx context.Context) error {
 }
 
 func (s *jailed) Usage() (sandbox.Usage, error) { return s.group.usage() }
-
-// tail keeps the last bytes written to it.
-type tail struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-const tailBytes = 4096
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf.Write(p[max(0, len(p)-tailBytes):])
-	if over := t.buf.Len() - tailBytes; over > 0 {
-		t.buf.Next(over)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.buf.String()
-}
 
 // killDelay bounds the wait for a bubblewrap that is slow to say what to kill, and for an output that
 // somebody holds open after its end.
