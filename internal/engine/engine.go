@@ -160,8 +160,6 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
 		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
 	e.cfg.Metrics.ran(r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
-	e.recordRun(caller, res)
-
 	files, truncated := e.files(ctx, log, s, req, sres.Scan)
 	if images := e.keepImages(ctx, log, s, res); len(images) > 0 {
 		files = append(images, files...)
@@ -243,13 +241,3 @@ func (e *Engine) linkID(caller session.Caller, id string) string {
 }
 
 const keyPrefix = "~"
-
-func (e *Engine) recordRun(caller session.Caller, res Result) {
-	if e.record == nil {
-		return
-	}
-	e.record.add(record{run: &store.Run{
-		ID: res.RunID, Caller: caller.ID, Session: res.Session, Runner: res.Runner,
-		Started: res.Started, Duration: res.Duration, ExitCode: res.ExitCode, Cause: string(res.Cause),
-	}})
-}
