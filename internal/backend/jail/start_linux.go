@@ -234,6 +234,7 @@ func (s *jailed) explain(err error) error {
 
 // wait ends when nothing of the sandbox is left.
 func (s *jailed) wait() {
+	awaitEnd(s.cmd.Process.Pid)
 	err := s.cmd.Wait() // bubblewrap ends after process 1, and process 1 after all the others
 	s.mu.Lock()
 	first, net, asked := s.first, s.net, s.asked
@@ -324,6 +325,22 @@ func (t *tail) Write(p []byte) (int, error) {
 		t.buf.Next(over)
 	}
 	return len(p), nil
+}
+
+// ReadFrom spares each sandbox the large buffer of io.Copy, for an output that hardly ever comes.
+func (t *tail) ReadFrom(r io.Reader) (n int64, err error) {
+	var buf [512]byte
+	for {
+		m, err := r.Read(buf[:])
+		_, _ = t.Write(buf[:m])
+		n += int64(m)
+		if err == io.EOF {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
 }
 
 func (t *tail) String() string {
