@@ -264,6 +264,13 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		// Before anything of it can have been written:
+		if res, err := two.WaitRun(t.Context(), session.Local, fresh.RunID, WaitRequest{}); err != nil || string(res.Stdout) != "hello" {
+			t.Errorf("an ordinary run, at once: %+v, %v", res, err)
+		}
+		if _, err := two.WaitRun(t.Context(), session.Caller{ID: "ann"}, fresh.RunID, WaitRequest{}); codeOf(err) != CodeRunNotFound {
+			t.Errorf("another caller's run, at once: %v", err)
+		}
 		if err := two.Close(t.Context()); err != nil { // its records are written
 			t.Fatal(err)
 		}

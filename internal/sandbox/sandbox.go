@@ -163,10 +163,8 @@ type Sweeper interface {
 
 // Usage is what a sandbox has used so far.
 type Usage struct {
-	MemoryBytes     int64  // now
-	MemoryPeakBytes int64  // 0 where the kernel does not tell
-	OOMKills        uint64 // processes killed because the memory limit was reached
-	PIDsRefused     uint64 // forks refused because the process limit was reached
+	OOMKills    uint64 // processes killed because the memory limit was reached
+	PIDsRefused uint64 // forks refused because the process limit was reached
 }
 
 // Meter is implemented by sandboxes that can tell their usage. The session reads it before and after a

@@ -157,6 +157,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 	}
 	b.runs++
 	s.runs++
+	s.begun++
 	s.refs++
 	m.runs++
 	if s.idle != nil {
@@ -215,6 +216,10 @@ func (m *Manager) retireLocked(b *box) []*Session {
 	}
 	s := b.s
 	delete(s.boxes, b.key)
+	if s.ending == nil {
+		s.ending = map[*box]struct{}{}
+	}
+	s.ending[b] = struct{}{}
 	if len(s.boxes) > 0 {
 		return nil
 	}
@@ -261,6 +266,7 @@ func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
 	defer func() {
 		m.mu.Lock()
 		delete(m.boxes, b)
+		delete(b.s.ending, b)
 		m.mu.Unlock()
 		close(b.gone)
 	}()

@@ -71,12 +71,10 @@ func (m *Manager) CloseSession(ctx context.Context, caller Caller, id string) er
 // waits until s.ended is closed.
 func (m *Manager) endLocked(s *Session) (boxes []*box) {
 	s.ended = make(chan struct{})
-	for b := range m.boxes {
-		if b.s == s { // also those that were retired with a run still going
-			boxes = append(boxes, b)
-			m.retireLocked(b) // the caller holds s: it is not forgotten
-			b.close()
-		}
+	m.evictLocked(s)          // the caller holds s: it is not forgotten
+	for b := range s.ending { // also those that were retired with a run still going
+		boxes = append(boxes, b)
+		b.close()
 	}
 	return boxes
 }

@@ -120,24 +120,3 @@ func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop
 		}
 	}
 }
-
-// overDisk is the check after a run. It remembers what the workspace holds for the next one.
-func (s *Session) overDisk(limit workspace.Usage) bool {
-	if limit == (workspace.Usage{}) {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), lastWalk)
-	defer cancel()
-	u, err := s.ws.Usage(ctx, limit)
-	if err != nil {
-		return false
-	}
-	over := exceeds(u, limit)
-	if over { // the walk stopped there
-		if u, err = s.ws.Usage(ctx, workspace.Usage{}); err != nil {
-			return true
-		}
-	}
-	s.setUsage(u)
-	return over
-}

@@ -34,8 +34,11 @@ type Session struct {
 	// The rest is guarded by m.mu.
 	refs     int // of Open, Lookup and runs
 	runs     int
+	begun    uint64 // how many runs have been begun in it
+	kept     kept
 	boxes    map[boxKey]*box
-	idle     *list.Element // in m.idle
+	ending   map[*box]struct{} // retired, but there may be something left of them
+	idle     *list.Element     // in m.idle
 	lastUsed time.Time
 	saved    time.Time // the last_used that meta.json holds
 	reserved bool      // see Reserve

@@ -307,15 +307,10 @@ func (g *cgroup) usage() (sandbox.Usage, error) {
 		return sandbox.Usage{}, errors.ErrUnsupported
 	}
 	var u sandbox.Usage
-	mem, events, peak := "memory.usage_in_bytes", "memory.oom_control", "memory.max_usage_in_bytes"
+	events := "memory.oom_control"
 	if g.v2() {
-		mem, events, peak = "memory.current", "memory.events", "memory.peak"
+		events = "memory.events"
 	}
-	var err error
-	if u.MemoryBytes, err = readInt(filepath.Join(g.dirs["memory"], mem)); err != nil {
-		return u, err
-	}
-	u.MemoryPeakBytes, _ = readInt(filepath.Join(g.dirs["memory"], peak))
 	u.OOMKills = readCounter(filepath.Join(g.dirs["memory"], events), "oom_kill")
 	u.PIDsRefused = readCounter(filepath.Join(g.dirs["pids"], "pids.events"), "max")
 	return u, nil
@@ -391,14 +386,6 @@ func reapGroups(instance string, homes []string) {
 			removeGroup(home)
 		}
 	}
-}
-
-func readInt(path string) (int64, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
 // readCounter reads a number from a file of "name value" lines.

@@ -273,6 +273,7 @@ func (s *jailed) explain(err error) error {
 
 // wait ends when nothing of the sandbox is left.
 func (s *jailed) wait() {
+	awaitEnd(s.cmd.Process.Pid)
 	err := s.cmd.Wait() // bubblewrap ends after process 1, and process 1 after all the others
 	s.mu.Lock()
 	first, net, asked := s.first, s.net, s.asked

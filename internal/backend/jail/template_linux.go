@@ -31,8 +31,8 @@ import (
 // there and none elsewhere. What it does then is in runners/python/zygote.py.
 type template struct {
 	key    string
-	cmd    *exec.Cmd // bubblewrap, which ends after it
-	output tail      // what it and bubblewrap printed
+	cmd    *exec.Cmd    // bubblewrap, which ends after it
+	output sandbox.Tail // what it and bubblewrap printed
 	conn   *os.File
 	known  chan struct{} // closed when first is set, or will not be
 	first  *os.File      // pidfd of the interpreter
