@@ -1,0 +1,151 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// use is what a server and the processes below it have of the machine.
+type use struct {
+	processes, threads   int   // below the server
+	pss, agents          int64 // of all of them; of the agents alone
+	serverRSS, serverPSS int64
+}
+
+// settled measures when the server's processes have stopped coming and going: what follows a run in the background has ended then.
+func (s *server) settled(ctx context.Context) (use, error) {
+	const looks, every = 40, 500 * time.Millisecond
+	last, same := -1, 0
+	for range looks {
+		pids, err := s.descendants()
+		if err != nil {
+			return use{}, err
+		}
+		if len(pids) == last {
+			same++
+		} else {
+			last, same = len(pids), 0
+		}
+		if same == 2 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return use{}, ctx.Err()
+		case <-time.After(every):
+		}
+	}
+	return s.use()
+}
+
+func (s *server) use() (use, error) {
+	var u use
+	pids, err := s.descendants()
+	if err != nil {
+		return u, err
+	}
+	for _, pid := range pids {
+		m, err := memoryOf(pid)
+		if gone(err) {
+			continue
+		} else if err != nil {
+			return u, err
+		}
+		u.processes++
+		u.threads += m.threads
+		u.pss += m.pss
+		if m.agent {
+			u.agents += m.pss
+		}
+	}
+	m, err := memoryOf(s.cmd.Process.Pid)
+	u.serverPSS, u.serverRSS = m.pss, m.rss
+	return u, err
+}
+
+// gone says that a process has ended while it was looked at.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
+
+// descendants are the processes below the server.
+func (s *server) descendants() ([]int, error) {
+	parent := map[int]int{}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has just ended
+		}
+		var state string
+		var ppid int
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			return nil, err
+		}
+		if _, err := fmt.Sscan(string(text[bytes.LastIndexByte(text, ')')+1:]), &state, &ppid); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if state != "Z" {
+			parent[pid] = ppid
+		}
+	}
+	var pids []int
+	for pid, p := range parent {
+		for p > 1 && p != s.cmd.Process.Pid {
+			p = parent[p]
+		}
+		if p == s.cmd.Process.Pid {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// memory is what a process has.
+type memory struct {
+	pss, rss int64
+	threads  int
+	agent    bool
+}
+
+func memoryOf(pid int) (memory, error) {
+	var m memory
+	dir := fmt.Sprintf("/proc/%d", pid)
+	rollup, err := os.ReadFile(dir + "/smaps_rollup")
+	if err != nil {
+		return m, fmt.Errorf("memory of %d: %w", pid, err)
+	}
+	status, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		return m, fmt.Errorf("memory of %d: %w", pid, err)
+	}
+	command, err := os.ReadFile(dir + "/cmdline")
+	if err != nil {
+		return m, err
+	}
+	m.agent = bytes.HasPrefix(command, []byte("/.sandbox-agent"))
+	for line := range strings.Lines(string(rollup) + string(status)) {
+		var n int64
+		if _, err := fmt.Sscanf(line, "Pss: %d kB", &n); err == nil {
+			m.pss = n << 10
+		} else if _, err := fmt.Sscanf(line, "Rss: %d kB", &n); err == nil {
+			m.rss = n << 10
+		} else if _, err := fmt.Sscanf(line, "Threads: %d", &n); err == nil {
+			m.threads = int(n)
+		}
+	}
+	return m, nil
+}
