@@ -21,14 +21,14 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"python warm jail", "python bwrap", 2.2},
+	{"python warm jail", "python bwrap", 1.6},
 	{"python persistent jail", "python plain", 1},
-	{"python new session jail", "python bwrap", 8},
+	{"python new session jail", "python bwrap", 4},
 	{"python warm jail, 100 sessions open", "python warm jail", 1.6},
-	{"pandas warm jail", "pandas plain", 2},
-	{"typescript warm jail", "typescript plain", 5},
-	{"shell warm jail", "shell bwrap", 4},
-	{"download by a signed link", "download by cat", 3},
+	{"pandas warm jail", "pandas plain", 1.6},
+	{"typescript warm jail", "typescript plain", 2.5},
+	{"shell warm jail", "shell bwrap", 2},
+	{"download by a signed link", "download by cat", 2},
 }
 
 // attempts is how often in a row a rule must be broken.

@@ -126,8 +126,12 @@ func (b *bench) sessions(ctx context.Context) (*section, error) {
 		return nil, err
 	}
 	var open int
-	var first float64
+	var first, threads float64
 	for _, level := range levels {
+		if err := room(float64(level-open) * threads); err != nil {
+			s.Notes = append(s.Notes, fmt.Sprintf("%d open sessions were left out: %v", level, err))
+			break
+		}
 		start := time.Now()
 		if err := server.open(ctx, open, level); err != nil {
 			return nil, err
@@ -159,9 +163,10 @@ func (b *bench) sessions(ctx context.Context) (*section, error) {
 		}
 		each := func(total, base int64) float64 { return float64(total-base) / float64(level) }
 		own, agent := each(use.pss, before.pss), each(use.agents, before.agents)
+		threads = each(int64(use.threads), int64(before.threads))
 		s.row(fmt.Sprint(level), ms(one.p50()), ms(one.p99()), ms(another.p50()), ms(plain.p50()), times(beside/first), mb(own), mb(agent),
 			mb(float64(use.serverRSS)), mb(float64(use.serverPSS)),
-			fmt.Sprintf("%.1f, %.1f", each(int64(use.processes), int64(before.processes)), each(int64(use.threads), int64(before.threads))), fmt.Sprintf("%.0f", opened))
+			fmt.Sprintf("%.1f, %.1f", each(int64(use.processes), int64(before.processes)), threads), fmt.Sprintf("%.0f", opened))
 		s.set(fmt.Sprintf("sessions %d to 1", level), beside/first)
 		if level == levels[len(levels)-1] && !b.quick {
 			s.set("memory session", own)

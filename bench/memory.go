@@ -149,3 +149,23 @@ func memoryOf(pid int) (memory, error) {
 	}
 	return m, nil
 }
+
+// room says whether the machine has room for so many threads more, which take process ids from everybody.
+func room(more float64) error {
+	text, err := os.ReadFile("/proc/sys/kernel/pid_max")
+	if err != nil {
+		return err
+	}
+	most, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return err
+	}
+	tasks, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
+	if err != nil {
+		return err
+	}
+	if need := len(tasks) + int(more); need > most*9/10 {
+		return fmt.Errorf("they would bring the machine to %d threads, and it has %d process ids (sysctl kernel.pid_max)", need, most)
+	}
+	return nil
+}
