@@ -108,7 +108,7 @@ func rate(ctx context.Context, clients int, spell time.Duration, do func(context
 // Python takes its turn, so that a machine that got slower meanwhile is not taken for a server that did.
 func (b *bench) sessions(ctx context.Context) (*section, error) {
 	s := &section{Title: "Open sessions, on the jail", Header: []string{"sessions open", "run in one of them", "p99", "in another one each time", "plain", "beside plain, to 1",
-		"a session's own memory", "its agent", "server RSS", "server PSS", "processes, threads of a session", "opened per second"},
+		"a session's own memory", "its agent", "server RSS", "server PSS", "processes, threads of a session", "CPU while all idle", "opened per second"},
 		Notes: []string{"Open sessions: each has had a Python run and is idle. Memory is the proportional set size (PSS) of all processes below the server, per session; " +
 			"*beside plain, to 1* is the ratio to plain Python in the same rounds, divided by that with one session."}}
 	server, err := b.startServer(ctx, "sessions", "SANDBOX_BACKEND=jail")
@@ -166,7 +166,7 @@ func (b *bench) sessions(ctx context.Context) (*section, error) {
 		threads = each(int64(use.threads), int64(before.threads))
 		s.row(fmt.Sprint(level), ms(one.p50()), ms(one.p99()), ms(another.p50()), ms(plain.p50()), times(beside/first), mb(own), mb(agent),
 			mb(float64(use.serverRSS)), mb(float64(use.serverPSS)),
-			fmt.Sprintf("%.1f, %.1f", each(int64(use.processes), int64(before.processes)), threads), fmt.Sprintf("%.0f", opened))
+			fmt.Sprintf("%.1f, %.1f", each(int64(use.processes), int64(before.processes)), threads), fmt.Sprintf("%.1f %%", 100*use.cpu), fmt.Sprintf("%.0f", opened))
 		s.set(fmt.Sprintf("sessions %d to 1", level), beside/first)
 		if level == levels[len(levels)-1] && !b.quick {
 			s.set("memory session", own)

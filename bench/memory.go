@@ -21,6 +21,7 @@ type use struct {
 	processes, threads   int   // below the server
 	pss, agents          int64 // of all of them; of the agents alone
 	serverRSS, serverPSS int64
+	cpu                  float64 // processors in use, of the server and all below it
 }
 
 // settled measures when the server's processes have stopped coming and going: what follows a run in the background has ended then.
@@ -46,15 +47,23 @@ func (s *server) settled(ctx context.Context) (use, error) {
 		case <-time.After(every):
 		}
 	}
-	return s.use()
+	return s.use(ctx)
 }
 
-func (s *server) use() (use, error) {
+func (s *server) use(ctx context.Context) (use, error) {
 	var u use
 	pids, err := s.descendants()
 	if err != nil {
 		return u, err
 	}
+	const spell = 2 * time.Second
+	before := processorTicks(append(pids, s.cmd.Process.Pid))
+	select {
+	case <-ctx.Done():
+		return u, ctx.Err()
+	case <-time.After(spell):
+	}
+	u.cpu = float64(processorTicks(append(pids, s.cmd.Process.Pid))-before) / ticksPerSecond / spell.Seconds()
 	for _, pid := range pids {
 		m, err := memoryOf(pid)
 		if gone(err) {
@@ -112,6 +121,27 @@ func (s *server) descendants() ([]int, error) {
 		}
 	}
 	return pids, nil
+}
+
+// ticksPerSecond is USER_HZ, the unit of /proc/PID/stat on every architecture we build for.
+const ticksPerSecond = 100
+
+// processorTicks is the processor time that processes have had. One that has ended counts nothing.
+func processorTicks(pids []int) int64 {
+	var sum int64
+	for _, pid := range pids {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		const utime, stime = 14 - 3, 15 - 3 // as proc(5) counts them, after the first two
+		for _, f := range []int{utime, stime} {
+			ticks, _ := strconv.ParseInt(fields[f], 10, 64)
+			sum += ticks
+		}
+	}
+	return sum
 }
 
 // memory is what a process has.

@@ -5,11 +5,11 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -37,22 +37,26 @@ func (s *section) set(name string, value float64) {
 }
 
 func ms(d time.Duration) string {
-	switch v := float64(d.Nanoseconds()) / 1e6; {
-	case v < 10:
-		return fmt.Sprintf("%.2f ms", v)
-	case v < 100:
-		return fmt.Sprintf("%.1f ms", v)
-	default:
-		return fmt.Sprintf("%.0f ms", v)
-	}
+	return short(float64(d.Nanoseconds())/1e6, 2) + " ms"
 }
 
 // times writes a ratio as people say it: 1.3x, or 1/40.
 func times(r float64) string {
 	if r < 0.995 {
-		return strings.TrimSuffix(fmt.Sprintf("1/%.1f", 1/r), ".0")
+		return "1/" + strings.TrimSuffix(short(1/r, 1), ".0")
 	}
-	return fmt.Sprintf("%.2fx", r)
+	return short(r, 2) + "x"
+}
+
+// short writes a number with fewer decimals the larger it is.
+func short(v float64, decimals int) string {
+	switch {
+	case v >= 100:
+		decimals = 0
+	case v >= 10:
+		decimals = min(decimals, 1)
+	}
+	return strconv.FormatFloat(v, 'f', decimals, 64)
 }
 
 // shelf keeps sections of an interrupted run in a directory, so that the next one can go on.
