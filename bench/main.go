@@ -67,9 +67,9 @@ func run(ctx context.Context, args []string) (err error) {
 	runners := flags.String("runners", ".cache/runners", "prepared language environments")
 	engine := flags.String("docker", os.Getenv("SANDBOX_TEST_DOCKER_HOST"), "address of a Docker engine that has the runner images; empty: docker is left out")
 	filter := flags.String("run", "", "measure only the parts whose name this expression matches, and print them")
-	quick := flags.Bool("quick", false, "fewer measurements, and fewer open sessions")
+	quick := flags.Bool("quick", false, "take fewer measurements, open fewer sessions, and only print")
 	guard := flags.Bool("guard", false, "compare a few ratios with what is allowed, and fail if one is worse three times in a row")
-	out := flags.String("o", "bench/RESULTS.md", "the file to write when all parts are measured")
+	out := flags.String("o", "bench/RESULTS.md", "the file to write when all parts are measured in full")
 	_ = flags.Parse(args)
 	wanted, err := regexp.Compile(*filter)
 	if err != nil {
@@ -108,7 +108,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if *filter != "" {
+	if *filter != "" || b.quick {
 		sections, err := b.measureParts(ctx, build, func(name string) bool { return wanted.MatchString(name) }, nil)
 		fmt.Print(render(b.machine(ctx), sections))
 		return err

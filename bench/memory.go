@@ -86,7 +86,7 @@ func (s *server) use(ctx context.Context) (use, error) {
 // gone says that a process has ended while it was looked at.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// descendants are the processes below the server.
+// descendants are the processes below the server, and those that live in a pid namespace of one of them, whoever their parent is.
 func (s *server) descendants() ([]int, error) {
 	parent := map[int]int{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -111,16 +111,34 @@ func (s *server) descendants() ([]int, error) {
 			parent[pid] = ppid
 		}
 	}
-	var pids []int
-	for pid, p := range parent {
+	spaces := map[string]bool{}
+	below := func(pid int) bool {
+		p := parent[pid]
 		for p > 1 && p != s.cmd.Process.Pid {
 			p = parent[p]
 		}
-		if p == s.cmd.Process.Pid {
+		return p == s.cmd.Process.Pid
+	}
+	for pid := range parent {
+		if below(pid) {
+			spaces[pidNamespace(pid)] = true
+		}
+	}
+	delete(spaces, pidNamespace(os.Getpid()))
+	delete(spaces, "")
+	var pids []int
+	for pid := range parent {
+		if below(pid) || spaces[pidNamespace(pid)] {
 			pids = append(pids, pid)
 		}
 	}
 	return pids, nil
+}
+
+// pidNamespace names the pid namespace of a process; empty when it has ended.
+func pidNamespace(pid int) string {
+	name, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	return name
 }
 
 // ticksPerSecond is USER_HZ, the unit of /proc/PID/stat on every architecture we build for.
