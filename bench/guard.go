@@ -21,9 +21,9 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"python warm jail", "python bwrap", 1.6},
+	{"python warm jail", "python plain", 2.5},
 	{"python persistent jail", "python plain", 1},
-	{"python new session jail", "python bwrap", 4},
+	{"python new session jail", "python plain", 10},
 	{"python warm jail, 100 sessions open", "python warm jail", 1.6},
 	{"pandas warm jail", "pandas plain", 1.6},
 	{"typescript warm jail", "typescript plain", 2.5},

@@ -43,6 +43,12 @@ func percentile(d []time.Duration, p int) time.Duration {
 // warmUps is how often a contender goes before it is measured.
 const warmUps = 2
 
+// A measurement of many contenders ends after its budget of time, if each has been measured at least a few times.
+const (
+	budget = 70 * time.Second
+	few    = 3
+)
+
 // measure lets the contenders take turns, so that a slow moment of the machine hits all of them. Those with fewer measurements than
 // the others have them spread over all rounds.
 func measure(ctx context.Context, contenders []contender) ([]series, error) {
@@ -56,7 +62,11 @@ func measure(ctx context.Context, contenders []contender) ([]series, error) {
 		}
 	}
 	rounds := slices.MaxFunc(contenders, func(a, b contender) int { return a.n - b.n }).n
+	start := time.Now()
 	for i := range rounds {
+		if time.Since(start) > budget && !slices.ContainsFunc(taken, func(s series) bool { return len(s.times) < few }) {
+			break
+		}
 		for k, c := range contenders {
 			if i*c.n/rounds == (i+1)*c.n/rounds {
 				continue
