@@ -25,7 +25,7 @@ type dockerSide struct {
 
 // hardened is what a server would do with the command: no network, no rights, nothing left.
 var hardened = []string{
-	"run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--tmpfs", "/data:mode=1777", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+	"run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--workdir", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
 	"--memory", "512m", "--pids-limit", "256", "--log-driver", "none",
 	"--env", "OMP_NUM_THREADS=1", "--env", "OPENBLAS_NUM_THREADS=1",
 }

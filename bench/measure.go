@@ -118,7 +118,8 @@ func command(dir string, env []string, argv ...string) func(context.Context) ([]
 		cmd.Stderr = &stderr
 		out, err := cmd.Output()
 		if err != nil {
-			return nil, fmt.Errorf("%w: %.500s", err, stderr.Bytes())
+			said := bytes.TrimSpace(stderr.Bytes())
+			return nil, fmt.Errorf("%w: %s", err, said[max(0, len(said)-500):])
 		}
 		return out, nil
 	}
