@@ -42,7 +42,7 @@ func ms(d time.Duration) string {
 
 // times writes a ratio as people say it: 1.3x, or 1/40.
 func times(r float64) string {
-	if r < 0.995 {
+	if r < 0.7 {
 		return "1/" + strings.TrimSuffix(short(1/r, 1), ".0")
 	}
 	return short(r, 2) + "x"
