@@ -85,12 +85,11 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	after := a.shared.limitsHit()
 	exit.OOMKills, exit.PIDsRefused = after.oomKills-before.oomKills, after.pidsRefused-before.pidsRefused
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
-	if a.shared != nil {
-		return
+	if a.shared == nil || a.shared.zygotes {
+		a.zygotes.prepare(f.Run.Zygote)
 	}
-	a.zygotes.prepare(f.Run.Zygote)
-	if f.Run.Interpreter == "" {
-		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run)) })
+	if f.Run.Interpreter == "" && a.shared == nil {
+		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run), nil) })
 	}
 }
 
@@ -137,7 +136,7 @@ func (p *initProcess) wait() (initStatus, error) {
 	exit.Forked = p.forked
 	exit.UserUS += state.UserTime().Microseconds()
 	exit.SysUS += state.SystemTime().Microseconds()
-	if ru, ok := state.SysUsage().(*syscall.Rusage); ok {
+	if ru, ok := state.SysUsage().(*syscall.Rusage); ok && !p.inherits {
 		exit.MaxRSSB = max(exit.MaxRSSB, ru.Maxrss<<10)
 	}
 	return exit, nil
@@ -159,15 +158,21 @@ type initProcess struct {
 	tmpBytes int64
 	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
 	forked   bool                             // a zygote started the program
+	inherits bool                             // run-init itself was one, and its memory is not the run's
 }
 
 // startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
 // if there is one for it.
 func (a *agent) startInit(spec initSpec) (*initProcess, error) {
+	if z := a.zygotes.suiting(spec); a.shared != nil && z != nil && z.isReady() {
+		if p, err := a.newInit(spec, z); err == nil {
+			return p, nil
+		}
+	}
 	p := a.spare.take(spec.TmpBytes)
 	if p == nil {
 		var err error
-		if p, err = a.newInit(spec); err != nil {
+		if p, err = a.newInit(spec, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -197,8 +202,8 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 }
 
 // newInit starts a run-init in a place of its own, which makes everything ready and waits for its spec. Of the spec it needs
-// the place alone.
-func (a *agent) newInit(spec initSpec) (_ *initProcess, err error) {
+// the place alone. Where runs share a pid namespace it may come from a zygote, with the program and its spec.
+func (a *agent) newInit(spec initSpec, z *zygote) (_ *initProcess, err error) {
 	a.starting <- struct{}{}
 	defer func() { <-a.starting }()
 	null, err := os.Open(os.DevNull)
@@ -234,9 +239,12 @@ func (a *agent) newInit(spec initSpec) (_ *initProcess, err error) {
 	p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
 	theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
 	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: theirs}
-	if a.shared != nil {
+	switch {
+	case z != nil:
+		err = a.shared.fork(p, z, theirs, &spec)
+	case a.shared != nil:
 		err = a.shared.start(p, attr, spec.Dir)
-	} else {
+	default:
 		err = startApart(p, attr)
 	}
 	if err != nil {

@@ -57,10 +57,11 @@ func MainShared(configJSON, version string) error {
 			return fmt.Errorf("connection: %w", err)
 		}
 	}
-	s := &shared{inits: map[int]bool{}}
+	s := &shared{inits: map[int]bool{}, kept: map[int]*zygote{}}
 	var isolation string
 	s.landlock, isolation = landlockVersion()
-	a := &agent{cfg: cfg, shared: s}
+	s.zygotes = s.landlock > 0 && !cfg.NoZygote
+	a := &agent{cfg: cfg, shared: s, zygotes: zygotes{shared: s}}
 	return a.serve(stdio{os.NewFile(0, "server"), os.NewFile(1, "server")}, wire.Hello{Agent: version, Isolation: isolation})
 }
 
@@ -126,12 +127,14 @@ const sharedInit = "shared"
 // shared is what the agent knows of the runs that share its pid namespace.
 type shared struct {
 	landlock int
+	zygotes  bool // there may be some
 
 	// mu is held while a child is made and named, so that nobody takes it for a stray, while strays are killed, and while
 	// files are read or removed: each goroutine in a slow call holds a thread, and there may be none left to make.
 	mu    sync.Mutex
-	inits map[int]bool // the agent's children that are the inits of living runs
-	live  int          // runs that have not been cleaned up after
+	inits map[int]bool    // the agent's children that are the inits of living runs
+	kept  map[int]*zygote // those that are zygotes
+	live  int             // runs that have not been cleaned up after
 }
 
 // start starts run-init with a private directory. p.reap then waits for the end of everything of the run.
@@ -146,10 +149,15 @@ func (s *shared) start(p *initProcess, attr *os.ProcAttr, dir string) error {
 		_ = os.Remove(dir)
 		return err
 	}
+	s.keep(p, proc, dir)
+	return nil
+}
+
+// keep notes a run-init. s.mu is held.
+func (s *shared) keep(p *initProcess, proc *os.Process, dir string) {
 	s.inits[proc.Pid] = true
 	s.live++
 	p.proc, p.reap = proc, func() (*os.ProcessState, error) { return s.reap(proc, dir) }
-	return nil
 }
 
 // reap waits for a run-init and ends what is left of its run: processes, then files.
@@ -175,9 +183,10 @@ func (s *shared) reap(proc *os.Process, dir string) (*os.ProcessState, error) {
 	empty(dir)
 	_ = os.Remove(dir)
 	if s.live--; s.live == 0 {
-		for _, dir := range []string{"/tmp", "/dev/shm", RunsDir} {
+		for _, dir := range []string{"/tmp", "/dev/shm"} {
 			empty(dir)
 		}
+		s.emptyRuns()
 		removeIPC()
 	}
 	return state, err

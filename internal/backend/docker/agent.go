@@ -63,13 +63,18 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 }
 
+// zygoteMemory is the least limit under which a sandbox spares a quarter for a zygote, whose libraries count against it.
+const zygoteMemory = 512 << 20
+
 // startAgent makes the container, attaches to it, starts it and waits for the agent's hello.
 func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, e *engine) (_ sandbox.Sandbox, err error) {
 	binary, err := b.agents.path(b, img.goarch)
 	if err != nil {
 		return nil, err
 	}
-	config, err := json.Marshal(agent.Config{Forward: spec.Forward})
+	config, err := json.Marshal(agent.Config{
+		Forward: spec.Forward, NoZygote: spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < zygoteMemory,
+	})
 	if err != nil {
 		return nil, err
 	}
