@@ -88,8 +88,10 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	if a.shared == nil || a.shared.zygotes {
 		a.zygotes.prepare(f.Run.Zygote)
 	}
-	if f.Run.Interpreter == "" && a.shared == nil {
-		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run), nil) })
+	if spec := a.spec(f.Run); f.Run.Interpreter == "" {
+		if z := a.forkingZygote(spec); a.shared == nil || z != nil && a.shared.landlock >= landlockSignals {
+			a.spare.prepare(func() (*initProcess, error) { return a.newInit(spec, z) })
+		}
 	}
 }
 
@@ -136,7 +138,7 @@ func (p *initProcess) wait() (initStatus, error) {
 	exit.Forked = p.forked
 	exit.UserUS += state.UserTime().Microseconds()
 	exit.SysUS += state.SystemTime().Microseconds()
-	if ru, ok := state.SysUsage().(*syscall.Rusage); ok && !p.inherits {
+	if ru, ok := state.SysUsage().(*syscall.Rusage); ok && p.fork == nil { // else it has counted the zygote's
 		exit.MaxRSSB = max(exit.MaxRSSB, ru.Maxrss<<10)
 	}
 	return exit, nil
@@ -158,18 +160,21 @@ type initProcess struct {
 	tmpBytes int64
 	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
 	forked   bool                             // a zygote started the program
-	inherits bool                             // run-init itself was one, and its memory is not the run's
+	fork     *fork                            // nil unless run-init itself came from one
 }
 
 // startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
 // if there is one for it.
 func (a *agent) startInit(spec initSpec) (*initProcess, error) {
-	if z := a.zygotes.suiting(spec); a.shared != nil && z != nil && z.isReady() {
-		if p, err := a.newInit(spec, z); err == nil {
+	if z := a.forkingZygote(spec); z != nil {
+		if p, err := a.startForked(spec, z); err == nil {
 			return p, nil
 		}
 	}
-	p := a.spare.take(spec.TmpBytes)
+	var p *initProcess
+	if a.shared == nil {
+		p = a.spare.take(spec.TmpBytes)
+	}
 	if p == nil {
 		var err error
 		if p, err = a.newInit(spec, nil); err != nil {
@@ -241,7 +246,7 @@ func (a *agent) newInit(spec initSpec, z *zygote) (_ *initProcess, err error) {
 	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: theirs}
 	switch {
 	case z != nil:
-		err = a.shared.fork(p, z, theirs, &spec)
+		err = a.shared.fork(p, z, theirs, spec)
 	case a.shared != nil:
 		err = a.shared.start(p, attr, spec.Dir)
 	default:
@@ -264,6 +269,9 @@ func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
 
 func (p *initProcess) close() {
 	p.closePipes()
+	if p.fork != nil {
+		_ = p.fork.spec.Close()
+	}
 	_ = p.channel.Close() // a nil file says so and does nothing
 }
 

@@ -57,7 +57,7 @@ func MainShared(configJSON, version string) error {
 			return fmt.Errorf("connection: %w", err)
 		}
 	}
-	s := &shared{inits: map[int]bool{}, kept: map[int]*zygote{}}
+	s := &shared{inits: map[int]bool{}, kept: map[int]kept{}}
 	var isolation string
 	s.landlock, isolation = landlockVersion()
 	s.zygotes = s.landlock > 0 && !cfg.NoZygote
@@ -132,9 +132,9 @@ type shared struct {
 	// mu is held while a child is made and named, so that nobody takes it for a stray, while strays are killed, and while
 	// files are read or removed: each goroutine in a slow call holds a thread, and there may be none left to make.
 	mu    sync.Mutex
-	inits map[int]bool    // the agent's children that are the inits of living runs
-	kept  map[int]*zygote // those that are zygotes
-	live  int             // runs that have not been cleaned up after
+	inits map[int]bool // the agent's children that are the inits of living runs
+	kept  map[int]kept // those that no run has: zygotes, and inits that wait for one
+	live  int          // runs that have not been cleaned up after
 }
 
 // start starts run-init with a private directory. p.reap then waits for the end of everything of the run.
@@ -149,15 +149,16 @@ func (s *shared) start(p *initProcess, attr *os.ProcAttr, dir string) error {
 		_ = os.Remove(dir)
 		return err
 	}
-	s.keep(p, proc, dir)
+	p.proc = proc
+	s.begin(p, dir)
 	return nil
 }
 
-// keep notes a run-init. s.mu is held.
-func (s *shared) keep(p *initProcess, proc *os.Process, dir string) {
-	s.inits[proc.Pid] = true
+// begin notes that a run-init has a run. s.mu is held.
+func (s *shared) begin(p *initProcess, dir string) {
+	s.inits[p.proc.Pid] = true
 	s.live++
-	p.proc, p.reap = proc, func() (*os.ProcessState, error) { return s.reap(proc, dir) }
+	p.reap = func() (*os.ProcessState, error) { return s.reap(p.proc, dir) }
 }
 
 // reap waits for a run-init and ends what is left of its run: processes, then files.

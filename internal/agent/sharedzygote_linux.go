@@ -2,7 +2,6 @@ package agent
 
 import (
 	"encoding/json"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,13 +21,28 @@ import (
 // any more.
 //
 // Processes of one user may signal each other where Landlock does not forbid it. A zygote that is killed costs a run its head start; so
-// does one that is stopped, when it has not answered in time. What it may have forked then has no spec.
+// does one that is stopped, when it has not answered in time. What it may have forked then has no spec. Where runs cannot signal each
+// other, the next run's init and program are forked when a run has ended, and wait.
 
 // Descriptors of a run-init that comes from a zygote.
 const (
 	gateFD   = 6
 	driverFD = 7 // for cells
 )
+
+// kept is a child of the agent's that no run has.
+type kept struct {
+	dir     string
+	program int // its child that waits for a run; 0 if it is a zygote
+}
+
+// fork is what a zygote has made of itself: a run-init and a program that wait for a run.
+type fork struct {
+	zygote  *zygote
+	program int
+	spec    *os.File // for the program
+	dir     string
+}
 
 // answerTimeout is how long a zygote may take to fork.
 const answerTimeout = time.Second
@@ -61,7 +75,7 @@ func (s *shared) startZygote(z *zygote, argv []string, attr *os.ProcAttr) error 
 		_ = os.Remove(z.dir)
 		return err
 	}
-	s.kept[z.proc.Pid] = z
+	s.kept[z.proc.Pid] = kept{dir: z.dir}
 	return nil
 }
 
@@ -105,7 +119,7 @@ func (z *zygote) isReady() bool {
 }
 
 // fork has the zygote start run-init and the program. theirs are run-init's descriptors; if it fails, nobody else may have them.
-func (s *shared) fork(p *initProcess, z *zygote, theirs []*os.File, spec *initSpec) (err error) {
+func (s *shared) fork(p *initProcess, z *zygote, theirs []*os.File, spec initSpec) (err error) {
 	files := slices.Clone(theirs)
 	defer func() {
 		for _, f := range files[len(theirs):] {
@@ -145,40 +159,97 @@ func (s *shared) fork(p *initProcess, z *zygote, theirs []*os.File, spec *initSp
 	if err != nil {
 		return err
 	}
-	proc, err := os.FindProcess(f.pid)
-	if err != nil {
+	if p.proc, err = os.FindProcess(f.pid); err != nil {
 		return err
 	}
-	s.keep(p, proc, spec.Dir)
-	p.forked, p.inherits = true, true
-	go spec.tellFork(w, spec.limits())
-	go func() { // ends when run-init has read it, or has ended
-		_ = json.NewEncoder(p.spec).Encode(initSpec{Adopted: f.inner, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir, Shared: spec.Shared})
-		_ = p.spec.Close()
-	}()
+	p.forked, p.fork = true, &fork{zygote: z, program: f.inner, spec: w, dir: spec.Dir}
+	s.kept[f.pid] = kept{dir: spec.Dir, program: f.inner}
+	p.reap = func() (*os.ProcessState, error) { return s.drop(p) }
 	return nil
 }
 
-// goOn ends the stop of the zygotes, or of everything.
+// drop waits for a run-init that had no run. Its program ends by itself.
+func (s *shared) drop(p *initProcess) (*os.ProcessState, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.kept, p.proc.Pid)
+	_ = os.RemoveAll(p.fork.dir)
+	return p.proc.Wait()
+}
+
+// forkingZygote is the one from which a run would come with its run-init; nil if there is none.
+func (a *agent) forkingZygote(spec initSpec) *zygote {
+	if a.shared == nil {
+		return nil
+	}
+	z := a.zygotes.suiting(spec)
+	if z == nil || !z.isReady() {
+		return nil
+	}
+	return z
+}
+
+// startForked hands the spec to a run-init and a program that come from the zygote.
+func (a *agent) startForked(spec initSpec, z *zygote) (p *initProcess, err error) {
+	if !spec.Channel {
+		if p = a.spare.take(spec.TmpBytes); p != nil && (p.fork.zygote != z || memoryOf(p.fork.program, "VmRSS:") == 0) { // or it has ended
+			go p.discard()
+			p = nil
+		}
+	}
+	if p == nil {
+		if p, err = a.newInit(spec, z); err != nil {
+			return nil, err
+		}
+	}
+	spec.Dir = p.fork.dir
+	a.shared.mu.Lock()
+	delete(a.shared.kept, p.proc.Pid)
+	a.shared.begin(p, spec.Dir)
+	a.shared.mu.Unlock()
+	z.used()
+	go spec.tellFork(p.fork.spec, spec.limits())
+	go func() { // ends when run-init has read it, or has ended
+		_ = json.NewEncoder(p.spec).Encode(initSpec{
+			Adopted: p.fork.program, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir, Shared: spec.Shared,
+		})
+		_ = p.spec.Close()
+	}()
+	return p, nil
+}
+
+// used puts off the zygote's end.
+func (z *zygote) used() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if !z.gone {
+		z.idle.Reset(zygoteLife)
+	}
+}
+
+// goOn ends the stop of what is kept, or of everything. s.mu is held.
 func (s *shared) goOn(all bool) {
 	if all {
 		_ = unix.Kill(-1, unix.SIGCONT)
 		return
 	}
-	for pid := range s.kept {
+	for pid, k := range s.kept {
 		_ = unix.Kill(pid, unix.SIGCONT)
+		if k.program != 0 {
+			_ = unix.Kill(k.program, unix.SIGCONT)
+		}
 	}
 }
 
-// emptyRuns removes what is in RunsDir and is not a zygote's that imports. s.mu is held.
+// emptyRuns removes what is in RunsDir and is not of what is kept. s.mu is held.
 func (s *shared) emptyRuns() {
 	if len(s.kept) == 0 {
 		empty(RunsDir)
 		return
 	}
 	var ours []string
-	for z := range maps.Values(s.kept) {
-		ours = append(ours, filepath.Base(z.dir))
+	for _, k := range s.kept {
+		ours = append(ours, filepath.Base(k.dir))
 	}
 	entries, _ := os.ReadDir(RunsDir)
 	for _, e := range entries {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -35,7 +36,7 @@ func TestSharedZygote(t *testing.T) {
 	sandboxtest.Run(t, withZygote)
 }
 
-// TestSharedZygoteLost: where Landlock cannot forbid it, a run may kill or stop the zygote. The next run begins later for that, once,
+// TestSharedZygoteLost: where Landlock cannot forbid it, a run may kill or stop the zygote. A run after that begins later, once,
 // and sees nothing else of it.
 func TestSharedZygoteLost(t *testing.T) {
 	h := withZygote(t)
@@ -45,13 +46,15 @@ func TestSharedZygoteLost(t *testing.T) {
 		if err := unix.Kill(zygote, sig); err != nil {
 			t.Fatal(err)
 		}
-		begin := time.Now()
-		res := b.Run(t, sandboxtest.Python("with open('/data/runs', 'a') as f: f.write('x')"))
-		if res.Exit.Code != 0 || res.Exit.Forked || time.Since(begin) > 10*time.Second {
-			t.Errorf("after %v, %v: %+v %s", sig, time.Since(begin), res.Exit, res.Stderr)
-		}
-		if runs, err := os.ReadFile(filepath.Join(b.Workspace, "runs")); len(runs) != n+1 {
-			t.Errorf("after %v the program has run %d times, not %d: %v", sig, len(runs), n+1, err)
+		for again := range 3 { // the first may have been made ready before
+			begin := time.Now()
+			res := b.Run(t, sandboxtest.Python("with open('/data/runs', 'a') as f: f.write('x')"))
+			if res.Exit.Code != 0 || time.Since(begin) > 10*time.Second {
+				t.Errorf("after %v, %v: %+v %s", sig, time.Since(begin), res.Exit, res.Stderr)
+			}
+			if runs, err := os.ReadFile(filepath.Join(b.Workspace, "runs")); len(runs) != 3*n+again+1 {
+				t.Errorf("after %v the program has run %d times, not %d: %v", sig, len(runs), 3*n+again+1, err)
+			}
 		}
 		for tries := 0; !b.Run(t, sandboxtest.Python("pass")).Exit.Forked; tries++ {
 			if tries == 1000 {
@@ -84,14 +87,14 @@ func TestSharedZygoteStays(t *testing.T) {
 // zygoteOf finds a sandbox's zygote.
 func zygoteOf(t *testing.T, b *sandboxtest.Box) int {
 	t.Helper()
-	pid := zygoteBelow(t, b.Sandbox.(*container).cmd.Process.Pid)
-	if pid == 0 {
+	pids := zygotesBelow(t, b.Sandbox.(*container).cmd.Process.Pid)
+	if len(pids) == 0 {
 		t.Fatal("there is no zygote")
 	}
-	return pid
+	return slices.Min(pids) // the others come from it
 }
 
-func zygoteBelow(t *testing.T, pid int) int {
+func zygotesBelow(t *testing.T, pid int) (pids []int) {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {
@@ -105,12 +108,10 @@ func zygoteBelow(t *testing.T, pid int) int {
 				t.Fatal(err)
 			}
 			if cmd, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child)); err == nil && strings.Contains(string(cmd), "\x00/proc/self/fd/4\x00") {
-				return child
+				pids = append(pids, child)
 			}
-			if found := zygoteBelow(t, child); found != 0 {
-				return found
-			}
+			pids = append(pids, zygotesBelow(t, child)...)
 		}
 	}
-	return 0
+	return pids
 }

@@ -24,8 +24,8 @@ const (
 // found a process gone before it could be read proves nothing. Against those who multiply, signals alternate:
 // a stopped process does not make room under the limit of processes for a new one, but can be
 // continued by another; a killed one cannot. Where no run is left, one call kills all, and no fork gets past it; that
-// includes what an operator has put into the sandbox as its user. Where a zygote is left, one call stops all, and only the
-// zygote goes on before there are no strays.
+// includes what an operator has put into the sandbox as its user. Where a zygote is left, one call stops all, and only it and what
+// it has made for the next run go on before there are no strays.
 func (s *shared) sweep(deadline time.Time) bool {
 	seen := map[int]bool{}
 	pause := 100 * time.Microsecond
@@ -108,7 +108,7 @@ func (s *shared) strays() (strays []int, certain bool) {
 func (s *shared) isStray(pid int, parents map[int]int) (stray, certain bool) {
 	self := os.Getpid()
 	for range len(parents) + 1 {
-		if pid == self || s.inits[pid] || s.kept[pid] != nil {
+		if _, kept := s.kept[pid]; kept || pid == self || s.inits[pid] {
 			return false, true
 		}
 		parent, ok := parents[pid]
