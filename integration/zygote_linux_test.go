@@ -33,6 +33,29 @@ func TestForked(t *testing.T) {
 			t.Fatal("no run comes from the zygote")
 		}
 	}
+	t.Run("chance", func(t *testing.T) {
+		const draw = `import random, uuid, secrets, tempfile, numpy
+print(random.random(), numpy.random.random(), numpy.random.default_rng().random(), numpy.random.RandomState().random_sample(), uuid.uuid1(), uuid.uuid4(), secrets.token_hex(), tempfile.mktemp(), random.SystemRandom().random())`
+		seen := map[string]bool{}
+		for range 3 {
+			for _, word := range strings.Fields(run(t, draw, nil).Stdout) {
+				seen[word] = true
+			}
+		}
+		if len(seen) != 3*9 {
+			t.Errorf("%d different values of %d: %v", len(seen), 3*9, seen)
+		}
+	})
+	t.Run("what a session uses", func(t *testing.T) { // is there before it is imported, some runs later
+		if r := run(t, "import sys; print('seaborn' in sys.modules); import seaborn", nil); r.Stdout != "False\n" {
+			t.Fatalf("%+v", r)
+		}
+		for n := 0; strings.TrimSpace(run(t, "import sys; print('seaborn' in sys.modules)", nil).Stdout) != "True"; n++ {
+			if n == 2000 {
+				t.Fatal("no run has it")
+			}
+		}
+	})
 	cold := map[string]string{"PYTHONHASHSEED": "0"} // what is read at the start needs a start
 	if r := run(t, imported, cold); r.Stdout != "False\n" {
 		t.Fatalf("%+v", r)

@@ -75,6 +75,13 @@ func (a *agent) forget(name string, in *interpreter) {
 	}
 }
 
+// hasInterpreters reports whether any lives on.
+func (a *agent) hasInterpreters() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.interpreters) > 0
+}
+
 func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, error) {
 	spec := a.spec(r)
 	spec.File, spec.Code, spec.Channel = "", nil, true

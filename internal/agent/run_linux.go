@@ -88,6 +88,9 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	if a.shared == nil || a.shared.zygotes {
 		a.zygotes.prepare(f.Run.Zygote)
 	}
+	if f.Run.Zygote != nil && a.shared == nil && !a.hasInterpreters() {
+		a.zygotes.grow(f.Run.Zygote.Name, f.Run.Code)
+	}
 	if spec := a.spec(f.Run); f.Run.Interpreter == "" {
 		if z := a.forkingZygote(spec); a.shared == nil || z != nil && a.shared.landlock >= landlockSignals {
 			a.spare.prepare(func() (*initProcess, error) { return a.newInit(spec, z) })

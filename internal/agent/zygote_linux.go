@@ -26,26 +26,31 @@ import (
 //	{"preload": …, "filter": …}   once
 //	run                           with the descriptors of the run's pid, mount and ipc namespaces, the pipe with its
 //	                              forkSpec, its stdout and stderr, and for an interpreter that lives on its channel
+//	grow <module> …               with a socket like this one: fork a zygote that imports them, too, and speaks on it
 //
 // and answers
 //
+//	grown <pid>                                  first, if it was forked that way
 //	ready                                        when it has imported
 //	started <pid> <pid in the run's namespace>   or: failed; in the order of the requests
 //	ended <pid> <wait status> <user µs> <system µs> <memory of its own>
 type zygote struct {
 	env  map[string]string
-	proc *os.Process // nil if it comes from outside
+	proc *os.Process // nil if the agent has not started it
 	conn *os.File
 	soon bool
 
 	shared *shared // nil where runs have namespaces of their own
 	dir    string  // private to it, where they have not
 
-	idle *time.Timer // nil if it comes from outside: that takes no memory to speak of
+	lone  bool            // it has memory of its own: without work it ends
+	extra map[string]bool // what it was told to import later
+	idle  *time.Timer     // nil unless lone
 
 	ready chan struct{} // closed when it can fork, or is gone
 
 	mu       sync.Mutex
+	pid      int // as grown tells
 	started  bool
 	gone     bool
 	asked    []chan forked          // for each request that has not been answered
@@ -93,9 +98,10 @@ func (z *zygote) suits(env map[string]string) bool {
 type zygotes struct {
 	shared *shared // nil where runs have namespaces of their own
 
-	mu     sync.Mutex
-	known  map[string]*wire.Zygote
-	living map[string]*zygote
+	mu       sync.Mutex
+	known    map[string]*wire.Zygote
+	living   map[string][]*zygote // those that were grown from others come after them
+	hopeless map[string]bool      // modules that a zygote could not be grown by
 }
 
 // prepare starts the one that is described or known by that name, unless it lives. A failure means that runs start
@@ -112,7 +118,7 @@ func (zs *zygotes) prepare(w *wire.Zygote) {
 	if len(w.Source) > 0 {
 		zs.known[w.Name] = w
 	}
-	if w = zs.known[w.Name]; w == nil || zs.living[w.Name] != nil {
+	if w = zs.known[w.Name]; w == nil || len(zs.living[w.Name]) > 0 {
 		return
 	}
 	if z, err := newZygote(w, zs.shared); err == nil {
@@ -129,17 +135,17 @@ func (zs *zygotes) add(name string, z *zygote) {
 
 func (zs *zygotes) addLocked(name string, z *zygote) {
 	if zs.living == nil {
-		zs.living = map[string]*zygote{}
+		zs.living = map[string][]*zygote{}
 	}
 	z.children, z.ready = map[int]chan wire.Exit{}, make(chan struct{})
-	zs.living[name] = z
-	if z.proc != nil {
+	zs.living[name] = append(zs.living[name], z)
+	if z.lone {
 		z.idle = time.AfterFunc(zygoteLife, z.letGo)
 	}
 	go func() {
 		z.listen()
 		zs.mu.Lock()
-		delete(zs.living, name)
+		zs.removeLocked(name, z)
 		zs.mu.Unlock()
 		z.end()
 	}()
@@ -150,9 +156,7 @@ func (zs *zygotes) suiting(spec initSpec) *zygote {
 	if spec.zygote == nil {
 		return nil
 	}
-	zs.mu.Lock()
-	defer zs.mu.Unlock()
-	if z := zs.living[spec.zygote.Name]; z != nil && z.suits(spec.Env) {
+	if z := zs.best(spec.zygote.Name); z != nil && z.suits(spec.Env) {
 		return z
 	}
 	return nil
@@ -199,20 +203,34 @@ func (spec *initSpec) tellFork(w *os.File, limits []rlimit) {
 	_ = w.Close()
 }
 
+// best is the zygote that has imported the most, or the one that is on its way; nil if there is none.
+func (zs *zygotes) best(name string) *zygote {
+	zs.mu.Lock()
+	defer zs.mu.Unlock()
+	living := zs.living[name]
+	for _, z := range slices.Backward(living) {
+		if z.isStarted() {
+			return z
+		}
+	}
+	if len(living) == 0 {
+		return nil
+	}
+	return living[0]
+}
+
 func newZygote(w *wire.Zygote, s *shared) (*zygote, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	ours, theirs, err := packetSocket()
 	if err != nil {
 		return nil, err
 	}
-	theirs := os.NewFile(uintptr(fds[1]), "agent")
 	defer theirs.Close()
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		_ = unix.Close(fds[0])
-		return nil, err
-	}
-	z := &zygote{env: w.Env, shared: s, conn: os.NewFile(uintptr(fds[0]), "zygote")}
+	z := &zygote{env: w.Env, shared: s, conn: ours, lone: true}
 	if err := z.exec(w, theirs); err != nil {
 		_ = z.conn.Close()
+		if z.shared != nil && z.proc != nil {
+			z.shared.endZygote(z)
+		}
 		return nil, err
 	}
 	return z, nil
@@ -319,6 +337,8 @@ func (z *zygote) hear(line string) {
 	var pid, inner, status int
 	var exit wire.Exit
 	switch _, _ = fmt.Sscan(line, &word); word {
+	case "grown":
+		_, _ = fmt.Sscan(line, &word, &z.pid)
 	case "ready":
 		if !z.started {
 			z.started = true
@@ -376,6 +396,7 @@ func (z *zygote) end() {
 		ended(z.proc.Pid)
 		_, _ = z.proc.Wait()
 	}
+	z.reap()
 	for _, c := range asked {
 		c <- forked{}
 	}
@@ -402,25 +423,13 @@ func (z *zygote) letGo() {
 
 // fork starts a run's process in the namespaces of its run-init.
 func (z *zygote) fork(fds ...*os.File) (forked, error) {
-	rights := make([]int, len(fds))
-	for i, f := range fds {
-		rights[i] = int(f.Fd())
-	}
 	answer := make(chan forked, 1)
 	z.mu.Lock()
 	if z.gone || !z.started {
 		z.mu.Unlock()
 		return forked{}, errNoZygote
 	}
-	raw, err := z.conn.SyscallConn()
-	if err == nil {
-		var sendErr error
-		err = raw.Write(func(fd uintptr) bool {
-			sendErr = unix.Sendmsg(int(fd), []byte("run"), unix.UnixRights(rights...), nil, unix.MSG_NOSIGNAL)
-			return sendErr != unix.EAGAIN
-		})
-		err = errors.Join(err, sendErr)
-	}
+	err := z.send("run", fds...)
 	if err == nil {
 		z.asked = append(z.asked, answer)
 		if z.idle != nil {
@@ -445,6 +454,24 @@ func (z *zygote) fork(fds ...*os.File) (forked, error) {
 		_ = z.proc.Kill()
 		return forked{}, errNoZygote
 	}
+}
+
+// send sends a request with descriptors.
+func (z *zygote) send(request string, files ...*os.File) error {
+	rights := make([]int, len(files))
+	for i, f := range files {
+		rights[i] = int(f.Fd())
+	}
+	raw, err := z.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sendErr error
+	err = raw.Write(func(fd uintptr) bool {
+		sendErr = unix.Sendmsg(int(fd), []byte(request), unix.UnixRights(rights...), nil, unix.MSG_NOSIGNAL)
+		return sendErr != unix.EAGAIN
+	})
+	return errors.Join(err, sendErr)
 }
 
 var errNoZygote = errors.New("the zygote cannot fork")

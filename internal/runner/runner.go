@@ -51,8 +51,11 @@ type Definition struct {
 
 // Zygote is an interpreter that has imported libraries and forks a process for each run.
 type Zygote struct {
-	File    string   `json:"file"`
+	File string `json:"file"`
+	// Preload is imported at once: what many programs use and what takes little memory. OnUse is imported by the
+	// zygote of a session whose code has mentioned it.
 	Preload []string `json:"preload"`
+	OnUse   []string `json:"preload_on_use"`
 	Source  []byte   `json:"-"`
 }
 
@@ -73,7 +76,7 @@ func (r Runner) SandboxZygote() *sandbox.Zygote {
 	if r.Zygote == nil || len(r.Argv) == 0 {
 		return nil
 	}
-	return &sandbox.Zygote{Name: r.Name, Argv: r.Argv[:1], Env: r.Env, Source: r.Zygote.Source, Preload: r.Zygote.Preload}
+	return &sandbox.Zygote{Name: r.Name, Argv: r.Argv[:1], Env: r.Env, Source: r.Zygote.Source, Preload: r.Zygote.Preload, OnUse: r.Zygote.OnUse}
 }
 
 // Set is the runners of this host, in the order of the definitions.

@@ -56,7 +56,8 @@ type Zygote struct {
 	Argv    []string // the path of Source is added
 	Env     map[string]string
 	Source  []byte
-	Preload []string
+	Preload []string // what it imports
+	OnUse   []string // what it imports when a run has used it
 }
 
 // ForwardAddr is where a process inside reaches the server, if the Spec says Forward.

@@ -67,7 +67,7 @@ func (b *box) zygote(r runner.Runner) *wire.Zygote {
 		b.zygotes = map[string]bool{}
 	}
 	b.zygotes[r.Name] = true
-	return &wire.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload}
+	return &wire.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
 }
 
 // close ends the sandbox and whatever runs in it. It does not wait.

@@ -118,6 +118,7 @@ type Zygote struct {
 	Env     map[string]string `json:"env,omitempty"`
 	Source  []byte            `json:"source,omitempty"`
 	Preload []string          `json:"preload,omitempty"` // what it imports
+	OnUse   []string          `json:"on_use,omitempty"`  // what it imports when a run has used it
 }
 
 // RunLimits are the limits that the agent sets on the run's processes. Zero means none.

@@ -27,7 +27,7 @@ import types
 
 CHANNEL = 3
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 38, 47, 4
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
@@ -75,7 +75,8 @@ def main():
         del sys.path[0]  # where this file lies
     template = sys.argv[1:] == ["template"]
     if template:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # nobody waits for it; the server takes that back
+        die_with_server(channel)
+        os.setpriority(os.PRIO_PROCESS, 0, 10)  # runs go first; the server takes that back
     preload(config["preload"])
     filter = Filter(bytes.fromhex(config["filter"]))
     drop_bounding_set()
@@ -84,13 +85,29 @@ def main():
     if template:
         channel.send(b"ready %d" % os.getpid())
         channel = serve_template(channel)
-    channel.send(b"ready")
     if "shared" in config:
+        channel.send(b"ready")
         serve_shared(channel, config["shared"]["program"], [Filter(bytes.fromhex(config["shared"]["filter"])), filter])
-    serve(channel, filter)
+    while True:
+        channel.send(b"ready")
+        names = serve(channel, filter)
+        channel.send(b"grown %d" % os.getpid())
+        preload(names)
+        gc.collect()
+        gc.freeze()
 
 
 # ---- The template ----
+
+
+def die_with_server(channel):
+    """Has the kernel end this process with bubblewrap, which ends with the server: the change of uid took bubblewrap's own wish back."""
+    os.closerange(CHANNEL + 1, 1 << 16)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        os._exit(0)  # it has ended before
 
 
 def serve_template(channel):
@@ -176,7 +193,8 @@ def preload(names):
 
 
 def serve(channel, filter):
-    """Forks until the agent hangs up. Returns in none of the processes."""
+    """Forks until the agent hangs up. Returns in a zygote that was forked to grow, on whose channel is another connection to the agent by
+    then, what it shall import."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     poll = select.poll()
     poll.register(channel, select.POLLIN)
@@ -189,6 +207,10 @@ def serve(channel, filter):
             word, fds = receive(channel)
             if not word:
                 os._exit(0)
+            if word.startswith(b"grow "):
+                if succeed(fds):
+                    return word.decode().split()[1:]
+                continue
             pid = fork(fds, own, filter)
             for each in fds:
                 os.close(each)
@@ -202,9 +224,31 @@ def serve(channel, filter):
             poll.register(child, select.POLLIN)
 
 
+def succeed(fds):
+    """Forks a zygote and leaves it to the agent, process 1 here. Returns True in it."""
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid:
+        for each in fds:
+            os.close(each)
+        if pid > 0:
+            os.waitpid(pid, 0)
+        return False
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    os.dup2(fds[0], CHANNEL, inheritable=False)
+    os.closerange(CHANNEL + 1, 1 << 16)
+    return True
+
+
 def receive(channel):
     fds = array.array("i")
-    word, control, _, _ = channel.recvmsg(16, socket.CMSG_SPACE(16 * fds.itemsize))
+    word, control, _, _ = channel.recvmsg(4096, socket.CMSG_SPACE(16 * fds.itemsize))
     for level, kind, data in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])

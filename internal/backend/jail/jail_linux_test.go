@@ -2,6 +2,7 @@ package jail_test
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -15,8 +16,6 @@ import (
 	"mcp-code-sandbox/internal/backend/jail"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
-	"mcp-code-sandbox/internal/wire"
-	"mcp-code-sandbox/runners"
 )
 
 func TestConformance(t *testing.T) {
@@ -25,14 +24,7 @@ func TestConformance(t *testing.T) {
 	})
 	t.Run("Zygote", func(t *testing.T) {
 		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
-			h := harness(t, open(t, t.TempDir(), sandboxtest.ID()))
-			source, err := runners.Files.ReadFile("python/zygote.py")
-			if err != nil {
-				t.Fatal(err)
-			}
-			h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source}
-			h.Template = os.Geteuid() == 0 // others start their own
-			return h
+			return zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
 		})
 	})
 }
@@ -105,6 +97,10 @@ func open(t *testing.T, root, instance string, allow ...netip.Prefix) *jail.Back
 }
 
 func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, error) {
+	return openLogging(root, instance, nil, allow...)
+}
+
+func openLogging(root, instance string, log *slog.Logger, allow ...netip.Prefix) (*jail.Backend, error) {
 	agent, err := os.ReadFile(agentFile)
 	if err != nil {
 		return nil, err
@@ -113,7 +109,7 @@ func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, e
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow})
+	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow, Logger: log})
 }
 
 func harness(t *testing.T, b *jail.Backend) sandboxtest.Harness {

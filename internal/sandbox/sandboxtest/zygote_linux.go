@@ -71,4 +71,62 @@ if seen < 1 << 20: breach("saw only", seen)
 			t.Errorf("%+v %s", res.Exit, res.Stderr)
 		}
 	})
+	t.Run("what is left of the zygote", func(t *testing.T) {
+		b.Probe(t, `
+import ctypes, signal
+fds = {f: os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{f}")}
+for f, to in fds.items():
+    if int(f) > 2: breach("has descriptor", f, to)
+env = open("/proc/self/environ", "rb").read() + repr(dict(os.environ)).encode()
+if b"CANARY" in env: breach("has the server's environment")
+st = dict(l.split(":", 1) for l in open("/proc/self/status"))
+want = {"Threads": "1", "SigBlk": "0" * 16, "SigPnd": "0" * 16, "SigIgn": "0000000001001000", "SigCgt": "0000000000000002", "CapEff": "0" * 16,
+        "CapPrm": "0" * 16, "CapBnd": "0" * 16, "CapInh": "0" * 16, "CapAmb": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2", "TracerPid": "0"}
+for k, v in want.items():
+    if st[k].strip() != v: breach(k, st[k].strip())
+if signal.set_wakeup_fd(-1) != -1: breach("has a wakeup descriptor")
+libc = ctypes.CDLL(None, use_errno=True)
+sig = ctypes.c_int(7)
+libc.prctl(2, ctypes.byref(sig), 0, 0, 0)
+if sig.value: breach("dies with its parent by signal", sig.value)
+if libc.prctl(37, ctypes.byref(sig), 0, 0, 0) == 0 and sig.value: breach("is a subreaper")
+# Whom it could reach: its parent is in no namespace of its own, and it leads its group and session.
+if os.getppid() != 0: breach("parent", os.getppid())
+if os.getpgrp() != os.getpid() or os.getsid(0) != os.getpid(): breach("is in another's process group")
+for p in (0, 1, os.getppid()):
+    if libc.ptrace(16, p, 0, 0) == 0: breach("traces", p)  # PTRACE_ATTACH
+for p in os.listdir("/proc"):
+    if p.isdigit() and int(p) not in (1, os.getpid()): breach("sees process", p, open(f"/proc/{p}/cmdline").read())
+module = sys.modules["__main__"]
+for name in ("main", "serve", "become", "CHANNEL"):
+    if hasattr(module, name): breach("has the zygote's", name)
+`)
+	})
+	if s.SharedPIDs { // there it stays as it is
+		return
+	}
+	t.Run("grows by what is used", func(t *testing.T) {
+		// By the runner's own library, whatever lies in the workspace by its name, and by nothing else that is named.
+		box := s.start(t, sandbox.Spec{})
+		box.Probe(t, `
+os.makedirs("/data/xml/dom", exist_ok=True)
+for f in ("/data/xml/__init__.py", "/data/xml/dom/__init__.py", "/data/xml/dom/minidom.py", "/data/sched.py"): open(f, "w").write("raise SystemExit(66)")
+`)
+		use := Python("if 'xml.dom.minidom' in sys.modules: print(sys.modules['xml.dom.minidom'].__file__, 'sched' in sys.modules)")
+		for range 1000 {
+			res := box.Run(t, use)
+			if !res.Exit.Forked {
+				t.Fatalf("%+v %s", res.Exit, res.Stderr)
+			}
+			got := string(res.Stdout)
+			if got == "" {
+				continue
+			}
+			if !strings.HasPrefix(got, "/usr/") || !strings.HasSuffix(got, " False\n") {
+				t.Errorf("the zygote has imported %s", got)
+			}
+			return
+		}
+		t.Error("the zygote does not grow")
+	})
 }
