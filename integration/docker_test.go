@@ -26,7 +26,7 @@ var sameAnswers = []string{
 	"TestHostilePrograms", "TestNothingSurvives", "TestDiskQuota", "TestPlanted", "TestEveryToolWithAClient",
 	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
 	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
-	"TestExecutionProxy",
+	"TestExecutionProxy", "TestForked",
 }
 
 // TestSameAnswersOnDocker runs them again, on the Docker backend.

@@ -18,6 +18,8 @@ type Config struct {
 	// DataBytes and Processes are rlimits for every process of a run, for where there is no cgroup.
 	DataBytes uint64 `json:"data_bytes,omitempty"`
 	Processes uint64 `json:"processes,omitempty"`
+	// NoZygote says that there is too little memory for one.
+	NoZygote bool `json:"no_zygote,omitempty"`
 	// Zygote announces one that comes from outside and speaks on ZygoteFD.
 	Zygote *Adopted `json:"zygote,omitempty"`
 }

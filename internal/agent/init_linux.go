@@ -130,11 +130,15 @@ type program struct {
 	pid    int
 	driver *os.File // nil without spec.Channel
 	dir    *os.Root // private to the run
+
+	inherited int64 // bytes of memory that it shares with a zygote
 }
 
 func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 	launch := init.launch
 	switch {
+	case spec.Adopted != 0 && spec.Shared != nil:
+		launch = init.adoptShared
 	case spec.Adopted != 0:
 		launch = init.adopt
 	case spec.Shared != nil:
@@ -163,7 +167,10 @@ func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 		}
 	}()
 	wait := func() (wire.Exit, error) { return waitFor(p.pid) }
-	if spec.Adopted != 0 {
+	switch {
+	case spec.Adopted != 0 && spec.Shared != nil:
+		wait = func() (wire.Exit, error) { return waitForFork(p.pid, p.inherited) }
+	case spec.Adopted != 0:
 		go reap(orphans)
 		wait = init.waitToBeTold
 	}

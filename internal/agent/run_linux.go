@@ -85,15 +85,16 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	after := a.shared.limitsHit()
 	exit.OOMKills, exit.PIDsRefused = after.oomKills-before.oomKills, after.pidsRefused-before.pidsRefused
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
-	if a.shared != nil {
-		return
+	if a.shared == nil || a.shared.zygotes {
+		a.zygotes.prepare(f.Run.Zygote)
 	}
-	a.zygotes.prepare(f.Run.Zygote)
-	if f.Run.Zygote != nil && !a.hasInterpreters() {
+	if f.Run.Zygote != nil && a.shared == nil && !a.hasInterpreters() {
 		a.zygotes.grow(f.Run.Zygote.Name, f.Run.Code)
 	}
-	if f.Run.Interpreter == "" {
-		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run)) })
+	if spec := a.spec(f.Run); f.Run.Interpreter == "" {
+		if z := a.forkingZygote(spec); a.shared == nil || z != nil && a.shared.landlock >= landlockSignals {
+			a.spare.prepare(func() (*initProcess, error) { return a.newInit(spec, z) })
+		}
 	}
 }
 
@@ -140,7 +141,7 @@ func (p *initProcess) wait() (initStatus, error) {
 	exit.Forked = p.forked
 	exit.UserUS += state.UserTime().Microseconds()
 	exit.SysUS += state.SystemTime().Microseconds()
-	if ru, ok := state.SysUsage().(*syscall.Rusage); ok {
+	if ru, ok := state.SysUsage().(*syscall.Rusage); ok && p.fork == nil { // else it has counted the zygote's
 		exit.MaxRSSB = max(exit.MaxRSSB, ru.Maxrss<<10)
 	}
 	return exit, nil
@@ -162,15 +163,24 @@ type initProcess struct {
 	tmpBytes int64
 	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
 	forked   bool                             // a zygote started the program
+	fork     *fork                            // nil unless run-init itself came from one
 }
 
 // startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
 // if there is one for it.
 func (a *agent) startInit(spec initSpec) (*initProcess, error) {
-	p := a.spare.take(spec.TmpBytes)
+	if z := a.forkingZygote(spec); z != nil {
+		if p, err := a.startForked(spec, z); err == nil {
+			return p, nil
+		}
+	}
+	var p *initProcess
+	if a.shared == nil {
+		p = a.spare.take(spec.TmpBytes)
+	}
 	if p == nil {
 		var err error
-		if p, err = a.newInit(spec); err != nil {
+		if p, err = a.newInit(spec, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -200,8 +210,8 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 }
 
 // newInit starts a run-init in a place of its own, which makes everything ready and waits for its spec. Of the spec it needs
-// the place alone.
-func (a *agent) newInit(spec initSpec) (_ *initProcess, err error) {
+// the place alone. Where runs share a pid namespace it may come from a zygote, with the program and its spec.
+func (a *agent) newInit(spec initSpec, z *zygote) (_ *initProcess, err error) {
 	a.starting <- struct{}{}
 	defer func() { <-a.starting }()
 	null, err := os.Open(os.DevNull)
@@ -237,9 +247,12 @@ func (a *agent) newInit(spec initSpec) (_ *initProcess, err error) {
 	p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
 	theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
 	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: theirs}
-	if a.shared != nil {
+	switch {
+	case z != nil:
+		err = a.shared.fork(p, z, theirs, spec)
+	case a.shared != nil:
 		err = a.shared.start(p, attr, spec.Dir)
-	} else {
+	default:
 		err = startApart(p, attr)
 	}
 	if err != nil {
@@ -259,6 +272,9 @@ func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
 
 func (p *initProcess) close() {
 	p.closePipes()
+	if p.fork != nil {
+		_ = p.fork.spec.Close()
+	}
 	_ = p.channel.Close() // a nil file says so and does nothing
 }
 

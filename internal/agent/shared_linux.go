@@ -57,10 +57,11 @@ func MainShared(configJSON, version string) error {
 			return fmt.Errorf("connection: %w", err)
 		}
 	}
-	s := &shared{inits: map[int]bool{}}
+	s := &shared{inits: map[int]bool{}, kept: map[int]kept{}}
 	var isolation string
 	s.landlock, isolation = landlockVersion()
-	a := &agent{cfg: cfg, shared: s}
+	s.zygotes = s.landlock > 0 && !cfg.NoZygote
+	a := &agent{cfg: cfg, shared: s, zygotes: zygotes{shared: s}}
 	return a.serve(stdio{os.NewFile(0, "server"), os.NewFile(1, "server")}, wire.Hello{Agent: version, Isolation: isolation})
 }
 
@@ -126,11 +127,13 @@ const sharedInit = "shared"
 // shared is what the agent knows of the runs that share its pid namespace.
 type shared struct {
 	landlock int
+	zygotes  bool // there may be some
 
 	// mu is held while a child is made and named, so that nobody takes it for a stray, while strays are killed, and while
 	// files are read or removed: each goroutine in a slow call holds a thread, and there may be none left to make.
 	mu    sync.Mutex
 	inits map[int]bool // the agent's children that are the inits of living runs
+	kept  map[int]kept // those that no run has: zygotes, and inits that wait for one
 	live  int          // runs that have not been cleaned up after
 }
 
@@ -146,10 +149,16 @@ func (s *shared) start(p *initProcess, attr *os.ProcAttr, dir string) error {
 		_ = os.Remove(dir)
 		return err
 	}
-	s.inits[proc.Pid] = true
-	s.live++
-	p.proc, p.reap = proc, func() (*os.ProcessState, error) { return s.reap(proc, dir) }
+	p.proc = proc
+	s.begin(p, dir)
 	return nil
+}
+
+// begin notes that a run-init has a run. s.mu is held.
+func (s *shared) begin(p *initProcess, dir string) {
+	s.inits[p.proc.Pid] = true
+	s.live++
+	p.reap = func() (*os.ProcessState, error) { return s.reap(p.proc, dir) }
 }
 
 // reap waits for a run-init and ends what is left of its run: processes, then files.
@@ -175,9 +184,10 @@ func (s *shared) reap(proc *os.Process, dir string) (*os.ProcessState, error) {
 	empty(dir)
 	_ = os.Remove(dir)
 	if s.live--; s.live == 0 {
-		for _, dir := range []string{"/tmp", "/dev/shm", RunsDir} {
+		for _, dir := range []string{"/tmp", "/dev/shm"} {
 			empty(dir)
 		}
+		s.emptyRuns()
 		removeIPC()
 	}
 	return state, err

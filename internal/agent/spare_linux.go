@@ -31,7 +31,11 @@ func (s *spare) prepare(start func() (*initProcess, error)) {
 		return
 	}
 	s.init = p
-	s.end = time.AfterFunc(spareLife, func() {
+	life := spareLife
+	if p.fork != nil { // it would keep the zygote's memory
+		life = zygoteLife
+	}
+	s.end = time.AfterFunc(life, func() {
 		if s.drop(p) {
 			p.discard()
 		}

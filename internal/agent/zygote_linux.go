@@ -40,6 +40,9 @@ type zygote struct {
 	conn *os.File
 	soon bool
 
+	shared *shared // nil where runs have namespaces of their own
+	dir    string  // private to it, where they have not
+
 	lone  bool            // it has memory of its own: without work it ends
 	extra map[string]bool // what it was told to import later
 	idle  *time.Timer     // nil unless lone
@@ -93,6 +96,8 @@ func (z *zygote) suits(env map[string]string) bool {
 
 // zygotes are those of a sandbox, by name. The zero value is ready.
 type zygotes struct {
+	shared *shared // nil where runs have namespaces of their own
+
 	mu       sync.Mutex
 	known    map[string]*wire.Zygote
 	living   map[string][]*zygote // those that were grown from others come after them
@@ -116,7 +121,7 @@ func (zs *zygotes) prepare(w *wire.Zygote) {
 	if w = zs.known[w.Name]; w == nil || len(zs.living[w.Name]) > 0 {
 		return
 	}
-	if z, err := newZygote(w); err == nil {
+	if z, err := newZygote(w, zs.shared); err == nil {
 		zs.addLocked(w.Name, z)
 	}
 }
@@ -146,13 +151,21 @@ func (zs *zygotes) addLocked(name string, z *zygote) {
 	}()
 }
 
-// fork starts the program of a run from its zygote. It does not if there is none that suits it.
-func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
+// suiting is the living zygote from which that run may come; nil if there is none.
+func (zs *zygotes) suiting(spec initSpec) *zygote {
 	if spec.zygote == nil {
-		return forked{}, false
+		return nil
 	}
-	z := zs.best(spec.zygote.Name)
-	if z == nil || !z.suits(spec.Env) {
+	if z := zs.best(spec.zygote.Name); z != nil && z.suits(spec.Env) {
+		return z
+	}
+	return nil
+}
+
+// fork starts the program of a run from its zygote, in the run's namespaces. It does not if there is none that suits it.
+func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
+	z := zs.suiting(spec)
+	if z == nil || z.shared != nil {
 		return forked{}, false
 	}
 	if z.soon {
@@ -167,24 +180,27 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	}
 	defer r.Close()
 	files := []*os.File{g.pid, g.mount, g.ipc, r, g.stdout, g.stderr}
-	name, code := spec.File, spec.Code
 	if spec.Channel {
 		files = append(files, g.driver)
+	}
+	go spec.tellFork(w, slices.Concat(fixedLimits, spec.limits()))
+	f, err := z.fork(files...)
+	return f, err == nil
+}
+
+// tellFork writes the forkSpec. It ends when the process has read it, or there is none.
+func (spec *initSpec) tellFork(w *os.File, limits []rlimit) {
+	name, code := spec.File, spec.Code
+	if spec.Channel {
 		name, code = driverFile, spec.Driver
 	}
 	run := forkSpec{Path: spec.privatePath(name), Code: hex.EncodeToString(code), Env: spec.variables(), Limits: map[string]uint64{},
 		Display: spec.Displays}
-	for _, limits := range [][]rlimit{fixedLimits, spec.limits()} {
-		for _, l := range limits {
-			run.Limits[l.name] = l.max
-		}
+	for _, l := range limits {
+		run.Limits[l.name] = l.max
 	}
-	go func() { // ends when the process has read it, or there is none
-		_ = json.NewEncoder(w).Encode(run)
-		_ = w.Close()
-	}()
-	f, err := z.fork(files...)
-	return f, err == nil
+	_ = json.NewEncoder(w).Encode(run)
+	_ = w.Close()
 }
 
 // best is the zygote that has imported the most, or the one that is on its way; nil if there is none.
@@ -203,15 +219,18 @@ func (zs *zygotes) best(name string) *zygote {
 	return living[0]
 }
 
-func newZygote(w *wire.Zygote) (*zygote, error) {
+func newZygote(w *wire.Zygote, s *shared) (*zygote, error) {
 	ours, theirs, err := packetSocket()
 	if err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
-	z := &zygote{env: w.Env, conn: ours, lone: true}
+	z := &zygote{env: w.Env, shared: s, conn: ours, lone: true}
 	if err := z.exec(w, theirs); err != nil {
 		_ = z.conn.Close()
+		if z.shared != nil && z.proc != nil {
+			z.shared.endZygote(z)
+		}
 		return nil, err
 	}
 	return z, nil
@@ -235,39 +254,51 @@ func (z *zygote) exec(w *wire.Zygote, theirs *os.File) error {
 		return err
 	}
 	defer null.Close()
-	config, err := json.Marshal(map[string]any{"preload": w.Preload, "filter": RunFilter()})
+	told := map[string]any{"preload": w.Preload, "filter": RunFilter()}
+	vars := maps.Clone(baseEnv)
+	maps.Copy(vars, w.Env)
+	delete(vars, "PYTHONPATH") // the workspace is no place to import from
+	vars["SANDBOX_DISPLAY"] = "/tmp/" + displayDir
+	attr := &os.ProcAttr{
+		Dir: "/", Files: []*os.File{null, null, null, theirs, source}, Sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
+	}
+	start := startZygote
+	if z.shared != nil {
+		if told["shared"], err = z.keepApart(vars); err != nil {
+			return err
+		}
+		attr.Sys, start = nil, z.shared.startZygote
+	}
+	config, err := json.Marshal(told)
 	if err != nil {
 		return err
 	}
 	var env []string
-	for _, vars := range []map[string]string{baseEnv, w.Env} {
-		for k, v := range vars {
-			if k != "PYTHONPATH" { // the workspace is no place to import from
-				env = append(env, k+"="+v)
-			}
-		}
+	for k, v := range vars {
+		env = append(env, k+"="+v)
 	}
 	argv := append(slices.Clone(w.Argv), "/proc/self/fd/4")
-	env = append(env, "SANDBOX_DISPLAY=/tmp/"+displayDir)
 	path, err := findProgram(argv[0], env)
 	if err != nil {
 		return err
 	}
-	argv[0] = path
-	z.proc, err = os.StartProcess("/proc/self/exe", append([]string{"zygote"}, argv...), &os.ProcAttr{
-		Dir: "/", Env: env, Files: []*os.File{null, null, null, theirs, source},
-		Sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
-	})
-	if err != nil {
+	argv[0], attr.Env = path, env
+	if err = start(z, argv, attr); err != nil {
 		return err
 	}
 	_, err = z.conn.Write(config)
 	return err
 }
 
+func startZygote(z *zygote, argv []string, attr *os.ProcAttr) (err error) {
+	z.proc, err = os.StartProcess("/proc/self/exe", append([]string{"zygote"}, argv...), attr)
+	return err
+}
+
 // RunFilter is the system call filter of a run's processes, as a zygote is told it: in hex.
-func RunFilter() string {
-	f := runFilter()
+func RunFilter() string { return runFilter().hex() }
+
+func (f filter) hex() string {
 	return hex.EncodeToString(unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), len(f)*int(unsafe.Sizeof(f[0]))))
 }
 
@@ -291,7 +322,11 @@ func (z *zygote) listen() {
 		if n <= 0 || err != nil {
 			return
 		}
-		z.hear(string(buf[:n]))
+		line := string(buf[:n])
+		if line == "ready" && z.shared != nil {
+			z.shared.removeDir(z)
+		}
+		z.hear(line)
 	}
 }
 
@@ -315,9 +350,11 @@ func (z *zygote) hear(line string) {
 		}
 		var answer forked
 		if n, _ := fmt.Sscan(line, &word, &pid, &inner); n == 3 {
-			end := make(chan wire.Exit, 1)
-			z.children[pid] = end
-			answer = forked{pid, inner, end}
+			answer = forked{pid: pid, inner: inner}
+			if z.shared == nil {
+				end := make(chan wire.Exit, 1)
+				z.children[pid], answer.exit = end, end
+			}
 		}
 		z.asked[0] <- answer
 		z.asked = z.asked[1:]
@@ -351,7 +388,10 @@ func (z *zygote) end() {
 	z.asked, z.children = nil, nil
 	z.mu.Unlock()
 	_ = z.conn.Close()
-	if z.proc != nil {
+	switch {
+	case z.shared != nil:
+		z.shared.endZygote(z)
+	case z.proc != nil:
 		_ = z.proc.Kill()
 		ended(z.proc.Pid)
 		_, _ = z.proc.Wait()
@@ -400,11 +440,20 @@ func (z *zygote) fork(fds ...*os.File) (forked, error) {
 	if err != nil {
 		return forked{}, err
 	}
-	f := <-answer
-	if f.pid == 0 {
-		return f, errNoZygote
+	var late <-chan time.Time
+	if z.shared != nil {
+		late = time.After(answerTimeout)
 	}
-	return f, nil
+	select {
+	case f := <-answer:
+		if f.pid == 0 {
+			return f, errNoZygote
+		}
+		return f, nil
+	case <-late:
+		_ = z.proc.Kill()
+		return forked{}, errNoZygote
+	}
 }
 
 // send sends a request with descriptors.

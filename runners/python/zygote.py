@@ -10,6 +10,7 @@ import array
 import atexit
 import builtins
 import ctypes
+import fcntl
 import gc
 import importlib
 import importlib.machinery
@@ -30,6 +31,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
+SYS_LANDLOCK_RESTRICT_SELF = 446
+CLONE, CLONE_PARENT = {"x86_64": 56, "aarch64": 220}, 0x8000
+INIT_FDS = 6  # of a run-init
+HIGH = 64  # descriptors from here on are in nobody's way
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -80,6 +85,9 @@ def main():
     if template:
         channel.send(b"ready %d" % os.getpid())
         channel = serve_template(channel)
+    if "shared" in config:
+        channel.send(b"ready")
+        serve_shared(channel, config["shared"]["program"], [Filter(bytes.fromhex(config["shared"]["filter"])), filter])
     while True:
         channel.send(b"ready")
         names = serve(channel, filter)
@@ -285,6 +293,86 @@ def end(channel, poll, fd, pid, inherited):
     channel.send(b"ended %d %d %d %d %d" % (pid, status, usage.ru_utime * 1e6, usage.ru_stime * 1e6, own))
 
 
+# ---- Where there are no namespaces; see internal/agent/sharedzygote_linux.go ----
+
+
+def serve_shared(channel, program, filters):
+    """Forks until the agent hangs up. Returns in none of the processes."""
+    # Without Python's own preparations, which the fork of the run's process makes.
+    clone = CLONE[os.uname().machine], ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4
+    while True:
+        word, fds = receive(channel)
+        if not word:
+            os._exit(0)
+        pid = libc.syscall(*clone)
+        if pid == 0:
+            become_init(channel, program, fds, filters)
+        if pid < 0:
+            channel.send(b"failed")
+        for each in fds:
+            os.close(each)
+
+
+def become_init(channel, program, fds, filters):
+    """Forks a run's process and becomes its init."""
+    try:
+        init, (spec, rules, *driver) = fds[:INIT_FDS], fds[INIT_FDS:]
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        gate, opener = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:  # too many processes, or too little memory
+            channel.send(b"failed")
+            os._exit(1)
+        if pid == 0:
+            channel.close()
+            os.close(opener)
+            become_shared(gate, spec, rules, [*init[1:3], *driver[1:]], filters)
+        channel.send(b"started %d %d" % (os.getpid(), pid))
+        own = [*init, opener, *driver[:1]]
+        arrange(own)
+        os.closerange(len(own), 1 << 16)
+        os.execve(program, ["run-init", "shared"], {})
+    finally:
+        os._exit(1)
+
+
+def become_shared(gate, spec, rules, streams, filters):
+    """Turns a fork of the zygote into the program of a run, which has the streams from descriptor 1 on."""
+    try:
+        os.setsid()
+        os.chdir("/data")
+        # From here on it is a process like any other; nothing of anybody's is in its memory.
+        prctl(PR_SET_DUMPABLE, 1)
+        worth = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        check(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, rules, 0))
+        for filter in filters:
+            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
+        spec, gate, worth = arrange([os.open(os.devnull, os.O_RDONLY), *streams], spec, gate, worth)
+        os.closerange(1 + len(streams), spec)
+        if os.read(gate, 1):
+            os.write(worth, b"1000")  # not while it waits: others' runs are to go first when memory runs out
+            with open(spec, "rb", closefd=False) as f:
+                text = f.read()
+            os.closerange(1 + len(streams), 1 << 16)
+            run = json.loads(text)
+            limit(run["limits"])
+            start(run)
+    except BaseException as e:
+        os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
+    finally:
+        os._exit(126)
+
+
+def arrange(fds, *others):
+    """Gives descriptors the numbers from 0 on, and returns others out of their way."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in [*others, *fds]]
+    for target, fd in enumerate(high[len(others) :]):
+        os.dup2(fd, target)
+    return high[: len(others)]
+
+
 # ---- A run's process ----
 
 
@@ -302,10 +390,7 @@ def become(fds, filter):
     os.closerange(3 + len(driver), 1 << 16)
     os.chdir("/data")
     os.setsid()
-    for name, most in run["limits"].items():
-        kind = getattr(resource, name)
-        most = min(most, resource.getrlimit(kind)[1]) if resource.getrlimit(kind)[1] != resource.RLIM_INFINITY else most
-        resource.setrlimit(kind, (most, most))
+    limit(run["limits"])
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), bytes(24)))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -314,6 +399,10 @@ def become(fds, filter):
     prctl(PR_SET_DUMPABLE, 1)
     with open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")
+    start(run)
+
+
+def start(run):
     if run["display"]:
         os.mkdir(run["env"]["SANDBOX_DISPLAY"], 0o700)
     with open(os.open(run["path"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
@@ -325,12 +414,22 @@ def become(fds, filter):
     run_program(run["path"])
 
 
+def limit(limits):
+    for name, most in limits.items():
+        kind = getattr(resource, name)
+        most = min(most, resource.getrlimit(kind)[1]) if resource.getrlimit(kind)[1] != resource.RLIM_INFINITY else most
+        resource.setrlimit(kind, (most, most))
+
+
 def environment(env):
     os.environ.clear()
     os.environ.update(env)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # Python's own generator sees to itself
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None  # what TMPDIR was
     runner = sys.modules.get("sandbox_runner")
     if runner is not None:
         runner.process = os.getpid()

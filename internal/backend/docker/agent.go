@@ -62,6 +62,9 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 }
 
+// zygoteMemory is the least limit under which a sandbox spares a quarter for a zygote, whose libraries count against it.
+const zygoteMemory = 512 << 20
+
 // startAgent makes the container, attaches to it, starts it and waits for the agent's hello.
 func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, e *engine) (_ sandbox.Sandbox, err error) {
 	binary, err := b.agents.path(b, img.goarch)
@@ -72,7 +75,10 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 		spec.Limits.PIDs += agent.OwnThreads
 	}
 	data, processes := e.carried(spec.Limits)
-	config, err := json.Marshal(agent.Config{Forward: spec.Forward, DataBytes: uint64(data), Processes: uint64(processes)})
+	config, err := json.Marshal(agent.Config{
+		Forward: spec.Forward, DataBytes: uint64(data), Processes: uint64(processes),
+		NoZygote: spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < zygoteMemory,
+	})
 	if err != nil {
 		return nil, err
 	}
