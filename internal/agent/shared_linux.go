@@ -60,7 +60,7 @@ func MainShared(configJSON, version string) error {
 	s := &shared{inits: map[int]bool{}}
 	var isolation string
 	s.landlock, isolation = landlockVersion()
-	a := &agent{cfg: cfg, shared: s}
+	a := &agent{cfg: cfg, shared: s, starting: make(chan struct{}, maxStarting)}
 	return a.serve(stdio{os.NewFile(0, "server"), os.NewFile(1, "server")}, wire.Hello{Agent: version, Isolation: isolation})
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ type spare struct {
 	mu   sync.Mutex
 	init *initProcess
 	end  *time.Timer
+	life time.Duration // zero: spareLife
 }
 
 // prepare starts one if none waits. A failure is the next run's business.
@@ -31,7 +33,7 @@ func (s *spare) prepare(start func() (*initProcess, error)) {
 		return
 	}
 	s.init = p
-	s.end = time.AfterFunc(spareLife, func() {
+	s.end = time.AfterFunc(cmp.Or(s.life, spareLife), func() {
 		if s.drop(p) {
 			p.discard()
 		}
