@@ -48,6 +48,9 @@ type Spec struct {
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
 	Zygote    *Zygote // for backends that can share one; else runs start their own
+	// Adopt, if set, makes a directory, on which a sandbox stands already, the workspace in place of the one at Workspace. It fails,
+	// and nothing has changed, when that has anything in it. Backends have no use for it.
+	Adopt func(dir string) error
 }
 
 // Zygote is an interpreter that imports libraries once and forks a process for each run.
