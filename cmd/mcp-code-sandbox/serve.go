@@ -17,7 +17,6 @@ import (
 
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
-	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/tools"
 	"mcp-code-sandbox/web"
 )
@@ -33,6 +32,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	defer l.Close()
 	base := baseURL(s, l)
+	inv.keepReady = true
 	a, err := newApp(ctx, inv, base)
 	if err != nil {
 		return err
@@ -66,13 +66,9 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 
 // warm makes what sandboxes share before the first run needs it.
 func (a *app) warm(context.Context) {
-	w, ok := a.isolation.Backend.(sandbox.Warmer)
-	if !ok {
-		return
-	}
 	for _, r := range a.environments.runners() {
-		if z := r.SandboxZygote(); z != nil {
-			w.Warm(sandbox.Spec{Runner: r.Name, Mounts: r.Mounts, Wrapper: r.Wrapper, Zygote: z})
+		if r.SandboxZygote() != nil {
+			a.sessions.Warm(r)
 		}
 	}
 }
