@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"io/fs"
 	"math"
 	"os"
 	"time"
@@ -30,7 +31,7 @@ func kindOf(spec sandbox.Spec) *sandbox.Spec {
 	if spec.Network || spec.Wrapper != "" {
 		return nil
 	}
-	spec.ID, spec.Session, spec.SessionID, spec.Workspace, spec.Adopt = "", "", "", "", nil
+	spec.ID, spec.Session, spec.SessionID, spec.Workspace = "", "", "", ""
 	return &spec
 }
 
@@ -121,7 +122,7 @@ func (p *Pool) next(now time.Time) (needy *kind, wait time.Duration) {
 		}
 	}
 	p.endAllLocked(surplus)
-	if p.cfg.Total > 0 && p.live >= p.cfg.Total || p.renaming && p.cfg.Dir == "" {
+	if p.cfg.Total > 0 && p.live >= p.cfg.Total || p.renaming && (p.cfg.Dir == "" || !canRename) {
 		needy = nil // whoever ends, stirs
 	}
 	return needy, wait
@@ -191,6 +192,10 @@ func (p *Pool) stand(ctx context.Context, spec sandbox.Spec) (*member, error) {
 	if p.cfg.Own != nil {
 		err = p.cfg.Own(dir)
 	}
+	var stands fs.FileInfo
+	if err == nil {
+		stands, err = os.Lstat(dir)
+	}
 	var sb sandbox.Sandbox
 	if err == nil {
 		spec.Workspace = dir
@@ -200,5 +205,5 @@ func (p *Pool) stand(ctx context.Context, spec sandbox.Spec) (*member, error) {
 		_ = os.Remove(dir)
 		return nil, err
 	}
-	return &member{Sandbox: sb, dir: dir}, nil
+	return &member{Sandbox: sb, dir: dir, stands: stands}, nil
 }

@@ -6,7 +6,7 @@
 //
 // It gets its session's workspace in one of two ways. Where the backend is a [sandbox.Preparer] it is started without one,
 // and the session's is attached. Elsewhere it stands on a directory of its own, without a name yet, which
-// becomes the workspace of a session that has no file yet by one rename: see Spec.Adopt.
+// becomes the workspace of a new session by one rename.
 //
 // The package knows no sessions, runners or ways to isolate.
 package pool
@@ -14,6 +14,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"reflect"
@@ -75,7 +76,8 @@ type Pool struct {
 	closed   bool
 	renaming bool // nothing can be attached here: sandboxes stand on directories of their own
 	kinds    map[slot]*kind
-	live     int // sandboxes that are starting, ready or in use
+	promised map[string]*promise // by workspace
+	live     int                 // sandboxes that are starting, ready or in use
 }
 
 var (
@@ -84,6 +86,8 @@ var (
 	_ sandbox.Warmer  = (*Pool)(nil)
 	_ sandbox.Reaper  = (*Pool)(nil)
 	_ sandbox.Sweeper = (*Pool)(nil)
+
+	_ sandbox.Furnisher = (*Pool)(nil)
 )
 
 // slot is the place of a kind. When a runner is installed anew, its new kind takes the place of the old.
@@ -96,13 +100,14 @@ type slot struct {
 type member struct {
 	sandbox.Sandbox
 	attach func(ctx context.Context, workspace string) error // nil: it stands on dir
-	dir    string
+	dir    string                                            // to be removed with the sandbox
+	stands fs.FileInfo                                       // of the directory that it stands on
 	born   time.Time
 }
 
 // New returns a Pool. Close ends it, before the backend's own end.
 func New(cfg Config) *Pool {
-	p := &Pool{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), kinds: map[slot]*kind{}}
+	p := &Pool{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), kinds: map[slot]*kind{}, promised: map[string]*promise{}}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
@@ -133,7 +138,6 @@ func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 	if victim := p.enter(); victim != nil {
 		p.end(victim)
 	}
-	spec.Adopt = nil
 	sb, err := p.cfg.Backend.Start(ctx, spec)
 	if err != nil {
 		p.leave()
@@ -146,7 +150,7 @@ func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 // give makes a ready sandbox the session's.
 func (p *Pool) give(ctx context.Context, m *member, spec sandbox.Spec) error {
 	if m.attach == nil {
-		return spec.Adopt(m.dir)
+		return m.standsOn(spec.Workspace)
 	}
 	err := m.attach(ctx, spec.Workspace)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -167,12 +171,15 @@ func (p *Pool) take(spec sandbox.Spec) *member {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.cfg.Size <= 0 || p.renaming && (spec.Adopt == nil || p.cfg.Dir == "") {
+	if p.closed || p.cfg.Size <= 0 {
 		return nil
 	}
 	k := p.kindLocked(*want)
 	k.asked(time.Now())
 	p.stir()
+	if p.renaming {
+		return p.redeemLocked(spec.Workspace, k)
+	}
 	if len(k.ready) == 0 {
 		return nil
 	}
@@ -269,6 +276,9 @@ func (p *Pool) dropAllLocked() (dropped []*member) {
 		dropped = append(dropped, k.ready...)
 		k.ready = nil
 	}
+	for path, pr := range p.promised {
+		dropped = append(dropped, p.breakLocked(path, pr))
+	}
 	return dropped
 }
 
@@ -288,7 +298,7 @@ func (p *Pool) end(m *member) {
 		p.log.Error("cannot end a sandbox", "sandbox", m.ID(), "err", err)
 	}
 	if m.dir != "" {
-		_ = os.Remove(m.dir) // it is empty, or has become a session's and has another name
+		_ = os.Remove(m.dir) // it is empty
 	}
 }
 
@@ -351,6 +361,12 @@ func (p *Pool) watch(sb sandbox.Sandbox, m *member) {
 func (p *Pool) remove(m *member) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for path, pr := range p.promised {
+		if pr.member == m {
+			p.breakLocked(path, pr)
+			return true
+		}
+	}
 	for _, k := range p.kinds {
 		for i, each := range k.ready {
 			if each == m {

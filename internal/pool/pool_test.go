@@ -3,8 +3,6 @@ package pool_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -338,52 +336,4 @@ func TestClose(t *testing.T) {
 		r.after(time.Minute)
 		r.wantReady(0)
 	})
-}
-
-// TestRename: where nothing can be attached, a new session gets the directory that a ready sandbox stands on.
-func TestRename(t *testing.T) {
-	unsupported := func(context.Context, string) error { return errors.ErrUnsupported }
-	for name, attach := range map[string]func(context.Context, string) error{"never": nil, "at the first": unsupported} {
-		t.Run(name, func(t *testing.T) {
-			root := t.TempDir()
-			bubble(t, func(c *pool.Config, b *backend) {
-				c.Dir, c.Size = filepath.Join(root, "pool"), 1
-				if b.onAttach = attach; attach == nil {
-					c.Backend = b
-				}
-			}, func(t *testing.T, r *rig) {
-				r.Warm(python(""))
-				r.after(time.Second)
-				if attach != nil {
-					if s := r.start(python("s")); pooled(s) {
-						t.Error("it was not attached, and yet used")
-					}
-					r.after(time.Second)
-				}
-				r.wantReady(1)
-				if s := r.start(python("old")); pooled(s) {
-					t.Error("an existing session got another workspace")
-				}
-				target := filepath.Join(root, "files")
-				var adopted string
-				take := with(python("new"), func(s *sandbox.Spec) {
-					s.Workspace, s.Adopt = target, func(dir string) error { adopted = dir; return os.Rename(dir, target) }
-				})
-				sb, err := r.Start(t.Context(), take)
-				if err != nil || sb.(*box).workspace != adopted || !pooled(sb.(*box)) {
-					t.Errorf("%v, %v", sb, err)
-				}
-				if fi, err := os.Stat(target); err != nil || fi.Mode().Perm() != 0o700 {
-					t.Errorf("%v, %v", fi, err)
-				}
-				r.after(time.Second)
-				r.wantReady(1)
-				refused := with(take, func(s *sandbox.Spec) { s.Adopt = func(string) error { return errors.New("not empty") } })
-				if s, err := r.Start(t.Context(), refused); err != nil || pooled(s.(*box)) {
-					t.Errorf("%v, %v", s, err)
-				}
-				r.after(time.Second)
-			})
-		})
-	}
 }

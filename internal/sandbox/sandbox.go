@@ -48,9 +48,6 @@ type Spec struct {
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
 	Zygote    *Zygote // for backends that can share one; else runs start their own
-	// Adopt, if set, makes a directory, on which a sandbox stands already, the workspace in place of the one at Workspace. It fails,
-	// and nothing has changed, when that has anything in it. Backends have no use for it.
-	Adopt func(dir string) error
 }
 
 // Zygote is an interpreter that imports libraries once and forks a process for each run.
@@ -163,6 +160,13 @@ type Prepared interface {
 	// Attach makes a host directory the sandbox's workspace. It is called once; after an error, which is
 	// errors.ErrUnsupported where it will never succeed, the sandbox must be closed.
 	Attach(ctx context.Context, workspace string) error
+}
+
+// Furnisher is implemented by backends that have sandboxes ready on directories that have no name yet.
+type Furnisher interface {
+	// Furnish makes a workspace of such a directory, by one rename: empty, of the right owner, and with a sandbox on it that a Start
+	// with that Workspace may return. It reports whether it did; what is at path already stays.
+	Furnish(path string) bool
 }
 
 // Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.

@@ -1,6 +1,7 @@
 package jail_test
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -24,17 +25,46 @@ func TestConformance(t *testing.T) {
 		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
 	})
 	t.Run("Zygote", func(t *testing.T) {
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return withZygote(t, open(t, t.TempDir(), sandboxtest.ID())) })
+	})
+	t.Run("Attached", func(t *testing.T) {
+		needRoot(t, "only root's sandboxes can be prepared")
 		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
-			h := harness(t, open(t, t.TempDir(), sandboxtest.ID()))
-			source, err := runners.Files.ReadFile("python/zygote.py")
-			if err != nil {
-				t.Fatal(err)
-			}
-			h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source}
-			h.Template = os.Geteuid() == 0 // others start their own
+			b := open(t, t.TempDir(), sandboxtest.ID())
+			h := withZygote(t, b)
+			h.Backend = attaching{b}
 			return h
 		})
 	})
+}
+
+func withZygote(t *testing.T, b *jail.Backend) sandboxtest.Harness {
+	t.Helper()
+	h := harness(t, b)
+	source, err := runners.Files.ReadFile("python/zygote.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source}
+	h.Template = os.Geteuid() == 0 // others start their own
+	return h
+}
+
+// attaching is a backend whose sandboxes all get their workspaces late.
+type attaching struct{ *jail.Backend }
+
+func (b attaching) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	workspace := spec.Workspace
+	spec.Workspace = ""
+	p, err := b.Prepare(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Attach(ctx, workspace); err != nil {
+		_ = p.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return p, nil
 }
 
 // The environment of a test binary that was started by another: by what name it acts, and the agent it uses.
