@@ -113,11 +113,9 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 
-	if p := a.isolation.pool; p != nil {
-		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "sandbox_ready_sandboxes", Help: "Sandboxes that wait for a session.",
-		}, func() float64 { return float64(p.Ready()) }))
-	}
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "sandbox_ready_sandboxes", Help: "Sandboxes that wait for a session.",
+	}, a.isolation.ready))
 	if a.services, err = a.newServices(ctx, baseURL, registry); err != nil {
 		return nil, err
 	}

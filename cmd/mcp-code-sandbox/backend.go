@@ -60,6 +60,14 @@ func (i *isolation) keepReady(s *settings, dir string, log *slog.Logger) {
 	i.Backend = i.pool
 }
 
+// ready is how many sandboxes wait for a session.
+func (i *isolation) ready() float64 {
+	if i.pool == nil {
+		return 0
+	}
+	return float64(i.pool.Ready())
+}
+
 // newIsolation makes the backend that the settings ask for. One that cannot be made is not replaced by another: the result then
 // refuses every run, with the reason and the fix.
 func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key secret.Value, log *slog.Logger) isolation {

@@ -64,8 +64,11 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	return errors.Join(err, shutdown(server, m), a.Close())
 }
 
-// warm makes what sandboxes share before the first run needs it.
+// warm makes what sandboxes share before the first run needs it, of the runners there are now.
 func (a *app) warm(context.Context) {
+	if p := a.isolation.pool; p != nil {
+		p.Cool(a.environments.runners().Names())
+	}
 	for _, r := range a.environments.runners() {
 		if r.SandboxZygote() != nil {
 			a.sessions.Warm(r)

@@ -57,6 +57,9 @@ func (k *kind) want(size int) int {
 	return min(max(k.floor, int(math.Round(min(k.score, float64(size))))), size)
 }
 
+// never is when a kind is tried again that cannot be had.
+const never = 24 * time.Hour
+
 // keep starts and ends ready sandboxes until the pool is closed.
 func (p *Pool) keep() {
 	var since time.Time // of the wait for idle processors
@@ -153,7 +156,9 @@ func (p *Pool) fill(k *kind) {
 			p.renaming = true
 			return
 		}
-		if k.failed(time.Now()); p.ctx.Err() == nil {
+		if k.failed(time.Now()); errors.Is(err, errors.ErrUnsupported) {
+			k.after = time.Now().Add(never)
+		} else if p.ctx.Err() == nil {
 			p.log.Warn("cannot start a sandbox ahead of its use", "runner", spec.Runner, "err", err, "failures", k.failures)
 		}
 		return
@@ -198,7 +203,7 @@ func (p *Pool) stand(ctx context.Context, spec sandbox.Spec) (*member, error) {
 	}
 	var sb sandbox.Sandbox
 	if err == nil {
-		spec.Workspace = dir
+		spec.Workspace, spec.Moves = dir, true
 		sb, err = p.cfg.Backend.Start(ctx, spec)
 	}
 	if err != nil {

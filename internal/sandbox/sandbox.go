@@ -43,6 +43,7 @@ type Spec struct {
 	Image     string // the image to start, for backends that have images
 	Wrapper   string // host directory of an environment that isolates itself, for the backend that starts those; else empty
 	Workspace string // host directory that becomes /data, /mnt/data and /workspace
+	Moves     bool   // it will be renamed while the sandbox is there; a backend that could not follow answers errors.ErrUnsupported
 	Mounts    []Mount
 	Network   bool
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
