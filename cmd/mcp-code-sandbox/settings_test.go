@@ -156,6 +156,7 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_EXEC_TIMEOUT_S", "soon", "seconds"},
 		{"SANDBOX_EXEC_TIMEOUT_S", "0", "greater than 0"},
 		{"SANDBOX_SESSION_TTL_M", "x", "minutes"},
+		{"SANDBOX_SHARED_ZYGOTE", "yes", "on"},
 		{"SANDBOX_NETWORK", "yes", "full"},
 		{"SANDBOX_NETWORK_ALLOW", "db.internal", "10.0.0.0/8"},
 		{"SANDBOX_BACKEND", "none", "docker"},

@@ -293,7 +293,7 @@ func (spec *initSpec) argv() ([]string, error) {
 	for _, f := range []struct {
 		placeholder, name string
 		text              []byte
-	}{{"{file}", spec.File, spec.Code}, {"{driver}", ".driver", spec.Driver}} {
+	}{{"{file}", spec.File, spec.Code}, {"{driver}", driverFile, spec.Driver}} {
 		i := slices.Index(argv, f.placeholder)
 		if i < 0 {
 			continue
@@ -307,11 +307,13 @@ func (spec *initSpec) argv() ([]string, error) {
 	return argv, nil
 }
 
+const driverFile = ".driver"
+
 // privatePath is where a file of the run's goes.
 func (spec *initSpec) privatePath(name string) string {
 	var b [4]byte
 	_, _ = rand.Read(b[:])
-	ext := filepath.Ext(name[1:])
+	ext := filepath.Ext(strings.TrimPrefix(name, "."))
 	return spec.Dir + "/" + strings.TrimSuffix(filepath.Base(name), ext) + "-" + hex.EncodeToString(b[:]) + ext
 }
 

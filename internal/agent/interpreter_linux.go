@@ -38,7 +38,7 @@ func (a *agent) runCell(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	in.turn.Lock()
 	defer in.turn.Unlock()
 	exit := in.cell(s, r)
-	exit.Fresh = fresh
+	exit.Fresh, exit.Forked = fresh, in.init.forked
 	if exit.Lost {
 		a.forget(r.Interpreter, in)
 	}

@@ -163,12 +163,13 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	}
 	defer r.Close()
 	files := []*os.File{g.pid, g.mount, g.ipc, r, g.stdout, g.stderr}
-	run := forkSpec{Path: spec.privatePath(spec.File), Code: hex.EncodeToString(spec.Code), Env: spec.variables(), Limits: map[string]uint64{},
-		Display: spec.Displays}
+	name, code := spec.File, spec.Code
 	if spec.Channel {
 		files = append(files, g.driver)
-		run.Path, run.Code = spec.privatePath(".driver"), hex.EncodeToString(spec.Driver)
+		name, code = driverFile, spec.Driver
 	}
+	run := forkSpec{Path: spec.privatePath(name), Code: hex.EncodeToString(code), Env: spec.variables(), Limits: map[string]uint64{},
+		Display: spec.Displays}
 	for _, limits := range [][]rlimit{fixedLimits, spec.limits()} {
 		for _, l := range limits {
 			run.Limits[l.name] = l.max

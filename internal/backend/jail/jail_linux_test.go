@@ -3,6 +3,7 @@ package jail_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -16,8 +17,6 @@ import (
 	"mcp-code-sandbox/internal/backend/jail"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
-	"mcp-code-sandbox/internal/wire"
-	"mcp-code-sandbox/runners"
 )
 
 func TestConformance(t *testing.T) {
@@ -25,29 +24,19 @@ func TestConformance(t *testing.T) {
 		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
 	})
 	t.Run("Zygote", func(t *testing.T) {
-		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return withZygote(t, open(t, t.TempDir(), sandboxtest.ID())) })
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
+			return zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+		})
 	})
 	t.Run("Attached", func(t *testing.T) {
 		needRoot(t, "only root's sandboxes can be prepared")
 		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
 			b := open(t, t.TempDir(), sandboxtest.ID())
-			h := withZygote(t, b)
+			h := zygoteHarness(t, b)
 			h.Backend = attaching{b}
 			return h
 		})
 	})
-}
-
-func withZygote(t *testing.T, b *jail.Backend) sandboxtest.Harness {
-	t.Helper()
-	h := harness(t, b)
-	source, err := runners.Files.ReadFile("python/zygote.py")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source}
-	h.Template = os.Geteuid() == 0 // others start their own
-	return h
 }
 
 // attaching is a backend whose sandboxes all get their workspaces late.
@@ -135,6 +124,10 @@ func open(t *testing.T, root, instance string, allow ...netip.Prefix) *jail.Back
 }
 
 func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, error) {
+	return openLogging(root, instance, nil, allow...)
+}
+
+func openLogging(root, instance string, log *slog.Logger, allow ...netip.Prefix) (*jail.Backend, error) {
 	agent, err := os.ReadFile(agentFile)
 	if err != nil {
 		return nil, err
@@ -143,7 +136,7 @@ func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, e
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow})
+	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow, Logger: log})
 }
 
 func harness(t *testing.T, b *jail.Backend) sandboxtest.Harness {

@@ -224,17 +224,26 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os
 	return info, nil
 }
 
-// ready waits until the agent has said hello, and returns its pid.
-func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) (int, error) {
-	defer info.Close()
+// childPID reads from bubblewrap's --info-fd which process its child is. Bubblewrap has not reaped it while it runs, so until then
+// the number names that child.
+func childPID(info io.Reader) (int, error) {
 	var about struct {
 		ChildPID int `json:"child-pid"`
 	}
 	if err := json.NewDecoder(io.LimitReader(info, 4096)).Decode(&about); err != nil {
 		return 0, fmt.Errorf("bubblewrap did not start: %w", err)
 	}
-	// Bubblewrap has not reaped its child while it runs, so the number still names that child.
-	fd, err := unix.PidfdOpen(about.ChildPID, 0)
+	return about.ChildPID, nil
+}
+
+// ready waits until the agent has said hello, and returns its pid.
+func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) (int, error) {
+	defer info.Close()
+	pid, err := childPID(info)
+	if err != nil {
+		return 0, err
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -247,10 +256,10 @@ func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) (int
 		return 0, context.Canceled
 	}
 	if _, err := wire.ReadHello(s.conn); err != nil || !network {
-		return about.ChildPID, err
+		return pid, err
 	}
 	// Not before the hello: bubblewrap sets up loopback itself and trips over one that is already up.
-	net, err := s.backend.attachNetwork(about.ChildPID, blocked)
+	net, err := s.backend.attachNetwork(pid, blocked)
 	if err != nil {
 		return 0, err
 	}
@@ -261,7 +270,7 @@ func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) (int
 	if over {
 		net.close()
 	}
-	return about.ChildPID, nil
+	return pid, nil
 }
 
 // explain turns a failed start into an error that says what to do.
@@ -326,8 +335,11 @@ func (s *jailed) kill() {
 	s.signalFirst()
 }
 
-func (s *jailed) signalFirst() {
-	raw, err := s.first.SyscallConn()
+func (s *jailed) signalFirst() { signalPidfd(s.first) }
+
+// signalPidfd kills a process.
+func signalPidfd(f *os.File) {
+	raw, err := f.SyscallConn()
 	if err != nil {
 		return // closed: it has ended
 	}

@@ -1,17 +1,20 @@
 package jail
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,23 +30,44 @@ import (
 // It owns no sandbox's user namespace, but has the uid that does; so a fork of it may enter one, and has every capability
 // there and none elsewhere. What it does then is in runners/python/zygote.py.
 type template struct {
-	cmd    *exec.Cmd
-	output tail // what it and bubblewrap printed
+	key    string
+	cmd    *exec.Cmd // bubblewrap, which ends after it
+	output tail      // what it and bubblewrap printed
 	conn   *os.File
-	ready  chan struct{} // closed when it has imported, or ended
+	known  chan struct{} // closed when first is set, or will not be
+	first  *os.File      // pidfd of the interpreter
+	pid    int
+	gone   chan struct{} // closed when nothing is left of it
 
-	mu   sync.Mutex // one request at a time
-	dead bool
+	ready     chan struct{} // closed when it has imported, or ended
+	readyOnce sync.Once
+
+	mu     sync.Mutex // one request at a time
+	dead   bool
+	ending bool // end was called
 }
 
-// templates are those of a backend, by what they are made of.
+// templates are those of a backend, by the name of their zygotes.
 type templates struct {
 	mu     sync.Mutex
-	byKey  map[string]*template
+	byName map[string]*templateSlot
 	closed bool
+	wg     sync.WaitGroup // of the goroutines that watch them
 }
 
-// template returns the one for a spec, and starts it if there is none. It is nil where there can be none.
+// templateSlot is where a runner's template is, or will be again.
+type templateSlot struct {
+	*template           // nil if the last start failed
+	next      time.Time // no new one before
+	warned    bool      // of a failure, and none has become ready since
+}
+
+// templatePause is the least time between two starts of a runner's template that does not become ready: what made it fail
+// would make it fail again.
+const templatePause = time.Minute
+
+// template returns the one for a spec, and starts it if there is none: also when it has died since, or the runner has changed.
+// It is nil where there can be none, or is none at the moment.
 func (b *Backend) template(spec sandbox.Spec) *template {
 	if spec.Zygote == nil || b.cfg.NoTemplates || os.Geteuid() != 0 {
 		return nil
@@ -51,30 +75,92 @@ func (b *Backend) template(spec sandbox.Spec) *template {
 	key := templateKey(spec)
 	b.templates.mu.Lock()
 	defer b.templates.mu.Unlock()
-	if t := b.templates.byKey[key]; t != nil || b.templates.closed {
-		return t
+	if b.templates.closed {
+		return nil
 	}
+	slot := b.templates.byName[spec.Zygote.Name]
+	if slot == nil {
+		if b.templates.byName == nil {
+			b.templates.byName = map[string]*templateSlot{}
+		}
+		slot = &templateSlot{}
+		b.templates.byName[spec.Zygote.Name] = slot
+	}
+	if t := slot.template; t != nil {
+		switch {
+		case t.key != key || t.replaced():
+			slot.next = time.Time{} // that was not its fault
+			b.templates.wg.Go(t.end)
+			slot.template = nil
+		case !t.isDead():
+			return t
+		}
+	}
+	if time.Now().Before(slot.next) {
+		return nil
+	}
+	slot.next = time.Now().Add(templatePause)
 	t, err := b.startTemplate(spec, key)
+	slot.template = t
 	if err != nil {
-		b.log.Warn("cannot start a template of interpreters: each sandbox imports libraries for itself", "runner", spec.Runner, "err", err)
-		t = &template{ready: make(chan struct{}), dead: true}
-		close(t.ready)
+		b.warnLocked(slot, spec.Runner, err, "")
+		return nil
 	}
-	if b.templates.byKey == nil {
-		b.templates.byKey = map[string]*template{}
-	}
-	b.templates.byKey[key] = t
+	b.templates.wg.Go(func() { b.watch(t, slot, spec.Runner) })
 	return t
+}
+
+// warnLocked tells once that a template does not work.
+func (b *Backend) warnLocked(slot *templateSlot, runner string, err error, detail string) {
+	level := slog.LevelWarn
+	if slot.warned {
+		level = slog.LevelDebug
+	}
+	slot.warned = true
+	b.log.Log(context.Background(), level, "no template of interpreters: each sandbox imports libraries for itself",
+		"runner", runner, "err", err, "detail", detail)
+}
+
+// watch lasts as long as the template.
+func (b *Backend) watch(t *template, slot *templateSlot, runner string) {
+	err := t.awaitReady()
+	if err == nil {
+		b.templates.mu.Lock()
+		slot.warned, slot.next = false, time.Time{}
+		b.templates.mu.Unlock()
+		b.log.Debug("template of interpreters is ready", "runner", runner)
+	} else {
+		t.kill()
+	}
+	<-t.gone
+	t.mu.Lock()
+	t.dead = true
+	ending := t.ending
+	t.mu.Unlock()
+	t.markReady()
+	if !ending {
+		b.templates.mu.Lock()
+		defer b.templates.mu.Unlock()
+		b.warnLocked(slot, runner, errors.Join(errors.New("it has ended"), err), t.output.String())
+	}
 }
 
 // Warm implements sandbox.Warmer.
 func (b *Backend) Warm(spec sandbox.Spec) { b.template(spec) }
 
+// templateKey tells templates apart by all that they are made of. A directory that was installed anew is another one.
 func templateKey(spec sandbox.Spec) string {
+	var sources []string
+	for _, m := range spec.Mounts {
+		var st unix.Stat_t
+		_ = unix.Stat(m.Source, &st)
+		sources = append(sources, fmt.Sprint(st.Dev, st.Ino, st.Mtim))
+	}
 	text, _ := json.Marshal(struct {
-		Mounts []sandbox.Mount
-		Zygote *sandbox.Zygote
-	}{spec.Mounts, spec.Zygote}) // plain data
+		Mounts  []sandbox.Mount
+		Sources []string
+		Zygote  *sandbox.Zygote
+	}{spec.Mounts, sources, spec.Zygote}) // plain data
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:8])
 }
@@ -100,38 +186,63 @@ func (b *Backend) startTemplate(spec sandbox.Spec, key string) (*template, error
 		_ = unix.Close(fds[0])
 		return nil, err
 	}
-	t := &template{conn: os.NewFile(uintptr(fds[0]), "template"), ready: make(chan struct{})}
+	t := &template{key: key, conn: os.NewFile(uintptr(fds[0]), "template"), ready: make(chan struct{}), known: make(chan struct{}), gone: make(chan struct{})}
+	info, infoW, err := os.Pipe()
+	if err != nil {
+		_ = t.conn.Close()
+		return nil, err
+	}
+	defer infoW.Close()
 	err = b.launch.do(func() error {
 		args, err := b.templateArgs(spec, source, setpriv)
 		if err != nil {
 			return err
 		}
-		t.cmd = exec.Command(b.bwrap, args...)
+		t.cmd = exec.Command(b.bwrap, append([]string{"--info-fd", "4"}, args...)...)
 		t.cmd.Dir = "/"
 		t.cmd.Env = environ(spec.Zygote.Env)
-		t.cmd.ExtraFiles = []*os.File{theirs}
+		t.cmd.ExtraFiles = []*os.File{theirs, infoW, info} // as for a sandbox
 		t.cmd.Stdout, t.cmd.Stderr = &t.output, &t.output
 		t.cmd.WaitDelay = killDelay
 		return t.cmd.Start()
 	})
 	if err != nil {
+		_ = info.Close()
 		_ = t.conn.Close()
 		return nil, err
 	}
 	config, err := json.Marshal(map[string]any{"preload": slices.Concat([]string{}, spec.Zygote.Preload), "filter": agent.RunFilter()})
 	if err == nil {
-		_, err = t.conn.Write(config)
+		_, _ = t.conn.Write(config) // if it has ended already, wait says so
 	}
+	go t.find(info)
+	go t.wait()
+	return t, err
+}
+
+// find learns from bubblewrap which process the interpreter is.
+func (t *template) find(info *os.File) {
+	defer info.Close()
+	defer close(t.known)
+	pid, err := childPID(info)
 	if err != nil {
-		t.end()
-		return nil, err
+		return
 	}
-	go func() {
-		if err := t.awaitReady(); err != nil {
-			b.log.Warn("a template of interpreters has ended: each sandbox imports libraries for itself", "runner", spec.Runner, "err", err, "detail", t.output.String())
-		}
-	}()
-	return t, nil
+	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+		t.first, t.pid = os.NewFile(uintptr(fd), "template process"), pid
+	}
+}
+
+// wait ends when nothing of the template is left. Bubblewrap may have been killed alone.
+func (t *template) wait() {
+	_ = t.cmd.Wait()
+	<-t.known
+	if t.first != nil {
+		signalPidfd(t.first)
+		_ = t.first.Close()
+	}
+	_ = t.conn.Close()
+	close(t.gone)
 }
 
 func environ(vars map[string]string) []string {
@@ -188,34 +299,54 @@ func (b *Backend) templateArgs(spec sandbox.Spec, source, setpriv string) ([]str
 	return append(append(args, spec.Zygote.Argv...), templateSource, "template"), nil
 }
 
+// awaitReady waits until it has imported.
 func (t *template) awaitReady() error {
-	defer close(t.ready)
 	word := make([]byte, 32)
 	n, err := t.conn.Read(word)
 	var pid int
 	if err == nil {
 		_, err = fmt.Sscanf(string(word[:n]), "ready %d", &pid)
 	}
-	if err == nil { // it imported when nobody else had anything to do
+	if err == nil { // it has imported with a low priority
 		err = unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
 	}
-	if err != nil {
-		t.mu.Lock()
-		t.dead = true
-		t.mu.Unlock()
+	if err == nil {
+		t.markReady()
 	}
 	return err
 }
 
+func (t *template) markReady() { t.readyOnce.Do(func() { close(t.ready) }) }
+
 func (t *template) isReady() bool {
 	select {
 	case <-t.ready:
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		return !t.dead
+		return !t.isDead()
 	default:
 		return false
 	}
+}
+
+func (t *template) isDead() bool {
+	select {
+	case <-t.gone:
+		return true
+	default:
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dead
+}
+
+// replaced reports whether the interpreter's program has been replaced on the disk, as an upgrade does.
+func (t *template) replaced() bool {
+	select {
+	case <-t.known:
+	default:
+		return false
+	}
+	var st unix.Stat_t
+	return t.first != nil && !t.isDead() && unix.Stat(fmt.Sprintf("/proc/%d/exe", t.pid), &st) == nil && st.Nlink == 0
 }
 
 // fork has the template fork a process, which waits at the gate, and returns its pid.
@@ -258,26 +389,44 @@ func (t *template) fork(files []*os.File) (int, error) {
 
 var errNoTemplate = errors.New("the template of interpreters cannot fork")
 
-// end ends the template. Zygotes live on in their sandboxes.
+// kill ends the interpreter, after which bubblewrap ends.
+func (t *template) kill() {
+	select {
+	case <-t.known:
+	case <-time.After(killDelay):
+	}
+	select {
+	case <-t.known:
+		if t.first != nil {
+			signalPidfd(t.first)
+			return
+		}
+	default:
+	}
+	_ = t.cmd.Process.Kill()
+}
+
+// end ends the template and returns when nothing is left of it. Zygotes live on in their sandboxes.
 func (t *template) end() {
-	if t.conn != nil {
-		_ = t.conn.Close()
-	}
-	if t.cmd != nil && t.cmd.Process != nil {
-		_ = t.cmd.Process.Kill()
-		_ = t.cmd.Wait()
-	}
+	t.mu.Lock()
+	t.ending, t.dead = true, true
+	t.mu.Unlock()
+	t.kill()
+	<-t.gone
 }
 
 func (ts *templates) close() {
 	ts.mu.Lock()
 	ts.closed = true
-	all := ts.byKey
-	ts.byKey = nil
+	all := ts.byName
+	ts.byName = nil
 	ts.mu.Unlock()
-	for _, t := range all {
-		t.end()
+	for _, slot := range all {
+		if slot.template != nil {
+			ts.wg.Go(slot.end)
+		}
 	}
+	ts.wg.Wait()
 }
 
 // adopt moves a fork of the template into a started sandbox, as its zygote. ours is the end of the socket whose other
@@ -293,7 +442,7 @@ func (s *jailed) adopt(t *template, ours *os.File, pid int) {
 		select {
 		case <-s.ended: // it died meanwhile
 		default:
-			s.backend.log.Warn("a sandbox imports libraries for itself", "sandbox", s.id, "err", err)
+			s.backend.log.Debug("a sandbox imports libraries for itself", "sandbox", s.id, "err", err)
 		}
 	}
 }

@@ -188,7 +188,7 @@ type Result struct {
 // Begin starts a run.
 func (b *Box) Begin(t *testing.T, r wire.Run) *Running {
 	t.Helper()
-	if len(r.Argv) > 0 && r.Argv[0] == python && r.Interpreter == "" {
+	if len(r.Argv) > 0 && r.Argv[0] == python {
 		r.Zygote = b.zygote
 	}
 	stream, err := b.Conn.Open(wire.Frame{Type: wire.TypeRun, Run: &r})
@@ -272,7 +272,11 @@ func (r *Running) Send(t *testing.T, typ wire.Type) {
 // Run runs a program to its end.
 func (b *Box) Run(t *testing.T, r wire.Run) Result {
 	t.Helper()
-	return b.Begin(t, r).Wait(t)
+	res := b.Begin(t, r).Wait(t)
+	if b.zygote != nil && r.Interpreter != "" && r.Argv[0] == python && !res.Exit.Forked {
+		t.Errorf("the interpreter did not come from the zygote: %+v", res.Exit)
+	}
+	return res
 }
 
 // Shell is a run of a shell script.
