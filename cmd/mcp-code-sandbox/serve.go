@@ -17,7 +17,6 @@ import (
 
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
-	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/tools"
 	"mcp-code-sandbox/web"
 )
@@ -33,6 +32,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	defer l.Close()
 	base := baseURL(s, l)
+	inv.keepReady = true
 	a, err := newApp(ctx, inv, base)
 	if err != nil {
 		return err
@@ -64,15 +64,14 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	return errors.Join(err, shutdown(server, m), a.Close())
 }
 
-// warm makes what sandboxes share before the first run needs it.
+// warm makes what sandboxes share before the first run needs it, of the runners there are now.
 func (a *app) warm(context.Context) {
-	w, ok := a.isolation.Backend.(sandbox.Warmer)
-	if !ok {
-		return
+	if p := a.isolation.pool; p != nil {
+		p.Cool(a.environments.runners().Names())
 	}
 	for _, r := range a.environments.runners() {
-		if z := r.SandboxZygote(); z != nil {
-			w.Warm(sandbox.Spec{Runner: r.Name, Mounts: r.Mounts, Wrapper: r.Wrapper, Zygote: z})
+		if r.SandboxZygote() != nil {
+			a.sessions.Warm(r)
 		}
 	}
 }

@@ -52,6 +52,9 @@ func Main(configJSON, version string) error {
 		return err
 	}
 	shareInotify()
+	if err := separateMounts(); err != nil {
+		return err
+	}
 	if err := addUnreachableRoutes(cfg.Unreachable); err != nil {
 		return err
 	}
@@ -61,12 +64,23 @@ func Main(configJSON, version string) error {
 	if err := unix.SetNonblock(ConnFD, true); err != nil {
 		return fmt.Errorf("connection: %w", err)
 	}
-	a := &agent{cfg: cfg}
+	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting)}
 	if cfg.Zygote != nil {
 		if err := unix.SetNonblock(ZygoteFD, true); err != nil {
 			return fmt.Errorf("zygote: %w", err)
 		}
 		a.zygotes.add(cfg.Zygote.Name, &zygote{env: cfg.Zygote.Env, soon: cfg.Zygote.Soon, conn: os.NewFile(ZygoteFD, "zygote")})
+	}
+	if cfg.Expect != nil {
+		if err := expectWorkspace(); err != nil {
+			return err
+		}
+		if err := unix.SetNonblock(WorkspaceFD, true); err != nil {
+			return fmt.Errorf("workspace: %w", err)
+		}
+		a.spare.life = expectedLife
+		go a.spare.prepare(func() (*initProcess, error) { return a.newInit(initSpec{TmpBytes: cfg.Expect.TmpBytes}) })
+		go awaitWorkspace(os.NewFile(WorkspaceFD, "workspace"))
 	}
 	return a.serve(os.NewFile(ConnFD, "server"), wire.Hello{Agent: version})
 }
@@ -83,7 +97,6 @@ func (a *agent) serve(conn io.ReadWriteCloser, hello wire.Hello) error {
 	if err := wire.SendHello(conn, hello); err != nil {
 		return err
 	}
-	a.starting = make(chan struct{}, maxStarting)
 	a.conn = wire.NewConn(conn, wire.AgentSide, a.run)
 	if forward != nil {
 		go a.forward(forward)

@@ -22,6 +22,13 @@ type Config struct {
 	NoZygote bool `json:"no_zygote,omitempty"`
 	// Zygote announces one that comes from outside and speaks on ZygoteFD.
 	Zygote *Adopted `json:"zygote,omitempty"`
+	// Expect says that the workspace comes later, on WorkspaceFD.
+	Expect *Expected `json:"expect,omitempty"`
+}
+
+// Expected is a workspace that is not there yet.
+type Expected struct {
+	TmpBytes int64 `json:"tmp_bytes"` // the size of /tmp of the run that follows it
 }
 
 // Adopted is a zygote that the backend provides.

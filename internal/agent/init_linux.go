@@ -96,6 +96,11 @@ func runInit(where string) (initStatus, error) {
 	if err := init.told.Decode(&spec); err != nil {
 		return initStatus{}, fmt.Errorf("read run: %w", err)
 	}
+	if where != sharedInit { // now: the workspace may have come after run-init
+		if err := os.Chdir(workDir); err != nil {
+			return initStatus{}, err
+		}
+	}
 	return init.run(&spec)
 }
 
@@ -106,9 +111,6 @@ func confine(tmpBytes string) error {
 		return fmt.Errorf("size of /tmp: %w", err)
 	}
 	if err := privateMounts(size); err != nil {
-		return err
-	}
-	if err := os.Chdir(workDir); err != nil {
 		return err
 	}
 	if err := setLimits(fixedLimits); err != nil {
@@ -364,8 +366,9 @@ func findProgram(name string, env []string) (string, error) {
 // privateMounts gives the run a /proc of its own pid namespace and empty, sized /tmp and /dev/shm.
 func privateMounts(tmpBytes int64) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
+	// What the agent has made private is so here; a workspace that is still to come comes through.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("separate mounts: %w", err)
 	}
 	size := ""
 	if tmpBytes > 0 {

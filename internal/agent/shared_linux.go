@@ -61,7 +61,7 @@ func MainShared(configJSON, version string) error {
 	var isolation string
 	s.landlock, isolation = landlockVersion()
 	s.zygotes = s.landlock > 0 && !cfg.NoZygote
-	a := &agent{cfg: cfg, shared: s, zygotes: zygotes{shared: s}}
+	a := &agent{cfg: cfg, shared: s, zygotes: zygotes{shared: s}, starting: make(chan struct{}, maxStarting)}
 	return a.serve(stdio{os.NewFile(0, "server"), os.NewFile(1, "server")}, wire.Hello{Agent: version, Isolation: isolation})
 }
 

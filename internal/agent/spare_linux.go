@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ type spare struct {
 	mu   sync.Mutex
 	init *initProcess
 	end  *time.Timer
+	life time.Duration // zero: spareLife
 }
 
 // prepare starts one if none waits. A failure is the next run's business.
@@ -31,7 +33,7 @@ func (s *spare) prepare(start func() (*initProcess, error)) {
 		return
 	}
 	s.init = p
-	life := spareLife
+	life := cmp.Or(s.life, spareLife)
 	if p.fork != nil { // it would keep the zygote's memory
 		life = zygoteLife
 	}

@@ -21,7 +21,7 @@ type Backend interface {
 
 // Sandbox is one started, isolated process tree. Its methods are safe for concurrent use.
 type Sandbox interface {
-	// ID is the Spec's ID.
+	// ID is the Spec's ID; or, of a sandbox that was started before it was asked for, its own.
 	ID() string
 	// Conn is the duplex stream to the agent, positioned after the agent's hello. It is always the same
 	// value; a Read in progress ends with an error when the sandbox ends.
@@ -43,6 +43,7 @@ type Spec struct {
 	Image     string // the image to start, for backends that have images
 	Wrapper   string // host directory of an environment that isolates itself, for the backend that starts those; else empty
 	Workspace string // host directory that becomes /data, /mnt/data and /workspace
+	Moves     bool   // it will be renamed while the sandbox is there; a backend that could not follow answers errors.ErrUnsupported
 	Mounts    []Mount
 	Network   bool
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
@@ -147,6 +148,27 @@ type Prober interface {
 type Warmer interface {
 	// Warm makes it for sandboxes like the one described, ahead of the first. It does not wait.
 	Warm(spec Spec)
+}
+
+// Preparer is implemented by backends that can start a sandbox before it is known which workspace it is for.
+type Preparer interface {
+	// Prepare is Start for a Spec without a Workspace. Where that cannot be done its error is errors.ErrUnsupported.
+	Prepare(ctx context.Context, spec Spec) (Prepared, error)
+}
+
+// Prepared is a sandbox without a workspace. It cannot run anything before it has one.
+type Prepared interface {
+	Sandbox
+	// Attach makes a host directory the sandbox's workspace. It is called once; after an error, which is
+	// errors.ErrUnsupported where it will never succeed, the sandbox must be closed.
+	Attach(ctx context.Context, workspace string) error
+}
+
+// Furnisher is implemented by backends that have sandboxes ready on directories that have no name yet.
+type Furnisher interface {
+	// Furnish makes a workspace of such a directory, by one rename: empty, of the right owner, and with a sandbox on it that a Start
+	// with that Workspace may return. It reports whether it did; what is at path already stays.
+	Furnish(path string) bool
 }
 
 // Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.

@@ -31,7 +31,7 @@ type boxKey struct {
 // box is one sandbox of a session, from the moment its start is asked for until nothing is left of it.
 type box struct {
 	s       *Session
-	id      string // of the sandbox
+	id      string // of the sandbox; valid after ready
 	key     boxKey
 	created time.Time
 
@@ -146,7 +146,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 			forgotten = append(forgotten, gone...)
 		}
 		spec := m.spec(s, r, network)
-		b = &box{s: s, id: spec.ID, key: key, created: now,
+		b = &box{s: s, key: key, created: now,
 			ready: make(chan struct{}), closing: make(chan struct{}), gone: make(chan struct{})}
 		if len(s.boxes) == 0 {
 			m.live++
@@ -238,26 +238,39 @@ func (m *Manager) retire(b *box) {
 	m.forget(forgotten)
 }
 
+// spec is that of a session's sandbox.
 func (m *Manager) spec(s *Session, r runner.Runner, network bool) sandbox.Spec {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
+	spec := m.kind(r, network)
+	spec.ID = s.key[:12] + "-" + hex.EncodeToString(b[:])
+	spec.Session, spec.SessionID = s.key, s.id
+	spec.Workspace = filepath.Join(s.dir, filesDir)
+	return spec
+}
+
+// kind is what the sandboxes of all sessions have in common.
+func (m *Manager) kind(r runner.Runner, network bool) sandbox.Spec {
 	limits := m.cfg.Limits
 	if r.MemoryMB > 0 {
 		limits.MemoryBytes = int64(r.MemoryMB) << 20
 	}
 	return sandbox.Spec{
-		ID:        s.key[:12] + "-" + hex.EncodeToString(b[:]),
-		Session:   s.key,
-		SessionID: s.id,
-		Runner:    r.Name,
-		Image:     cmp.Or(r.ImageID, r.Image),
-		Wrapper:   r.Wrapper,
-		Workspace: filepath.Join(s.dir, filesDir),
-		Mounts:    r.Mounts,
-		Network:   network,
-		Forward:   m.cfg.Dial != nil,
-		Limits:    limits,
-		Zygote:    r.SandboxZygote(),
+		Runner:  r.Name,
+		Image:   cmp.Or(r.ImageID, r.Image),
+		Wrapper: r.Wrapper,
+		Mounts:  r.Mounts,
+		Network: network,
+		Forward: m.cfg.Dial != nil,
+		Limits:  limits,
+		Zygote:  r.SandboxZygote(),
+	}
+}
+
+// Warm has the backend make what sandboxes of a runner, without network, need before the first of them does. It does not wait.
+func (m *Manager) Warm(r runner.Runner) {
+	if w, ok := m.cfg.Backend.(sandbox.Warmer); ok {
+		w.Warm(m.kind(r, false))
 	}
 }
 
@@ -285,12 +298,12 @@ func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
 	defer cancel()
 	lost := b.conn.Err()
 	if err := b.sb.Close(ctx); err != nil {
-		m.log.Error("cannot end a sandbox", "session_id", b.s.id, "sandbox", spec.ID, "err", err)
+		m.log.Error("cannot end a sandbox", "session_id", b.s.id, "sandbox", b.id, "err", err)
 	}
 	b.exit, _ = b.sb.Wait(ctx)
 	_ = b.conn.Close()
 	if lost != nil && !errors.Is(lost, wire.ErrClosed) {
-		m.log.Warn("sandbox lost", "session_id", b.s.id, "sandbox", spec.ID,
+		m.log.Warn("sandbox lost", "session_id", b.s.id, "sandbox", b.id,
 			"err", lost, "cause", string(b.exit.Cause), "detail", b.exit.Detail)
 	}
 }
@@ -318,9 +331,9 @@ func (m *Manager) start(b *box, spec sandbox.Spec, makeWay []*box) error {
 		}
 		return err
 	}
-	b.sb = sb
-	b.conn = wire.NewConn(sb.Conn(), wire.ServerSide, m.dialer(spec.ID))
-	m.log.Debug("sandbox started", "session_id", b.s.id, "sandbox", spec.ID, "runner", spec.Runner,
+	b.sb, b.id = sb, sb.ID() // which a sandbox that was ready has had before
+	b.conn = wire.NewConn(sb.Conn(), wire.ServerSide, m.dialer(b.id))
+	m.log.Debug("sandbox started", "session_id", b.s.id, "sandbox", b.id, "runner", spec.Runner,
 		"network", spec.Network, "duration_ms", time.Since(began).Milliseconds())
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -191,6 +192,9 @@ func (s *Session) makeDirs(files string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(s.dir, 0o700); err != nil {
 			return err
+		}
+		if f, ok := s.m.cfg.Backend.(sandbox.Furnisher); ok && f.Furnish(files) {
+			return nil
 		}
 		err = os.Mkdir(files, 0o700)
 	}

@@ -52,6 +52,9 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 			}
 		}
 		if !img.agent {
+			if spec.Moves { // each run makes a container on it
+				return nil, errors.ErrUnsupported
+			}
 			return b.startPlain(spec, img, e), nil
 		}
 		sb, err := b.startAgent(ctx, spec, img, e)

@@ -66,7 +66,9 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // a program of the image's that the engine would start
 		Labels:      b.labels("sandbox"),
 	}
-	cfg.Labels[labelSession] = spec.SessionID
+	if spec.SessionID != "" { // else it is ready for one
+		cfg.Labels[labelSession] = spec.SessionID
+	}
 	l := spec.Limits
 	tmp := "rw,nosuid,nodev,exec,mode=1777"
 	if !e.podman { // which does not know these; there the memory limit bounds the number of files, too

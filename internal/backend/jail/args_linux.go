@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"mcp-code-sandbox/internal/agent"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -21,9 +22,6 @@ var etcPaths = []string{
 }
 
 var deviceNodes = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
-
-// workspacePaths are the names of the workspace inside.
-var workspacePaths = []string{"/data", "/mnt/data", "/workspace"}
 
 // agentCaps are the capabilities of the agent in the sandbox's own user namespace: to make each run's
 // namespaces and mounts, to enter them, to lower limits for good, to drop what is left.
@@ -69,7 +67,11 @@ func (b *Backend) bwrapArgs(spec sandbox.Spec, agentConfig string, place func(st
 			return nil, err
 		}
 	}
-	for _, target := range workspacePaths {
+	for _, target := range agent.WorkspacePaths() {
+		if spec.Workspace == "" { // it comes later
+			args = append(args, "--dir", target)
+			continue
+		}
 		if err := bind("--bind", spec.Workspace, target); err != nil {
 			return nil, err
 		}

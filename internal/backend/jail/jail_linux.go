@@ -54,10 +54,11 @@ type Backend struct {
 }
 
 var (
-	_ sandbox.Backend = (*Backend)(nil)
-	_ sandbox.Prober  = (*Backend)(nil)
-	_ sandbox.Reaper  = (*Backend)(nil)
-	_ sandbox.Warmer  = (*Backend)(nil)
+	_ sandbox.Backend  = (*Backend)(nil)
+	_ sandbox.Prober   = (*Backend)(nil)
+	_ sandbox.Reaper   = (*Backend)(nil)
+	_ sandbox.Warmer   = (*Backend)(nil)
+	_ sandbox.Preparer = (*Backend)(nil)
 )
 
 // errNoBwrap is the error of New where bubblewrap is not installed.

@@ -1,6 +1,7 @@
 package jail_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -27,6 +28,32 @@ func TestConformance(t *testing.T) {
 			return zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
 		})
 	})
+	t.Run("Attached", func(t *testing.T) {
+		needRoot(t, "only root's sandboxes can be prepared")
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
+			b := open(t, t.TempDir(), sandboxtest.ID())
+			h := zygoteHarness(t, b)
+			h.Backend = attaching{b}
+			return h
+		})
+	})
+}
+
+// attaching is a backend whose sandboxes all get their workspaces late.
+type attaching struct{ *jail.Backend }
+
+func (b attaching) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	workspace := spec.Workspace
+	spec.Workspace = ""
+	p, err := b.Prepare(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Attach(ctx, workspace); err != nil {
+		_ = p.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return p, nil
 }
 
 // The environment of a test binary that was started by another: by what name it acts, and the agent it uses.

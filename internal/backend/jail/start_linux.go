@@ -23,6 +23,9 @@ import (
 
 // Start implements sandbox.Backend.
 func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if spec.Workspace == "" {
+		return nil, errors.New("start a sandbox: it has no workspace")
+	}
 	s := &jailed{id: spec.ID, backend: b, ended: make(chan struct{})}
 	if err := s.start(ctx, spec); err != nil {
 		return nil, err
@@ -39,6 +42,7 @@ type jailed struct {
 	conn   *os.File     // to the agent
 	output sandbox.Tail // what bubblewrap and the agent printed
 	group  *cgroup
+	attach *os.File // to the agent, for its workspace; nil if that was there from the start
 
 	mu    sync.Mutex
 	first *os.File // pidfd of the agent: process 1, whose end is the end of all inside
@@ -69,6 +73,9 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	if template != nil {
 		cfg.Zygote = &agent.Adopted{Name: spec.Zygote.Name, Env: spec.Zygote.Env, Soon: template.isReady()}
 	}
+	if spec.Workspace == "" {
+		cfg.Expect = &agent.Expected{TmpBytes: spec.Limits.TmpBytes}
+	}
 	if !b.cgroups.available() { // the limits that a process can carry itself
 		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)
 		cfg.Processes = uint64(spec.Limits.PIDs)
@@ -93,6 +100,7 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	var zygote *os.File
 	info, err := s.spawn(spec, string(config), template != nil, &zygote, &giveBack)
 	if err != nil {
+		_ = s.attach.Close()
 		s.group.remove()
 		return &sandbox.Error{Op: "start bubblewrap", Err: err, Fix: "run mcp-code-sandbox doctor"}
 	}
@@ -142,7 +150,17 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os
 		return nil, err
 	}
 	defer infoW.Close()
-	extra := []*os.File{theirs, infoW, info}
+	extra := []*os.File{theirs, infoW, info, nil, nil}
+	if spec.Workspace == "" {
+		agents, err := s.expectAttach()
+		if err != nil {
+			s.conn.Close()
+			info.Close()
+			return nil, err
+		}
+		defer agents.Close()
+		extra[agent.WorkspaceFD-agent.ConnFD] = agents
+	}
 	if adopt {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -158,7 +176,7 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os
 				(*zygote).Close()
 			}
 		}()
-		extra = append(extra, agents)
+		extra[agent.ZygoteFD-agent.ConnFD] = agents
 	}
 
 	err = b.launch.do(func() error {
@@ -184,7 +202,7 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os
 		s.cmd.Dir = "/"
 		s.cmd.Env = []string{}
 		s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
-		// 3: agent.ConnFD, 4: --info-fd, 5: its other end, 6: agent.ZygoteFD. A server that dies now must not take bubblewrap along
+		// 3: agent.ConnFD, 4: --info-fd, 5: its other end, 6: agent.ZygoteFD, 7: agent.WorkspaceFD. A server that dies now must not take bubblewrap along
 		// before its child has been let go, or that child waits for ever: so no death signal from here, only
 		// bubblewrap's own, and an info-fd that can be written to though nobody reads.
 		s.cmd.ExtraFiles = extra
@@ -284,6 +302,7 @@ func (s *jailed) wait() {
 	}
 	net.close()
 	_ = s.conn.Close()
+	_ = s.attach.Close() // a nil file says so and does nothing
 	used, _ := s.group.usage()
 	s.group.remove()
 	switch {
