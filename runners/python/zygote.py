@@ -27,7 +27,7 @@ import types
 
 CHANNEL = 3
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 38, 47, 4
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
 CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
@@ -83,6 +83,7 @@ def main():
     gc.collect()
     gc.freeze()
     if template:
+        live_on(channel)
         channel.send(b"ready %d" % os.getpid())
         channel = serve_template(channel)
     if "shared" in config:
@@ -101,13 +102,20 @@ def main():
 
 
 def die_with_server(channel):
-    """Has the kernel end this process with bubblewrap, which ends with the server: the change of uid took bubblewrap's own wish back."""
+    """Has the kernel end this process while it imports, when the server hangs up. A death signal would not do: bubblewrap, its parent, has
+    another uid and no right to send it."""
     os.closerange(CHANNEL + 1, 1 << 16)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO, which nobody handles
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     if any(event & select.POLLHUP for _, event in poll.poll(0)):
-        os._exit(0)  # it has ended before
+        os._exit(0)  # it has hung up before
+
+
+def live_on(channel):
+    """Takes that back: from now on the process hears for itself."""
+    fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
 def serve_template(channel):
