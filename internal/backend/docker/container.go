@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -284,12 +283,12 @@ func (b *Backend) Reap(ctx context.Context, instance string) error {
 
 // Sweep implements sandbox.Sweeper: containers and networks of instances that are gone, and of starts of our own that failed half-way.
 func (b *Backend) Sweep(ctx context.Context, alive func(instance string) bool) error {
-	b.mu.Lock()
-	live := maps.Clone(b.live)
-	b.mu.Unlock()
 	dead := func(instance string) bool { return instance != b.cfg.Instance && !alive(instance) }
 	err := b.removeAll(ctx, func(instance, name string) bool {
-		_, ours := live[name]
+		// Asked after the engine: what was started in between is in its list, too.
+		b.mu.Lock()
+		_, ours := b.live[name]
+		b.mu.Unlock()
 		return dead(instance) || instance == b.cfg.Instance && !ours
 	})
 	return errors.Join(err, b.removeNetworks(ctx, dead))

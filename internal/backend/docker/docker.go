@@ -241,7 +241,7 @@ func (b *Backend) podmanRootless(ctx context.Context) (bool, error) {
 	defer res.Body.Close()
 	var info struct{ Rootless bool }
 	if err := json.NewDecoder(io.LimitReader(res.Body, 1<<20)).Decode(&info); err != nil {
-		return false, fmt.Errorf("Podman's answer: %w", err)
+		return false, fmt.Errorf("the answer of Podman: %w", err)
 	}
 	return info.Rootless, nil
 }

@@ -292,11 +292,20 @@ func TestDiscovery(t *testing.T) {
 	}
 	until("the removal of the second image", is(first))
 
-	// An image that is gone when a run wants it.
+	// Images that are gone when a run wants them: one that is known to be, and one that is not yet.
+	third := build(t, c, "empty:test", "FROM BASE\nLABEL sandbox.language="+language+"-third\n", language+":three")
+	if _, _, _, err := b.Runners(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ImageRemove(t.Context(), language+":three", client.ImageRemoveOptions{Force: true, PruneChildren: true}); err != nil {
+		t.Fatal(err)
+	}
 	uid, _ := b.Owner(t.Context())
-	_, err := b.Start(t.Context(), sandbox.Spec{ID: sandboxtest.ID(), Image: second, Workspace: sandboxtest.Workspace(t, uid)})
-	if err == nil || !strings.Contains(err.Error(), "gone") {
-		t.Errorf("an image that is gone: %v", err)
+	for _, image := range []string{second, third, third} {
+		_, err := b.Start(t.Context(), sandbox.Spec{ID: sandboxtest.ID(), Image: image, Workspace: sandboxtest.Workspace(t, uid)})
+		if err == nil || !strings.Contains(err.Error(), "make images") {
+			t.Errorf("an image that is gone: %v", err)
+		}
 	}
 
 	chosen, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Image = language + ":one" })
