@@ -123,6 +123,7 @@ func (s *Session) retain(now time.Time) error {
 	if err := s.writeMeta(md); err != nil {
 		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
 	}
+	s.disclaim()
 	var b [4]byte
 	rand.Read(b[:]) // never fails
 	parent := filepath.Join(s.m.cfg.Root, closedDir, s.key)

@@ -118,6 +118,7 @@ func (m *Manager) forget(sessions []*Session) {
 			continue // never loaded
 		}
 		s.save()
+		s.disclaim()
 		_ = s.ws.Close()
 	}
 }

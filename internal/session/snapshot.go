@@ -12,7 +12,7 @@ import (
 // maxKept is how many files a session remembers between runs.
 const maxKept = 20_000
 
-// userLink is the link, beside the workspace, that names the server which used the session last.
+// userLink is the link, beside the workspace, that names the server which used the session last, while that one remembers it.
 const userLink = "user"
 
 // kept is what the workspace held when the session's last run had ended. While nobody can have changed anything since, it spares the
@@ -80,3 +80,6 @@ func (s *Session) claim() {
 		_ = os.Remove(temp)
 	}
 }
+
+// disclaim says that nothing is remembered any more. Should it hit the claim of another, that one looks again, and no more.
+func (s *Session) disclaim() { _ = os.Remove(filepath.Join(s.dir, userLink)) }
