@@ -30,7 +30,7 @@ func (b *bench) download(ctx context.Context) (*section, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken, err := measure(ctx, f.contenders(b.scaled(12)))
+	taken, err := measure(ctx, b.budget, f.contenders(b.scaled(12)))
 	if err != nil {
 		return nil, err
 	}

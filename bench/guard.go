@@ -46,7 +46,7 @@ func (b *bench) guard(ctx context.Context) error {
 	}
 	return judge(os.Stderr, rules, func(names []string) (map[string]time.Duration, error) {
 		list := slices.DeleteFunc(slices.Clone(contenders), func(c contender) bool { return !slices.Contains(names, c.name) })
-		taken, err := measure(ctx, list)
+		taken, err := measure(ctx, b.budget, list)
 		if err != nil {
 			return nil, err
 		}

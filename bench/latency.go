@@ -77,7 +77,7 @@ func (b *bench) latency(w work) func(context.Context) (*section, error) {
 			contenders = append(contenders, b.ours(w, "jail", jail)...)
 			contenders = append(contenders, b.ours(w, "docker", docker.server)...)
 		}
-		taken, err := measure(ctx, contenders)
+		taken, err := measure(ctx, b.budget, contenders)
 		if err != nil {
 			return nil, err
 		}
@@ -114,11 +114,25 @@ func (b *bench) plain(w work) []contender {
 	argv = append(argv, w.command())
 	// What runners/python/runner.json sets.
 	env := []string{"MPLBACKEND=Agg", "MPLCONFIGDIR=" + filepath.Join(b.dir, "matplotlib"), "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1"}
-	bwrap := append([]string{"bwrap", "--unshare-all", "--ro-bind", "/", "/", "--bind", b.dir, b.dir, "--chdir", b.dir}, argv...)
+	bwrap := append(b.bubblewrap(argv[0]), argv...)
 	return []contender{
 		{name: "plain", n: b.scaled(w.rounds), do: command(b.dir, env, argv...), want: w.want},
 		{name: "bwrap", n: b.scaled(w.rounds), do: command(b.dir, env, bwrap...), want: w.want},
 	}
+}
+
+// bubblewrap is the beginning of a command that shows a program no more than it needs.
+func (b *bench) bubblewrap(program string) []string {
+	argv := []string{"bwrap", "--unshare-all", "--proc", "/proc", "--dev", "/dev"}
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc"} {
+		argv = append(argv, "--ro-bind-try", dir, dir)
+	}
+	if real, err := filepath.EvalSymlinks(program); err == nil {
+		if prefix := filepath.Dir(filepath.Dir(real)); prefix != "/" && prefix != "/usr" {
+			argv = append(argv, "--ro-bind", prefix, prefix)
+		}
+	}
+	return append(argv, "--ro-bind", b.runners, b.runners, "--bind", b.dir, b.dir, "--chdir", b.dir)
 }
 
 func (w *work) command() string {

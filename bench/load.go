@@ -143,7 +143,7 @@ func (b *bench) sessions(ctx context.Context) (*section, error) {
 			return nil, err
 		}
 		next := 0
-		taken, err := measure(ctx, []contender{
+		taken, err := measure(ctx, b.budget, []contender{
 			b.plain(w)[0],
 			{name: "one", n: b.scaled(w.rounds), want: w.want, do: func(ctx context.Context) ([]byte, error) {
 				return server.run(ctx, openSession(0), w.language, w.code)

@@ -39,7 +39,8 @@ type bench struct {
 	dir     string // of this run; removed at its end
 	engine  string // address of a Docker engine, or empty
 	quick   bool
-	session int // number of the last new one
+	budget  time.Duration // for the contenders of a part
+	session int           // number of the last new one
 
 	jailServer *server
 	fullServer *server // with many open sessions
@@ -68,6 +69,7 @@ func run(ctx context.Context, args []string) (err error) {
 	engine := flags.String("docker", os.Getenv("SANDBOX_TEST_DOCKER_HOST"), "address of a Docker engine that has the runner images; empty: docker is left out")
 	filter := flags.String("run", "", "measure only the parts whose name this expression matches, and print them")
 	quick := flags.Bool("quick", false, "take fewer measurements, open fewer sessions, and only print")
+	budget := flags.Duration("budget", 70*time.Second, "end a part after this time, if all its contenders have been measured a few times")
 	guard := flags.Bool("guard", false, "compare a few ratios with what is allowed, and fail if one is worse three times in a row")
 	out := flags.String("o", "bench/RESULTS.md", "the file to write when all parts are measured in full")
 	_ = flags.Parse(args)
@@ -76,7 +78,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return fmt.Errorf("-run: %w", err)
 	}
 
-	b := &bench{engine: *engine, quick: *quick || *guard}
+	b := &bench{engine: *engine, quick: *quick || *guard, budget: *budget}
 	if b.binary, err = filepath.Abs(*binary); err != nil {
 		return err
 	}
@@ -148,7 +150,7 @@ func (b *bench) measureParts(ctx context.Context, build string, wanted func(name
 		if err != nil {
 			return sections, fmt.Errorf("%s: %w", p.name, err)
 		}
-		s.Build, s.Taken, s.Took = build, began, time.Since(began)
+		s.Build, s.Took = build, time.Since(began)
 		fmt.Fprintf(os.Stderr, "bench: %s: %.0f s, %.0f s in all\n", p.name, s.Took.Seconds(), time.Since(start).Seconds())
 		sections = append(sections, s)
 		if kept != nil {
@@ -162,14 +164,17 @@ func (b *bench) measureParts(ctx context.Context, build string, wanted func(name
 
 // build tells one built server, and way to measure it, from another.
 func (b *bench) build() (string, error) {
-	f, err := os.Open(b.binary)
-	if err != nil {
-		return "", fmt.Errorf("no server: %w (make build)", err)
-	}
-	defer f.Close()
 	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
+	for _, path := range []string{b.binary, "/proc/self/exe"} {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", fmt.Errorf("no server: %w (make build)", err)
+		}
+		_, err = io.Copy(h, f)
+		_ = f.Close()
+		if err != nil {
+			return "", err
+		}
 	}
 	settings := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return !strings.HasPrefix(kv, "SANDBOX_") || strings.HasPrefix(kv, "SANDBOX_TEST_")

@@ -43,15 +43,12 @@ func percentile(d []time.Duration, p int) time.Duration {
 // warmUps is how often a contender goes before it is measured.
 const warmUps = 2
 
-// A measurement of many contenders ends after its budget of time, if each has been measured at least a few times.
-const (
-	budget = 70 * time.Second
-	few    = 3
-)
+// few is how often each contender is measured at least, however long that takes.
+const few = 3
 
 // measure lets the contenders take turns, so that a slow moment of the machine hits all of them. Those with fewer measurements than
-// the others have them spread over all rounds.
-func measure(ctx context.Context, contenders []contender) ([]series, error) {
+// the others have them spread over all rounds. When the budget of time is used up, it ends with what it has.
+func measure(ctx context.Context, budget time.Duration, contenders []contender) ([]series, error) {
 	taken := make([]series, len(contenders))
 	for k, c := range contenders {
 		taken[k].name = c.name

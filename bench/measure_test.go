@@ -6,6 +6,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestTurns has contenders take turns, the rarer ones spread over the rounds, and stops at a wrong answer.
@@ -20,7 +21,7 @@ func TestTurns(t *testing.T) {
 			return nil
 		}}
 	}
-	taken, err := measure(t.Context(), []contender{fake("a", 4, "42"), fake("b", 2, "42")})
+	taken, err := measure(t.Context(), time.Minute, []contender{fake("a", 4, "42"), fake("b", 2, "42")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func TestTurns(t *testing.T) {
 			t.Errorf("%s was measured %d times, want %d", taken[k].name, got, want)
 		}
 	}
-	if _, err := measure(t.Context(), []contender{fake("c", 4, "43")}); err == nil || !strings.Contains(err.Error(), `c: "43" is not in its output: 42`) {
+	if _, err := measure(t.Context(), time.Minute, []contender{fake("c", 4, "43")}); err == nil || !strings.Contains(err.Error(), `c: "43" is not in its output: 42`) {
 		t.Errorf("a wrong answer: %v", err)
 	}
 }

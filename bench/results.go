@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -23,7 +24,6 @@ type section struct {
 	Values map[string]float64 // numbers by name, for goals: milliseconds, bytes, ratios
 
 	Build string // the server it was measured with
-	Taken time.Time
 	Took  time.Duration
 }
 
@@ -99,6 +99,11 @@ func render(machine []string, sections []*section) string {
 	for _, line := range machine {
 		b.WriteString("- " + line + "\n")
 	}
+	var took time.Duration
+	for _, s := range sections {
+		took += s.Took
+	}
+	fmt.Fprintf(&b, "- measured in %.0f minutes\n", took.Minutes())
 	b.WriteString(`
 All through HTTP, on the built server. In each part the contenders take turns, round by round, so a slow moment of the machine hits all of them: compare ratios, not times.
 The last columns are the ratio of the medians to the same code by plain processes, under a bare bubblewrap, and by docker's commands (no network, no capabilities, read-only, 512 MB).
