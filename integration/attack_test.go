@@ -50,7 +50,7 @@ while True: held.append(bytearray(b"x" * (16 << 20)))
 import os, signal
 while True:
     if os.fork() == 0: signal.pause()
-`, "pids_limit", "256", 20 * time.Second},
+`, "pids_limit", "256", 40 * time.Second}, // each fork copies the page tables of the libraries, imported or not
 		{"starts threads until it fails", "python", `
 import threading, time
 for _ in range(1000): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()

@@ -2,6 +2,8 @@ package integration
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -116,5 +118,24 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 				t.Errorf("forked: %+v\nplain:  %+v", forked, plain)
 			}
 		})
+	}
+}
+
+// TestSeparateZygotes: with SANDBOX_SHARED_ZYGOTE=off a sandbox imports for itself, and nothing outside of sandboxes does.
+func TestSeparateZygotes(t *testing.T) {
+	s := serve(t, "SANDBOX_SHARED_ZYGOTE=off")
+	for n := 0; s.python(t, "separate", "import sys; print('pandas' in sys.modules)").Stdout != "True\n"; n++ {
+		if n == 2000 {
+			t.Fatal("no run comes from a zygote")
+		}
+	}
+	if got := s.cell(t, "separate", "python", "import sys; 'pandas' in sys.modules"); got.Stdout != "True\n" {
+		t.Errorf("an interpreter that lives on does not: %+v", got)
+	}
+	for _, p := range descendants(t, s.cmd.Process.Pid) {
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
+		if strings.Contains(string(cmdline), "\x00template\x00") {
+			t.Errorf("there is a template: %q", cmdline)
+		}
 	}
 }

@@ -52,7 +52,7 @@ type settings struct {
 	CPULimit          float64  `name:"cpu-limit" environ:"SANDBOX_CPU_LIMIT" group:"sandbox" default:"1.0" help:"CPU cores of a sandbox."`
 	PIDsLimit         int      `name:"pids-limit" environ:"SANDBOX_PIDS_LIMIT" group:"sandbox" default:"256" help:"Processes and threads of a sandbox."`
 	TmpBytes          byteSize `name:"tmp-bytes" environ:"SANDBOX_TMP_BYTES" group:"sandbox" default:"256MB" help:"Size of a run's private /tmp, and of its /dev/shm; both count as memory."`
-	SharedZygote      string   `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" group:"sandbox" default:"on" help:"Share the memory of Python's imported libraries among the jail's sandboxes (on), or have each import them for itself (off)."`
+	SharedZygote      string   `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" group:"sandbox" default:"on" help:"Share the memory of Python's imported libraries among the jail's sandboxes (on), or have each import them for itself (off: about a second of CPU and 80 MB each, for separate address-space layouts)."`
 	Network           string   `name:"network" environ:"SANDBOX_NETWORK" group:"sandbox" default:"full" help:"What network: true gives a run: full (the internet, nothing private) or off."`
 	NetworkAllow      []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" group:"sandbox" placeholder:"CIDR" help:"Private addresses or networks that runs with network may reach after all."`
 	ExecTimeout       seconds  `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run that does not ask for more time (seconds, or 2m)."`
