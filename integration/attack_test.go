@@ -90,6 +90,10 @@ for fd in range(3): os.close(fd)
 					t.Error("it succeeded")
 				}
 			}
+			if onDocker() && tt.name == "forks until it fails" && r.Cause == "out_of_memory" {
+				// What is imported counts against the container's memory, and so does what each fork copies: either limit may come first.
+				tt.cause, tt.hint = r.Cause, "512 MB"
+			}
 			if r.Cause != tt.cause || tt.cause != "" && r.Success || !strings.Contains(r.Hint, tt.hint) || took > tt.limit {
 				t.Errorf("%+.300v after %v; want cause %q, hint %q, within %v", r, took, tt.cause, tt.hint, tt.limit)
 			}
