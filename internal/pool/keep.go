@@ -66,7 +66,9 @@ func (p *Pool) keep() {
 	for {
 		now := time.Now()
 		k, wait := p.next(now)
-		if k != nil {
+		if k == nil {
+			since = time.Time{}
+		} else {
 			cpu, memory := p.cfg.Budget()
 			if since.IsZero() { // what it says is about earlier; and whoever has just taken one has code to run
 				since, cpu = now, false
