@@ -22,8 +22,15 @@ import (
 //
 //	ready
 //
-// when it can do no more without code, and reads until the end its environment, as a JSON object. By then the code is there. It
-// goes on as if it had been started now, with its standard input from /dev/null.
+// when it can do no more without code, and reads until the end
+//
+//	{"file": …, "env": …}
+//
+// the path of the code, which may have another name than was said, and the environment. It says
+//
+//	taken
+//
+// and goes on as if it had been started now, with its standard input from /dev/null. One that dies without that word has run nothing.
 //
 // It serves one run, and nothing of any run has been near it: its first environment is the runner's own.
 type boot struct {
@@ -37,7 +44,10 @@ const maxBoot = 32 << 10
 // readyToRun bounds the wait for a program that has been started ahead; a new one would hardly take as long.
 const readyToRun = 10 * time.Second
 
-const readyLine = "ready\n"
+const (
+	readyLine = "ready\n"
+	takenLine = "taken\n"
+)
 
 // bootOf is the program that can wait for the next run like this one; nil if it cannot.
 func bootOf(r *wire.Run) *boot {
@@ -49,7 +59,7 @@ func bootOf(r *wire.Run) *boot {
 
 // suits reports whether the program is that of the run, and nothing in the run's environment would have had to be there earlier.
 func (b *boot) suits(spec *initSpec) bool {
-	if spec.Channel || spec.Displays || spec.File != b.spec.File || spec.Dir != b.spec.Dir || !slices.Equal(spec.Argv, b.spec.Argv) {
+	if spec.Channel || spec.Displays || spec.Dir != b.spec.Dir || !slices.Equal(spec.Argv, b.spec.Argv) {
 		return false
 	}
 	reads := b.reads
@@ -101,9 +111,15 @@ func (p *initProcess) dropOutput() {
 
 // waiting is run-init's side of a booted program.
 type waiting struct {
-	pid  int
-	conn *os.File // its standard input
-	path string   // where it will look for its code
+	pid        int
+	conn       *os.File // its standard input
+	name, path string   // of the code, as it was told
+}
+
+// handedOver is what it reads.
+type handedOver struct {
+	File string            `json:"file"`
+	Env  map[string]string `json:"env"`
 }
 
 // boot starts a program for the run that is to come. If it cannot, the run will.
@@ -122,7 +138,7 @@ func (init *runInitProcess) boot(spec *initSpec) {
 		_ = ours.Close()
 		return
 	}
-	init.waiting = &waiting{pid, ours, files[0].path}
+	init.waiting = &waiting{pid, ours, spec.File, files[0].path}
 }
 
 // launchWaiting is launch for a run whose program has been started. If that has died, another is.
@@ -133,23 +149,25 @@ func (init *runInitProcess) launchWaiting(spec *initSpec) (*program, wire.Exit, 
 	if err != nil {
 		return nil, wire.Exit{}, err
 	}
-	if err := w.handOver(spec); err != nil {
+	code := programFile{w.path, spec.Code}
+	if spec.File != w.name {
+		code.path = spec.privatePath(spec.File)
+	}
+	if err := w.handOver(spec, code); err != nil {
 		_ = dir.Close()
 		_ = syscall.Kill(w.pid, syscall.SIGKILL)
-		_ = os.Remove(w.path)
+		_ = os.Remove(code.path)
 		return init.launch(spec)
 	}
 	return &program{pid: w.pid, dir: dir}, wire.Exit{}, nil
 }
 
 // handOver gives a run to the program. After an error, none of the run's code has run.
-func (w *waiting) handOver(spec *initSpec) error {
-	_ = w.conn.SetReadDeadline(time.Now().Add(readyToRun))
-	said := make([]byte, len(readyLine))
-	if _, err := io.ReadFull(w.conn, said); err != nil || string(said) != readyLine {
-		return errors.New("the program is not ready")
+func (w *waiting) handOver(spec *initSpec, code programFile) error {
+	if err := w.hear(readyLine, time.Now().Add(readyToRun)); err != nil {
+		return err
 	}
-	if err := (programFile{w.path, spec.Code}).write(); err != nil {
+	if err := code.write(); err != nil {
 		return err
 	}
 	for _, l := range spec.limits() {
@@ -163,5 +181,32 @@ func (w *waiting) handOver(spec *initSpec) error {
 			return fmt.Errorf("set %s: %w", l.name, err)
 		}
 	}
-	return json.NewEncoder(w.conn).Encode(spec.variables())
+	if err := json.NewEncoder(w.conn).Encode(handedOver{code.path, spec.variables()}); err != nil {
+		return err
+	}
+	raw, err := w.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var shut error
+	err = raw.Control(func(fd uintptr) { shut = unix.Shutdown(int(fd), unix.SHUT_WR) })
+	if err = errors.Join(err, shut); err != nil {
+		return err
+	}
+	return w.hear(takenLine, time.Time{}) // for as long as it takes: it has the code, and no other may run it
+}
+
+// hear waits for the program to say a line.
+func (w *waiting) hear(line string, until time.Time) error {
+	if err := w.conn.SetReadDeadline(until); err != nil {
+		return err
+	}
+	said := make([]byte, len(line))
+	if _, err := io.ReadFull(w.conn, said); err != nil {
+		return err
+	}
+	if string(said) != line {
+		return errors.New("the program says something else")
+	}
+	return nil
 }

@@ -22,16 +22,17 @@ process.on('uncaughtExceptionMonitor', (error) => {
   process.exit(1);
 });
 
-// awaitRun does what every run begins with and waits for one, if this process was started ahead: then there is no file yet, and
-// standard input is a socket, on which the run's environment comes when the file is there. Nothing here may be the run's to notice, nor look at
-// the working directory, which may change until then.
+// awaitRun returns the file. If this process was started ahead, there is none yet, and standard input is a socket: then it does what every
+// run begins with, and waits for one, whose file and environment come on the socket. Nothing here may be the run's to notice, nor
+// look at the working directory, which may change until then.
 function awaitRun(file) {
-  if (fs.existsSync(file) || !fs.fstatSync(0).isSocket()) return;
+  if (fs.existsSync(file) || !fs.fstatSync(0).isSocket()) return file;
   for (const name of ['child_process', 'net', 'stream', 'url', 'util']) require(`node:${name}`); // what console.log, TypeScript and modules need
   compileScript('', file);
   new vm.SourceTextModule('');
   fs.writeSync(0, 'ready\n');
-  const env = JSON.parse(fs.readFileSync(0, 'utf8'));
+  const { file: given, env } = JSON.parse(fs.readFileSync(0, 'utf8'));
+  fs.writeSync(0, 'taken\n');
   fs.closeSync(0);
   fs.openSync('/dev/null'); // the lowest that is free: 0
   for (const name of Object.keys(process.env)) {
@@ -40,11 +41,11 @@ function awaitRun(file) {
   for (const [name, value] of Object.entries(env)) {
     if (process.env[name] !== value) process.env[name] = value;
   }
+  return given;
 }
 
 function start() {
-  const given = path.resolve(process.argv[2]);
-  awaitRun(given);
+  const given = awaitRun(path.resolve(process.argv[2]));
   const file = path.join(process.cwd(), path.basename(given));
   const text = fs.readFileSync(given, 'utf8');
   sources.set(file, text);
