@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spareLife is how long a run-init waits for a run before its memory is given back, and bootedLife how long one does that has
-// a program waiting, which takes ten times as much.
+// spareLife is how long a run-init waits for a run before its memory is given back, and bootedLife how long one does whose
+// program waits with it and takes more.
 const (
 	spareLife  = 5 * time.Minute
 	bootedLife = time.Minute
