@@ -79,7 +79,7 @@ func Main(configJSON, version string) error {
 			return fmt.Errorf("workspace: %w", err)
 		}
 		a.spare.life = expectedLife
-		go a.spare.prepare(func() (*initProcess, error) { return a.newInit(initSpec{TmpBytes: cfg.Expect.TmpBytes}, nil) })
+		go a.spare.prepare(nil, func() (*initProcess, error) { return a.newInit(initSpec{TmpBytes: cfg.Expect.TmpBytes}, nil) })
 		go awaitWorkspace(os.NewFile(WorkspaceFD, "workspace"))
 	}
 	return a.serve(os.NewFile(ConnFD, "server"), wire.Hello{Agent: version})

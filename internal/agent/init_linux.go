@@ -1,12 +1,12 @@
 package agent
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/signal"
@@ -92,16 +92,21 @@ func runInit(where string) (initStatus, error) {
 	}
 
 	init.told = json.NewDecoder(os.NewFile(specFD, "spec"))
-	var spec initSpec
-	if err := init.told.Decode(&spec); err != nil {
-		return initStatus{}, fmt.Errorf("read run: %w", err)
-	}
-	if where != sharedInit { // now: the workspace may have come after run-init
-		if err := os.Chdir(workDir); err != nil {
-			return initStatus{}, err
+	for {
+		var spec initSpec
+		if err := init.told.Decode(&spec); err != nil {
+			return initStatus{}, fmt.Errorf("read run: %w", err)
 		}
+		if where != sharedInit { // now: the workspace may have come after run-init
+			if err := os.Chdir(workDir); err != nil {
+				return initStatus{}, err
+			}
+		}
+		if !spec.Boot {
+			return init.run(&spec)
+		}
+		init.boot(&spec)
 	}
-	return init.run(&spec)
 }
 
 // confine is what the isolation of a run with namespaces of its own is made of, whatever the run.
@@ -125,6 +130,7 @@ type runInitProcess struct {
 	signals        <-chan os.Signal
 	told           *json.Decoder // the spec, and the exit of a program that a zygote has started
 	driver, theirs *os.File      // the ends of the channel for cells: run-init's and the program's
+	waiting        *waiting      // a program that has been started for the run
 }
 
 // program is the started program.
@@ -145,6 +151,8 @@ func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 		launch = init.adopt
 	case spec.Shared != nil:
 		launch = init.launchShared
+	case init.waiting != nil:
+		launch = init.launchWaiting
 	}
 	p, exit, err := launch(spec)
 	if p == nil {
@@ -227,9 +235,14 @@ func reap(orphans <-chan struct{}) {
 // launch starts the program. Without a program, the exit
 // or the error says why. It leaves its thread as the program's.
 func (init *runInitProcess) launch(spec *initSpec) (*program, wire.Exit, error) {
-	argv, err := spec.argv()
+	argv, files, err := spec.argv()
 	if err != nil {
 		return nil, wire.Exit{}, err
+	}
+	for _, f := range files {
+		if err := f.write(); err != nil {
+			return nil, wire.Exit{}, err
+		}
 	}
 	if err := setLimits(spec.limits()); err != nil {
 		return nil, wire.Exit{}, err
@@ -248,28 +261,37 @@ func (init *runInitProcess) launch(spec *initSpec) (*program, wire.Exit, error) 
 			return nil, wire.Exit{}, err
 		}
 	}
-	env := spec.environ()
-	path, err := findProgram(argv[0], env)
-	if err != nil {
-		return nil, wire.Exit{Code: 127, Error: err.Error()}, nil
-	}
-	files := []uintptr{0, 1, 2}
+	fds := []uintptr{0, 1, 2}
 	if spec.Channel {
-		p.driver, files = init.driver, append(files, init.theirs.Fd())
+		p.driver, fds = init.driver, append(fds, init.theirs.Fd())
 	}
-	// When memory runs out the program goes first, never run-init or the agent.
-	own, _ := io.ReadAll(init.oom)
-	_, _ = init.oom.WriteAt([]byte("1000"), 0)
-	p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
-		Env:   env,
-		Files: files,
-		Sys:   &syscall.SysProcAttr{Setsid: true},
-	})
-	_, _ = init.oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
-	if err != nil {
-		return nil, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+	var exit wire.Exit
+	if p.pid, exit = init.start(argv, spec.environ(), fds); p.pid == 0 {
+		return nil, exit, nil
 	}
 	return p, wire.Exit{}, nil
+}
+
+// start starts the program. Without a process, the exit says why.
+func (init *runInitProcess) start(argv, env []string, fds []uintptr) (int, wire.Exit) {
+	path, err := findProgram(argv[0], env)
+	if err != nil {
+		return 0, wire.Exit{Code: 127, Error: err.Error()}
+	}
+	// When memory runs out the program goes first, never run-init or the agent.
+	own := make([]byte, 16)
+	n, _ := init.oom.ReadAt(own, 0)
+	_, _ = init.oom.WriteAt([]byte("1000"), 0)
+	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Env:   env,
+		Files: fds,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	_, _ = init.oom.WriteAt(bytes.TrimSpace(own[:n]), 0)
+	if err != nil {
+		return 0, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}
+	}
+	return pid, wire.Exit{}
 }
 
 // waitFor reaps every child until the program itself has ended.
@@ -291,12 +313,25 @@ func waitFor(pid int) (wire.Exit, error) {
 	}
 }
 
-// argv writes the code and the driver to files and puts their paths in the program's arguments.
-func (spec *initSpec) argv() ([]string, error) {
-	if len(spec.Argv) == 0 {
-		return nil, errors.New("no program to run")
+// programFile is a file that the program finds in the run's private directory.
+type programFile struct {
+	path string
+	text []byte
+}
+
+func (f programFile) write() error {
+	if err := os.WriteFile(f.path, f.text, 0o600); err != nil {
+		return fmt.Errorf("write code: %w", err)
 	}
-	argv := append([]string(nil), spec.Argv...)
+	return nil
+}
+
+// argv returns the program's arguments, and the files with the code and the driver whose paths are among them.
+func (spec *initSpec) argv() (argv []string, files []programFile, err error) {
+	if len(spec.Argv) == 0 {
+		return nil, nil, errors.New("no program to run")
+	}
+	argv = append([]string(nil), spec.Argv...)
 	for _, f := range []struct {
 		placeholder, name string
 		text              []byte
@@ -305,13 +340,10 @@ func (spec *initSpec) argv() ([]string, error) {
 		if i < 0 {
 			continue
 		}
-		path := spec.privatePath(f.name)
-		if err := os.WriteFile(path, f.text, 0o600); err != nil {
-			return nil, fmt.Errorf("write code: %w", err)
-		}
-		argv[i] = path
+		argv[i] = spec.privatePath(f.name)
+		files = append(files, programFile{argv[i], f.text})
 	}
-	return argv, nil
+	return argv, files, nil
 }
 
 const driverFile = ".driver"

@@ -41,6 +41,8 @@ type initSpec struct {
 	Shared    *sharedSpec       `json:"shared,omitempty"` // nil where the run has namespaces of its own
 	// Adopted is the program's process, which a zygote has started. Its exit follows the spec.
 	Adopted int `json:"adopted,omitempty"`
+	// Boot says that this is not the run yet: the program is to be started, and to wait for it.
+	Boot bool `json:"boot,omitempty"`
 
 	zygote *wire.Zygote
 }
@@ -78,7 +80,9 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 		runOne = a.runCell
 	}
 	before := a.shared.limitsHit()
+	done := a.spare.begin(f.Run.Interpreter != "")
 	exit, err := runOne(s, f.Run)
+	done()
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
@@ -93,7 +97,7 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	}
 	if spec := a.spec(f.Run); f.Run.Interpreter == "" {
 		if z := a.forkingZygote(spec); a.shared == nil || z != nil && a.shared.landlock >= landlockSignals {
-			a.spare.prepare(func() (*initProcess, error) { return a.newInit(spec, z) })
+			a.spare.prepare(a.bootOf(f.Run), func() (*initProcess, error) { return a.newInit(spec, z) })
 		}
 	}
 }
@@ -164,6 +168,7 @@ type initProcess struct {
 	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
 	forked   bool                             // a zygote started the program
 	fork     *fork                            // nil unless run-init itself came from one
+	booted   *boot                            // the program it has started for the run to come
 }
 
 // startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
@@ -176,7 +181,7 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 	}
 	var p *initProcess
 	if a.shared == nil {
-		p = a.spare.take(spec.TmpBytes)
+		p = a.spare.take(&spec)
 	}
 	if p == nil {
 		var err error

@@ -192,7 +192,7 @@ func (a *agent) forkingZygote(spec initSpec) *zygote {
 // startForked hands the spec to a run-init and a program that come from the zygote.
 func (a *agent) startForked(spec initSpec, z *zygote) (p *initProcess, err error) {
 	if !spec.Channel {
-		if p = a.spare.take(spec.TmpBytes); p != nil && (p.fork.zygote != z || memoryOf(p.fork.program, "VmRSS:") == 0) { // or it has ended
+		if p = a.spare.take(&spec); p != nil && (p.fork.zygote != z || memoryOf(p.fork.program, "VmRSS:") == 0) { // or it has ended
 			go p.discard()
 			p = nil
 		}

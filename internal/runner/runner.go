@@ -33,6 +33,8 @@ type Definition struct {
 	// Zygote forks the processes of runs. Its source is in the file beside runner.json; only runners whose Argv is an interpreter
 	// and its file have one.
 	Zygote *Zygote `json:"zygote"`
+	// Boot says that Argv can be started before there is code.
+	Boot *Boot `json:"boot"`
 	// Displays says that programs leave what they show where the agent looks for it.
 	Displays bool `json:"displays"`
 	// Env is added to every run. "{path}" is replaced by Detect.
@@ -57,6 +59,12 @@ type Zygote struct {
 	Preload []string `json:"preload"`
 	OnUse   []string `json:"preload_on_use"`
 	Source  []byte   `json:"-"`
+}
+
+// Boot describes a program that can wait for its code. Reads is how the names begin of the variables that it reads while it starts: a
+// run that sets one needs a start of its own.
+type Boot struct {
+	Reads []string `json:"reads"`
 }
 
 // Runner is a language environment that can be used on this host.

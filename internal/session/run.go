@@ -299,6 +299,9 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 		frame.Env, frame.CellEnv = r.Env, env
 	}
 	frame.Zygote = b.zygote(r)
+	if r.Boot != nil && !req.Persistent {
+		frame.Boot = &wire.Boot{Env: r.Env, Reads: r.Boot.Reads}
+	}
 	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
 	if err != nil {
 		if b.conn.Err() == nil && !errors.Is(err, io.EOF) {

@@ -108,6 +108,15 @@ type Run struct {
 	CellEnv map[string]string `json:"cell_env,omitempty"`
 	// Zygote, when set, may have forked a process that does what Argv would do.
 	Zygote *Zygote `json:"zygote,omitempty"`
+	// Boot, when set, lets the agent start Argv once more when the run has ended, for the next one.
+	Boot *Boot `json:"boot,omitempty"`
+}
+
+// Boot describes a program that can be started before there is code for it: with a socket for its standard input it gets
+// ready, says so, and reads its environment there.
+type Boot struct {
+	Env   map[string]string `json:"env,omitempty"`   // of every run, whoever asks for it
+	Reads []string          `json:"reads,omitempty"` // how the names begin of the variables that it reads while it starts
 }
 
 // Zygote describes a process that has done what every program of a runner does first, and forks one for each run. The agent
