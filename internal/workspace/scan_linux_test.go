@@ -1,9 +1,11 @@
 package workspace
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -143,6 +145,45 @@ func TestScanOfTooMuch(t *testing.T) {
 	if files, truncated := after.Files(); len(files) > 0 || !truncated {
 		t.Errorf("since a scan that did not see all: %s, truncated %t", names(files), truncated)
 	}
+}
+
+// Long names, deep down, cost the server no more memory than short ones: code chooses them.
+func TestScanRemembersNoNames(t *testing.T) {
+	w, root := open(t)
+	long := strings.Repeat("n", 250)
+	dir, err := os.OpenRoot(root)
+	for range maxDepth - 2 {
+		if err == nil {
+			err = dir.Mkdir(long, 0o700)
+		}
+		if err == nil {
+			dir, err = dir.OpenRoot(long)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+	}
+	const n = 200
+	for i := range n {
+		name := fmt.Sprint(i)
+		if err := errors.Join(dir.Mkdir(name, 0o700), dir.WriteFile(name+"/file", nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	s, err := w.Scan(t.Context(), ScanOptions{Index: true})
+	if err != nil || s.Indexed() != n {
+		t.Fatalf("%d files, %v", s.Indexed(), err)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 1<<20 {
+		t.Errorf("%d bytes for %d files", grown, n)
+	}
+	runtime.KeepAlive(s)
 }
 
 func sorted(files []File) string {
