@@ -365,6 +365,29 @@ func TestDiskQuota(t *testing.T) {
 	}
 }
 
+// A workspace that was full is not any more when its files have been deleted from outside.
+func TestDiskQuotaMadeRoom(t *testing.T) {
+	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+		if err := os.WriteFile(filepath.Join(p.Spec.Workspace, "big"), make([]byte, 2<<20), 0o600); err != nil {
+			t.Error(err)
+		}
+		return wire.Exit{}
+	}}
+	m := newManager(t, b, func(c *session.Config) { c.Quota = workspace.Usage{Bytes: 1 << 20} })
+	s := open(t, m, session.Local, "x")
+	defer s.Release()
+	if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota {
+		t.Errorf("filling it: %+v", res)
+	}
+	if err := s.Workspace().Remove("big"); err != nil {
+		t.Fatal(err)
+	}
+	b.Program = func(p *sessiontest.Process) wire.Exit { return wire.Exit{Code: int(p.Limits.FileBytes)} }
+	if res := run(t, m, "x", ""); res != (session.RunResult{Started: true}) {
+		t.Errorf("after that: %+v", res)
+	}
+}
+
 // A workspace that cannot be measured counts as over its quota: the next run has time to clean up, and no more.
 func TestDiskQuotaHidden(t *testing.T) {
 	for _, quota := range []workspace.Usage{{Bytes: 2 << 20}, {Files: 1000}} {
