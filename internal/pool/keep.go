@@ -155,7 +155,7 @@ func (p *Pool) fill(k *kind) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if errors.Is(err, errors.ErrUnsupported) && !renaming {
-			p.renaming = true
+			p.renameLocked()
 			return
 		}
 		if k.failed(time.Now()); errors.Is(err, errors.ErrUnsupported) {

@@ -156,11 +156,18 @@ func (p *Pool) give(ctx context.Context, m *member, spec sandbox.Spec) error {
 	if errors.Is(err, errors.ErrUnsupported) {
 		p.log.Info("workspaces cannot be attached to sandboxes here; new sessions alone find one ready", "err", err)
 		p.mu.Lock()
-		p.renaming = true
-		p.endAllLocked(p.dropAllLocked())
+		p.renameLocked()
 		p.mu.Unlock()
 	}
 	return err
+}
+
+// renameLocked gives up attaching, and with it what is ready for that.
+func (p *Pool) renameLocked() {
+	if !p.renaming {
+		p.renaming = true
+		p.endAllLocked(p.dropAllLocked())
+	}
 }
 
 // take returns a ready sandbox for a spec, or nil, and notes that one was asked for.
