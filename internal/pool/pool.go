@@ -96,12 +96,15 @@ type slot struct {
 	network bool
 }
 
+func slotOf(spec sandbox.Spec) slot { return slot{spec.Runner, spec.Network} }
+
 // member is a ready sandbox.
 type member struct {
 	sandbox.Sandbox
 	attach func(ctx context.Context, workspace string) error // nil: it stands on dir
 	dir    string                                            // to be removed with the sandbox
 	stands fs.FileInfo                                       // of the directory that it stands on
+	mounts []fs.FileInfo                                     // of what is mounted in it, by the order of the spec
 	born   time.Time
 }
 
@@ -149,6 +152,15 @@ func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 
 // give makes a ready sandbox the session's.
 func (p *Pool) give(ctx context.Context, m *member, spec sandbox.Spec) error {
+	if !same(m.mounts, sources(spec)) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if k := p.kinds[slotOf(spec)]; k != nil { // the others may be as old
+			p.endAllLocked(k.ready)
+			k.ready = nil
+		}
+		return errors.New("what is mounted in it has been replaced")
+	}
 	if m.attach == nil {
 		return m.standsOn(spec.Workspace)
 	}
@@ -197,7 +209,7 @@ func (p *Pool) take(spec sandbox.Spec) *member {
 
 // kindLocked returns the kind of a spec. It takes the place of an older one of the same runner.
 func (p *Pool) kindLocked(spec sandbox.Spec) *kind {
-	s := slot{spec.Runner, spec.Network}
+	s := slotOf(spec)
 	k := p.kinds[s]
 	if k != nil && reflect.DeepEqual(k.spec, spec) {
 		return k
