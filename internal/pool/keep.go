@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"slices"
 	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
@@ -146,7 +145,7 @@ func (p *Pool) fill(k *kind) {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
 	spec.ID = "pool-" + hex.EncodeToString(b[:])
-	mounts := sources(spec) // before: what is replaced meanwhile is not what it was
+	mounts := sandbox.SourcesOf(spec.Mounts) // before: what is replaced meanwhile is not what it was
 	start := p.prepare
 	if renaming {
 		start = p.stand
@@ -215,21 +214,4 @@ func (p *Pool) stand(ctx context.Context, spec sandbox.Spec) (*member, error) {
 		return nil, err
 	}
 	return &member{Sandbox: sb, dir: dir, stands: stands}, nil
-}
-
-// sources are what a spec has mounted, as it is now; nil what is not there. A runner that is installed anew is another directory in
-// the place of the old one, which a sandbox that is there would go on to see, with nothing left in it.
-func sources(spec sandbox.Spec) []fs.FileInfo {
-	all := make([]fs.FileInfo, len(spec.Mounts))
-	for i, m := range spec.Mounts {
-		all[i], _ = os.Stat(m.Source)
-	}
-	return all
-}
-
-// same reports whether all of them are still what they were.
-func same(before, now []fs.FileInfo) bool {
-	return slices.EqualFunc(before, now, func(a, b fs.FileInfo) bool {
-		return a == nil && b == nil || a != nil && b != nil && os.SameFile(a, b)
-	})
 }

@@ -104,7 +104,7 @@ type member struct {
 	attach func(ctx context.Context, workspace string) error // nil: it stands on dir
 	dir    string                                            // to be removed with the sandbox
 	stands fs.FileInfo                                       // of the directory that it stands on
-	mounts []fs.FileInfo                                     // of what is mounted in it, by the order of the spec
+	mounts sandbox.Sources                                   // what is mounted in it
 	born   time.Time
 }
 
@@ -152,7 +152,7 @@ func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 
 // give makes a ready sandbox the session's.
 func (p *Pool) give(ctx context.Context, m *member, spec sandbox.Spec) error {
-	if !same(m.mounts, sources(spec)) {
+	if !m.mounts.Same(sandbox.SourcesOf(spec.Mounts)) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if k := p.kinds[slotOf(spec)]; k != nil { // the others may be as old

@@ -301,6 +301,33 @@ func TestDeadSandboxIsReplaced(t *testing.T) {
 	}
 }
 
+// A sandbox whose runner was installed anew, which has emptied the directory that it sees, is replaced.
+func TestRunnerInstalledAnew(t *testing.T) {
+	libraries := filepath.Join(t.TempDir(), "libraries")
+	if err := os.Mkdir(libraries, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := python
+	r.Mounts = []sandbox.Mount{{Source: libraries, Target: "/opt/libraries"}}
+	b := &sessiontest.Backend{}
+	m := newManager(t, b, nil)
+	s := open(t, m, session.Local, "x")
+	defer s.Release()
+	for i, want := range []int{1, 1, 2, 2} {
+		if i == 2 {
+			if err := errors.Join(os.Rename(libraries, libraries+"-old"), os.Mkdir(libraries, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if res, err := s.Run(t.Context(), r, session.RunRequest{}); err != nil || res != (session.RunResult{Started: true}) {
+			t.Errorf("%+v, %v", res, err)
+		}
+		if b.Started() != want {
+			t.Errorf("run %d: %d sandboxes started, want %d", i, b.Started(), want)
+		}
+	}
+}
+
 func TestDiskQuota(t *testing.T) {
 	write := func(p *sessiontest.Process, name string, n int) {
 		if err := os.WriteFile(filepath.Join(p.Spec.Workspace, name), make([]byte, n), 0o600); err != nil {
