@@ -90,7 +90,7 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 				return nil
 			}
 		}
-		if opt.Files <= 0 {
+		if opt.Files <= 0 || len(in)+len(fi.Name()) > maxPath {
 			s.truncated = true
 			return nil
 		}
@@ -111,11 +111,24 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 	return s, nil
 }
 
+// Bounds of what a scan tells: code chooses the names, and the answer, the log and the database carry them.
+const (
+	maxPath  = 4096      // bytes; no program can open more by its name
+	maxPaths = 512 << 10 // bytes, of all together
+)
+
 // cut keeps the newest files.
 func (s *Scan) cut(limit int) {
 	slices.SortFunc(s.files, func(a, b File) int {
 		return cmp.Or(b.ModTime.Compare(a.ModTime), cmp.Compare(a.Name, b.Name))
 	})
+	total := 0
+	for i, f := range s.files {
+		if total += len(f.Name); total > maxPaths {
+			limit = min(limit, i)
+			break
+		}
+	}
 	if len(s.files) > limit {
 		clear(s.files[limit:])
 		s.files, s.truncated = s.files[:limit], true

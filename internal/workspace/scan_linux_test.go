@@ -147,12 +147,19 @@ func TestScanOfTooMuch(t *testing.T) {
 	}
 }
 
-// Long names, deep down, cost the server no more memory than short ones: code chooses them.
-func TestScanRemembersNoNames(t *testing.T) {
+// Long names, deep down, cost the server little: code chooses them.
+func TestScanOfLongNames(t *testing.T) {
 	w, root := open(t)
 	long := strings.Repeat("n", 250)
 	dir, err := os.OpenRoot(root)
-	for range maxDepth - 2 {
+	for depth := range maxDepth - 2 {
+		if depth == 14 { // what can be opened by its name, and would be told of
+			for i := range 200 {
+				if err := dir.WriteFile(fmt.Sprint(i), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
 		if err == nil {
 			err = dir.Mkdir(long, 0o700)
 		}
@@ -164,8 +171,7 @@ func TestScanRemembersNoNames(t *testing.T) {
 		}
 		defer dir.Close()
 	}
-	const n = 200
-	for i := range n {
+	for i := range 200 {
 		name := fmt.Sprint(i)
 		if err := errors.Join(dir.Mkdir(name, 0o700), dir.WriteFile(name+"/file", nil, 0o600)); err != nil {
 			t.Fatal(err)
@@ -174,16 +180,23 @@ func TestScanRemembersNoNames(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	s, err := w.Scan(t.Context(), ScanOptions{Index: true})
-	if err != nil || s.Indexed() != n {
+	s, err := w.Scan(t.Context(), ScanOptions{Index: true, Files: 400})
+	if err != nil || s.Indexed() != 400 {
 		t.Fatalf("%d files, %v", s.Indexed(), err)
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 1<<20 {
-		t.Errorf("%d bytes for %d files", grown, n)
+		t.Errorf("%d bytes for %d files", grown, s.Indexed())
 	}
-	runtime.KeepAlive(s)
+	files, truncated := s.Files()
+	total := 0
+	for _, f := range files {
+		total += len(f.Name)
+	}
+	if len(files) == 0 || total > maxPaths || !truncated {
+		t.Errorf("told of %d files, in %d bytes, truncated %t", len(files), total, truncated)
+	}
 }
 
 func sorted(files []File) string {
