@@ -121,6 +121,12 @@ func TestKilledPool(t *testing.T) {
 	eventually(t, 10*time.Second, "the dead instance's traces to be removed", func() bool {
 		return !slices.Contains(instancesOn(t, s.Root), ids[0]) && len(cgroupsOf(ids[0])) == 0
 	})
+	// The name of a killed server stays on its sessions until somebody uses them.
+	for i := range 4 {
+		if r := again.run(t, fmt.Sprint("full-", i), "shell", "echo 2"); r.Output != "2\n" {
+			t.Errorf("%+v", r)
+		}
+	}
 	again.ids = instancesOn(t, s.Root)
 	again.stop(t)
 	again.wantNoResidue(t)

@@ -204,6 +204,13 @@ func (e *Engine) storedResult(ctx context.Context, caller session.Caller, id str
 		return Result{}, runNotFound()
 	}
 	row, err := e.result(ctx, caller, id)
+	running := false
+	if err == nil && row.Running() {
+		running = row.Instance != e.cfg.Instance && e.cfg.Alive != nil && e.cfg.Alive(row.Instance)
+		if !running { // it may have stored the end after the first look
+			row, err = e.result(ctx, caller, id)
+		}
+	}
 	if errors.Is(err, store.ErrNotFound) {
 		return Result{}, runNotFound()
 	}
@@ -217,7 +224,7 @@ func (e *Engine) storedResult(ctx context.Context, caller session.Caller, id str
 	switch {
 	case row.Running():
 		res := sr.Result
-		if row.Instance != e.cfg.Instance && e.cfg.Alive != nil && e.cfg.Alive(row.Instance) {
+		if running {
 			res.Running = true
 			return res, nil
 		}

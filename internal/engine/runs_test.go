@@ -307,6 +307,29 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 	})
 }
 
+// TestEndOfAnotherServer: a run whose server stores its end and goes while somebody asks is not lost.
+func TestEndOfAnotherServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newRig(t, stepper(nil), func(c *Config) { c.Instance = "one" })
+		two := newRig(t, nil, func(c *Config) {
+			c.Instance, c.Store = "two", one.store
+			c.Alive = func(string) bool {
+				if err := one.Close(context.Background()); err != nil {
+					t.Error(err)
+				}
+				return false
+			}
+		})
+		started, err := one.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := two.WaitRun(t.Context(), session.Local, started.RunID, WaitRequest{}); err != nil || res.Cause != sandbox.CauseCancelled {
+			t.Errorf("%+v, %v", res, err)
+		}
+	})
+}
+
 // TestPanic: a defect while a run goes on costs that run, not the server.
 func TestPanic(t *testing.T) {
 	r := newRig(t, nil, nil)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,6 +156,34 @@ func TestCannotAttach(t *testing.T) {
 		r.after(time.Second)
 		if !r.Furnish(filepath.Join(root, "files")) {
 			t.Error("no directory after all")
+		}
+	})
+}
+
+// TestPrepareNoMore: where nothing can be prepared any more, what was prepared is not taken for a directory.
+func TestPrepareNoMore(t *testing.T) {
+	root := t.TempDir()
+	var no atomic.Bool
+	bubble(t, func(c *pool.Config, b *backend) {
+		c.Dir = filepath.Join(root, "pool")
+		b.onStart = func(_ context.Context, spec sandbox.Spec) error {
+			if no.Load() && spec.Workspace == "" {
+				return errors.ErrUnsupported
+			}
+			return nil
+		}
+	}, func(t *testing.T, r *rig) {
+		r.Warm(python(""))
+		r.after(time.Second)
+		before := r.b.live()[0]
+		no.Store(true)
+		r.start(with(python("s"), func(s *sandbox.Spec) { s.Runner = "shell" })) // of which one more is wanted
+		r.after(5 * time.Second)
+		if !before.over() {
+			t.Error("what was prepared is kept though nobody can get it")
+		}
+		if !r.Furnish(filepath.Join(root, "files")) {
+			t.Error("no directory")
 		}
 	})
 }

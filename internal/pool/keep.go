@@ -145,6 +145,7 @@ func (p *Pool) fill(k *kind) {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
 	spec.ID = "pool-" + hex.EncodeToString(b[:])
+	mounts := sandbox.SourcesOf(spec.Mounts) // before: what is replaced meanwhile is not what it was
 	start := p.prepare
 	if renaming {
 		start = p.stand
@@ -155,7 +156,7 @@ func (p *Pool) fill(k *kind) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if errors.Is(err, errors.ErrUnsupported) && !renaming {
-			p.renaming = true
+			p.renameLocked()
 			return
 		}
 		if k.failed(time.Now()); errors.Is(err, errors.ErrUnsupported) {
@@ -165,9 +166,9 @@ func (p *Pool) fill(k *kind) {
 		}
 		return
 	}
-	m.born = time.Now()
+	m.born, m.mounts = time.Now(), mounts
 	p.mu.Lock()
-	unwanted := p.closed || p.renaming != renaming || p.kinds[slot{spec.Runner, spec.Network}] != k
+	unwanted := p.closed || p.renaming != renaming || p.kinds[slotOf(spec)] != k
 	if !unwanted {
 		k.ready, k.failures = append(k.ready, m), 0
 	}

@@ -96,12 +96,15 @@ type slot struct {
 	network bool
 }
 
+func slotOf(spec sandbox.Spec) slot { return slot{spec.Runner, spec.Network} }
+
 // member is a ready sandbox.
 type member struct {
 	sandbox.Sandbox
 	attach func(ctx context.Context, workspace string) error // nil: it stands on dir
 	dir    string                                            // to be removed with the sandbox
 	stands fs.FileInfo                                       // of the directory that it stands on
+	mounts sandbox.Sources                                   // what is mounted in it
 	born   time.Time
 }
 
@@ -149,6 +152,15 @@ func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 
 // give makes a ready sandbox the session's.
 func (p *Pool) give(ctx context.Context, m *member, spec sandbox.Spec) error {
+	if !m.mounts.Same(sandbox.SourcesOf(spec.Mounts)) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if k := p.kinds[slotOf(spec)]; k != nil { // the others may be as old
+			p.endAllLocked(k.ready)
+			k.ready = nil
+		}
+		return errors.New("what is mounted in it has been replaced")
+	}
 	if m.attach == nil {
 		return m.standsOn(spec.Workspace)
 	}
@@ -156,11 +168,18 @@ func (p *Pool) give(ctx context.Context, m *member, spec sandbox.Spec) error {
 	if errors.Is(err, errors.ErrUnsupported) {
 		p.log.Info("workspaces cannot be attached to sandboxes here; new sessions alone find one ready", "err", err)
 		p.mu.Lock()
-		p.renaming = true
-		p.endAllLocked(p.dropAllLocked())
+		p.renameLocked()
 		p.mu.Unlock()
 	}
 	return err
+}
+
+// renameLocked gives up attaching, and with it what is ready for that.
+func (p *Pool) renameLocked() {
+	if !p.renaming {
+		p.renaming = true
+		p.endAllLocked(p.dropAllLocked())
+	}
 }
 
 // take returns a ready sandbox for a spec, or nil, and notes that one was asked for.
@@ -190,7 +209,7 @@ func (p *Pool) take(spec sandbox.Spec) *member {
 
 // kindLocked returns the kind of a spec. It takes the place of an older one of the same runner.
 func (p *Pool) kindLocked(spec sandbox.Spec) *kind {
-	s := slot{spec.Runner, spec.Network}
+	s := slotOf(spec)
 	k := p.kinds[s]
 	if k != nil && reflect.DeepEqual(k.spec, spec) {
 		return k

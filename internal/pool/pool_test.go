@@ -3,6 +3,8 @@ package pool_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -165,6 +167,40 @@ func TestKinds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestInstalledAnew: what was ready before another directory took the place of a mounted one is nobody's.
+func TestInstalledAnew(t *testing.T) {
+	libraries := filepath.Join(t.TempDir(), "libraries")
+	if err := os.Mkdir(libraries, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	spec := with(python("s"), func(s *sandbox.Spec) { s.Mounts = []sandbox.Mount{{Source: libraries, Target: "/b"}} })
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		r.Warm(spec)
+		r.after(time.Second)
+		for range 4 {
+			r.start(spec)
+		}
+		r.after(time.Second)
+		r.wantReady(3)
+		old := r.b.live()
+		if err := errors.Join(os.Rename(libraries, libraries+"-old"), os.Mkdir(libraries, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		if s := r.start(spec); pooled(s) {
+			t.Error("a sandbox with the old libraries was used")
+		}
+		r.after(5 * time.Second)
+		for _, s := range old {
+			if !r.out[s] && !s.over() {
+				t.Errorf("%s is still ready", s.ID())
+			}
+		}
+		if s := r.start(spec); !pooled(s) {
+			t.Error("none was ready")
+		}
+	})
 }
 
 // TestDemand: a kind that is asked for often has more ready, one that nobody asks for what it is warmed for.

@@ -33,6 +33,7 @@ type box struct {
 	s       *Session
 	id      string // of the sandbox; valid after ready
 	key     boxKey
+	mounts  sandbox.Sources // what is mounted in it
 	created time.Time
 
 	ready chan struct{} // closed when the start has succeeded or failed
@@ -95,8 +96,9 @@ func (b *box) dead() bool {
 // acquire returns a started sandbox of the session and counts one run on it, until release. Runs that need
 // the same sandbox wait for one start, which goes on whether or not the one who asked for it is still there.
 func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, network bool) (*box, error) {
+	mounts := sandbox.SourcesOf(r.Mounts)
 	m.mu.Lock()
-	b, forgotten, err := m.takeLocked(s, r, network)
+	b, forgotten, err := m.takeLocked(s, r, mounts, network)
 	m.mu.Unlock()
 	m.forget(forgotten)
 	if err != nil {
@@ -115,7 +117,7 @@ func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, netw
 	return b, nil
 }
 
-func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, []*Session, error) {
+func (m *Manager) takeLocked(s *Session, r runner.Runner, mounts sandbox.Sources, network bool) (*box, []*Session, error) {
 	if m.closed {
 		return nil, nil, ErrClosed
 	}
@@ -129,7 +131,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 	var forgotten []*Session
 	key := boxKey{environment: environment(r), network: network}
 	b := s.boxes[key]
-	if b != nil && (b.dead() || b.expired(now, m.cfg.MaxLifetime)) {
+	if b != nil && (b.dead() || b.expired(now, m.cfg.MaxLifetime) || !b.mounts.Same(mounts)) {
 		forgotten = m.retireLocked(b) // never s itself: its holder has a reference
 		b = nil
 	}
@@ -146,7 +148,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 			forgotten = append(forgotten, gone...)
 		}
 		spec := m.spec(s, r, network)
-		b = &box{s: s, key: key, created: now,
+		b = &box{s: s, key: key, mounts: mounts, created: now,
 			ready: make(chan struct{}), closing: make(chan struct{}), gone: make(chan struct{})}
 		if len(s.boxes) == 0 {
 			m.live++

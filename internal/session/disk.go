@@ -19,13 +19,14 @@ const (
 	diskReserve = 1 << 30
 )
 
-// measureOnce walks the workspace if nobody has, so that diskLimit knows what was there before.
-func (s *Session) measureOnce(ctx context.Context) {
+// measure walks the workspace if nobody has, so that diskLimit knows what was there before, and if it held too much: files may have
+// been deleted since, and not by code.
+func (s *Session) measure(ctx context.Context) {
 	if s.m.cfg.Quota == (workspace.Usage{}) {
 		return
 	}
 	s.usageMu.Lock()
-	known := s.usage != nil
+	known := s.usage != nil && !exceeds(*s.usage, s.m.cfg.Quota)
 	s.usageMu.Unlock()
 	if known {
 		return

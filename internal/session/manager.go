@@ -64,6 +64,7 @@ type Manager struct {
 	boxes    map[*box]struct{}   // every sandbox that is starting, live or ending
 	live     int                 // sessions with at least one sandbox
 	runs     int
+	kept     int       // files that sessions remember
 	idle     list.List // of *Session with a sandbox and without runs, least recently used first
 }
 

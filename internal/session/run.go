@@ -111,10 +111,13 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 	if req.Changes {
 		var err error
 		if before, err = s.snapshot(ctx); err != nil {
+			if ctx.Err() != nil {
+				return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
+			}
 			return RunResult{}, err
 		}
 	} else {
-		s.measureOnce(ctx)
+		s.measure(ctx)
 	}
 	for retried := false; ; retried = true {
 		b, err := s.m.acquire(ctx, s, r, req.Network)
@@ -136,6 +139,7 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 			b.stateful = true
 			s.m.mu.Unlock()
 		}
+		defer s.claim() // once more: another server may have used the session beside this run
 		return s.supervise(ctx, b, r, req, before)
 	}
 }

@@ -107,6 +107,7 @@ func (m *Manager) forgetLocked(s *Session) []*Session {
 		return nil
 	}
 	s.gone = true
+	s.keepLocked(kept{})
 	m.dropLocked(s)
 	return []*Session{s}
 }

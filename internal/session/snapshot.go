@@ -9,8 +9,11 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// maxKept is how many files a session remembers between runs.
-const maxKept = 20_000
+const (
+	// maxKept is how many files a session remembers between runs, and maxKeptByAll how many all of a server's do together.
+	maxKept      = 20_000
+	maxKeptByAll = 1_000_000
+)
 
 // userLink is the link, beside the workspace, that names the server which used the session last, while that one remembers it.
 const userLink = "user"
@@ -23,11 +26,27 @@ type kept struct {
 	writes uint64 // the workspace's, then
 }
 
+// keepLocked replaces what the session remembers, within the bounds. Nothing is remembered of a session in which something may
+// go on to write: an interpreter that lives on, or a sandbox that ends.
+func (s *Session) keepLocked(k kept) {
+	if s.kept.scan != nil {
+		s.m.kept -= s.kept.scan.Indexed()
+	}
+	s.kept = kept{}
+	if k.scan == nil || s.statefulLocked() || len(s.ending) > 0 {
+		return
+	}
+	if n := k.scan.Indexed(); n <= maxKept && s.m.kept+n <= maxKeptByAll {
+		s.m.kept += n
+		s.kept = k
+	}
+}
+
 // snapshot returns what the workspace holds now, before a run.
 func (s *Session) snapshot(ctx context.Context) (*workspace.Scan, error) {
 	s.m.mu.Lock()
 	k := s.kept
-	alone := k.begun == s.begun && s.runs == 0 && len(s.ending) == 0 && !s.statefulLocked()
+	alone := k.begun == s.begun && s.runs == 0
 	s.m.mu.Unlock()
 	if k.scan == nil || !alone || k.writes != s.ws.Writes() {
 		ctx, cancel := context.WithTimeout(ctx, lastWalk)
@@ -53,12 +72,12 @@ func (s *Session) scan(opt workspace.ScanOptions) (*workspace.Scan, error) {
 	found, err := s.ws.Scan(ctx, opt)
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	s.kept = kept{}
+	s.keepLocked(kept{})
 	if err != nil {
 		return nil, err
 	}
-	if alone && begun == s.begun && s.runs == 1 && opt.Index && found.Indexed() <= maxKept {
-		s.kept = kept{found, begun, writes}
+	if alone && begun == s.begun && s.runs == 1 && opt.Index {
+		s.keepLocked(kept{found, begun, writes})
 	}
 	return found, nil
 }
@@ -70,7 +89,7 @@ func (s *Session) claim() {
 		return
 	}
 	s.m.mu.Lock()
-	s.kept = kept{}
+	s.keepLocked(kept{})
 	s.m.mu.Unlock()
 	temp := filepath.Join(s.dir, ".user-"+rand.Text())
 	if err := os.Symlink(s.m.name, temp); err != nil {

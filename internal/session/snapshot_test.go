@@ -1,13 +1,16 @@
 package session_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/session/sessiontest"
 	"mcp-code-sandbox/internal/wire"
@@ -34,7 +37,8 @@ func TestChanges(t *testing.T) {
 	persistent := python
 	persistent.Persistent = []string{"driver"}
 	type rig struct {
-		m, other *session.Manager // on one root
+		b        *sessiontest.Backend // of m
+		m, other *session.Manager     // on one root
 		files    string
 	}
 	for _, tt := range []struct {
@@ -57,6 +61,36 @@ func TestChanges(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(r.files, "theirs"), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
+		}, "mine"},
+		{"what an interpreter left before it ended", func(t *testing.T, r rig) {
+			s := open(t, r.m, session.Local, "x")
+			defer s.Release()
+			if _, err := s.Run(t.Context(), persistent, session.RunRequest{Persistent: true, Network: true, Files: 10, Changes: true}); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(r.files, "theirs"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for _, sb := range r.b.Live() {
+				if sb.Spec().Network {
+					sb.Die()
+				}
+			}
+			for r.m.Stats().LiveSandboxes > 1 {
+				runtime.Gosched()
+			}
+		}, "mine"},
+		{"another server's run beside the one before", func(t *testing.T, r rig) {
+			waiting, goOn = make(chan struct{}), make(chan struct{})
+			var wg sync.WaitGroup
+			wg.Go(func() { run(t, r.other, "x", "wait") })
+			<-waiting
+			changes(t, r.m, "old")
+			if err := os.WriteFile(filepath.Join(r.files, "theirs"), nil, 0o600); err != nil { // by the one that waits
+				t.Fatal(err)
+			}
+			close(goOn)
+			wg.Wait()
 		}, "mine"},
 		{"a run beside the one before", func(t *testing.T, r rig) {
 			waiting, goOn = make(chan struct{}), make(chan struct{})
@@ -81,7 +115,8 @@ func TestChanges(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			root := t.TempDir()
 			on := func(c *session.Config) { c.Root, c.Quota = root, workspace.Usage{Bytes: 1 << 30, Files: 1000} }
-			r := rig{m: newManager(t, &sessiontest.Backend{Program: program}, on), other: newManager(t, &sessiontest.Backend{Program: program}, on)}
+			r := rig{b: &sessiontest.Backend{Program: program}}
+			r.m, r.other = newManager(t, r.b, on), newManager(t, &sessiontest.Backend{Program: program}, on)
 			r.files = filepath.Join(root, r.m.Key(session.Local, "x"), "files")
 			if got := changes(t, r.m, "old older"); got != "old older" {
 				t.Errorf("at first: %q", got)
@@ -94,6 +129,20 @@ func TestChanges(t *testing.T) {
 				t.Errorf("changed %q, want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// A run that is cancelled while the session looks at its files is cancelled, and no failure.
+func TestCancelledBeforeItsTurn(t *testing.T) {
+	m := newManager(t, &sessiontest.Backend{}, nil)
+	put(t, m, "x", "file", "")
+	s := open(t, m, session.Local, "x")
+	defer s.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	res, err := s.Run(ctx, python, session.RunRequest{Files: 10, Changes: true})
+	if err != nil || res != (session.RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}) {
+		t.Errorf("%+v, %v", res, err)
 	}
 }
 

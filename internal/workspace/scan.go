@@ -3,6 +3,7 @@ package workspace
 import (
 	"cmp"
 	"context"
+	"hash/maphash"
 	"io/fs"
 	"slices"
 	"time"
@@ -27,9 +28,16 @@ type Scan struct {
 	truncated bool
 
 	partial bool // there is more than was seen
-	index   map[string]map[string]version
-	indexed int
-	latest  time.Time // of the changes that index has
+	seed    maphash.Seed
+	index   map[uint64]uint64 // the hash of every file's version, by that of its place
+	latest  time.Time         // of the changes that index has
+}
+
+// place is where a file is. Code chooses the names, of directories as well, and how deep they lie: a path can have 32 KB, and thousands
+// of files one of them. So only hashes are remembered.
+type place struct {
+	dir  uint64 // the hash of its path
+	name string
 }
 
 // version is what changes when a file does.
@@ -48,46 +56,41 @@ type version struct {
 // Scan walks the workspace once. A workspace that is larger than any walk goes is told of in part.
 func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 	s := &Scan{}
-	if opt.Index {
-		s.index = map[string]map[string]version{}
+	var before map[uint64]uint64
+	if since := opt.Since; since != nil {
+		s.truncated, s.seed, before = since.partial, since.seed, since.index
+	} else {
+		s.seed = maphash.MakeSeed()
 	}
-	if opt.Since != nil {
-		s.truncated = opt.Since.partial
+	if opt.Index {
+		s.index = make(map[uint64]uint64, len(before))
 	}
 	var m meter
-	dir := "/" // the one that was visited last, and what is known of it; no directory is called so
-	var before, now map[string]version
+	dir, at := "/", place{} // the directory that was visited last; none is called so
 	err := w.walk(ctx, max(maxEntries, opt.Limit.Files+1), func(in string, fi fs.FileInfo) error {
 		m.add(fi)
 		if !isFile(in, fi) {
 			return nil
 		}
-		if dir != in {
-			dir = in
-			if opt.Since != nil {
-				before = opt.Since.index[dir]
-			}
-			if opt.Index {
-				now = make(map[string]version, len(before))
-				s.index[dir] = now
-			}
-		}
 		if opt.Index || opt.Since != nil {
+			if dir != in {
+				dir, at.dir = in, maphash.String(s.seed, in)
+			}
+			at.name = fi.Name()
+			key := maphash.Comparable(s.seed, at)
 			v, changed := versionOf(fi)
+			sum := maphash.Comparable(s.seed, v)
 			if opt.Index {
-				now[fi.Name()] = v
-				s.indexed++
+				s.index[key] = sum
 				if changed.After(s.latest) {
 					s.latest = changed
 				}
 			}
-			if opt.Since != nil {
-				if old, there := before[fi.Name()]; there && old == v {
-					return nil
-				}
+			if old, there := before[key]; there && old == sum {
+				return nil
 			}
 		}
-		if opt.Files <= 0 {
+		if opt.Files <= 0 || len(in)+len(fi.Name()) > maxPath {
 			s.truncated = true
 			return nil
 		}
@@ -108,11 +111,24 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 	return s, nil
 }
 
+// Bounds of what a scan tells: code chooses the names, and the answer, the log and the database carry them.
+const (
+	maxPath  = 4096      // bytes; no program can open more by its name
+	maxPaths = 512 << 10 // bytes, of all together
+)
+
 // cut keeps the newest files.
 func (s *Scan) cut(limit int) {
 	slices.SortFunc(s.files, func(a, b File) int {
 		return cmp.Or(b.ModTime.Compare(a.ModTime), cmp.Compare(a.Name, b.Name))
 	})
+	total := 0
+	for i, f := range s.files {
+		if total += len(f.Name); total > maxPaths {
+			limit = min(limit, i)
+			break
+		}
+	}
 	if len(s.files) > limit {
 		clear(s.files[limit:])
 		s.files, s.truncated = s.files[:limit], true
@@ -126,7 +142,7 @@ func (s *Scan) Usage() Usage { return s.usage }
 func (s *Scan) Files() (files []File, truncated bool) { return s.files, s.truncated }
 
 // Indexed is how many files the scan remembers.
-func (s *Scan) Indexed() int { return s.indexed }
+func (s *Scan) Indexed() int { return len(s.index) }
 
 // Settle waits until a change of any file would be told from those that the scan, which was made with Index, has seen. Kernels tell
 // times apart by a tick of a few milliseconds: without it, what is written right after a scan could look as it did before.

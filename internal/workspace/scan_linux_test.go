@@ -1,9 +1,11 @@
 package workspace
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -142,6 +144,58 @@ func TestScanOfTooMuch(t *testing.T) {
 	}
 	if files, truncated := after.Files(); len(files) > 0 || !truncated {
 		t.Errorf("since a scan that did not see all: %s, truncated %t", names(files), truncated)
+	}
+}
+
+// Long names, deep down, cost the server little: code chooses them.
+func TestScanOfLongNames(t *testing.T) {
+	w, root := open(t)
+	long := strings.Repeat("n", 250)
+	dir, err := os.OpenRoot(root)
+	for depth := range maxDepth - 2 {
+		if depth == 14 { // what can be opened by its name, and would be told of
+			for i := range 200 {
+				if err := dir.WriteFile(fmt.Sprint(i), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err == nil {
+			err = dir.Mkdir(long, 0o700)
+		}
+		if err == nil {
+			dir, err = dir.OpenRoot(long)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+	}
+	for i := range 200 {
+		name := fmt.Sprint(i)
+		if err := errors.Join(dir.Mkdir(name, 0o700), dir.WriteFile(name+"/file", nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	s, err := w.Scan(t.Context(), ScanOptions{Index: true, Files: 400})
+	if err != nil || s.Indexed() != 400 {
+		t.Fatalf("%d files, %v", s.Indexed(), err)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 1<<20 {
+		t.Errorf("%d bytes for %d files", grown, s.Indexed())
+	}
+	files, truncated := s.Files()
+	total := 0
+	for _, f := range files {
+		total += len(f.Name)
+	}
+	if len(files) == 0 || total > maxPaths || !truncated {
+		t.Errorf("told of %d files, in %d bytes, truncated %t", len(files), total, truncated)
 	}
 }
 

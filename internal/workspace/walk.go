@@ -76,7 +76,7 @@ func (m *meter) add(fi fs.FileInfo) {
 }
 
 // List returns the regular files of the workspace, newest first and then by name, at most limit of them (all
-// that a walk can see when limit is not positive). truncated says that there are, or may be, more.
+// that a walk can see when limit is not positive) and of as many as their names are not too long for. truncated says that there are, or may be, more.
 func (w *Workspace) List(limit int) (files []File, truncated bool, err error) {
 	if limit <= 0 || limit > maxEntries {
 		limit = maxEntries

@@ -23,6 +23,11 @@ func (b *Backend) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepa
 		return nil, errors.ErrUnsupported
 	}
 	tree, err := cloneTree(b.files) // any directory tells
+	for _, passing := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if errors.Is(err, passing) {
+			return nil, fmt.Errorf("prepare a sandbox: %w", err)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -119,6 +120,32 @@ func TestAttachRefusals(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestFailedStarts: a start that fails leaves no descriptor, whatever the sandbox was to have.
+func TestFailedStarts(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	z := zygoteHarness(t, b).Zygote
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what is forgotten
+	const n = 5
+	descriptors := func() int {
+		for range n {
+			spec := sandbox.Spec{ID: sandboxtest.ID(), Workspace: filepath.Join(t.TempDir(), "missing"),
+				Zygote: &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Source: z.Source}}
+			if _, err := b.Start(t.Context(), spec); err == nil {
+				t.Fatal("started without a workspace")
+			}
+		}
+		open, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(open)
+	}
+	if before, after := descriptors(), descriptors(); after >= before+n {
+		t.Errorf("%d descriptors, and %d after %d more failures", before, after, n)
+	}
 }
 
 // freeze stops the agent of a sandbox.

@@ -162,14 +162,14 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os
 		extra[agent.WorkspaceFD-agent.ConnFD] = agents
 	}
 	if adopt {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
+		pair, pairErr := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if pairErr != nil {
 			s.conn.Close()
 			info.Close()
-			return nil, err
+			return nil, pairErr
 		}
-		*zygote = os.NewFile(uintptr(fds[0]), "zygote")
-		agents := os.NewFile(uintptr(fds[1]), "agent's")
+		*zygote = os.NewFile(uintptr(pair[0]), "zygote")
+		agents := os.NewFile(uintptr(pair[1]), "agent's")
 		defer agents.Close()
 		defer func() {
 			if err != nil {
