@@ -71,6 +71,9 @@ def main():
     prctl(PR_SET_DUMPABLE, 0)
     channel = socket.socket(fileno=CHANNEL)
     config = json.loads(channel.recv(1 << 20))
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # the two that Python ignores
+        if signal.getsignal(number) == signal.SIG_IGN:  # as a server that was started by nohup does
+            signal.signal(number, signal.SIG_DFL)
     if sys.path and sys.path[0] != sys.prefix and not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # where this file lies
     template = sys.argv[1:] == ["template"]
