@@ -74,6 +74,9 @@ func (p *initProcess) given() (given, error) {
 		err = fmt.Errorf("%d descriptors", len(fds))
 	}
 	if err != nil {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
 		return given{}, fmt.Errorf("run-init: %w", err)
 	}
 	files := make([]*os.File, givenFiles)

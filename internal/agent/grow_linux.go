@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -45,14 +46,17 @@ func (zs *zygotes) grow(name string, code []byte) {
 	zs.addLocked(name, next)
 }
 
-// removeLocked forgets a zygote that has ended. One that never came up will not do so next time.
+// removeLocked forgets a zygote that has ended. One that never came up would not do so next time either.
 func (zs *zygotes) removeLocked(name string, z *zygote) {
 	zs.living[name] = slices.DeleteFunc(zs.living[name], func(other *zygote) bool { return other == z })
-	if z.lone && z.proc == nil && !z.isStarted() {
-		if zs.hopeless == nil {
-			zs.hopeless = map[string]bool{}
-		}
-		maps.Copy(zs.hopeless, z.extra)
+	if !z.lone || z.isStarted() {
+		return
+	}
+	if zs.hopeless == nil {
+		zs.hopeless, zs.next = map[string]bool{}, map[string]time.Time{}
+	}
+	if maps.Copy(zs.hopeless, z.extra); z.proc != nil {
+		zs.next[name] = time.Now().Add(zygotePause)
 	}
 }
 

@@ -89,6 +89,9 @@ func runInit(where string) (initStatus, error) {
 		if err := give(namespaces, init.theirs); err != nil {
 			return initStatus{}, err
 		}
+		if err := setLimits([]rlimit{openFiles}); err != nil {
+			return initStatus{}, err
+		}
 	}
 
 	init.told = json.NewDecoder(os.NewFile(specFD, "spec"))
@@ -118,7 +121,7 @@ func confine(tmpBytes string) error {
 	if err := privateMounts(size); err != nil {
 		return err
 	}
-	if err := setLimits(fixedLimits); err != nil {
+	if err := setLimits(earlyLimits); err != nil {
 		return err
 	}
 	return giveUpPrivileges()
@@ -304,11 +307,10 @@ func waitFor(pid int) (wire.Exit, error) {
 		case errors.Is(err, syscall.EINTR):
 		case err != nil:
 			return wire.Exit{}, err
-		case p == pid && ws.Signaled():
-			sig := int(ws.Signal())
-			return wire.Exit{Code: 128 + sig, Signal: sig, MaxRSSB: ru.Maxrss << 10}, nil
 		case p == pid:
-			return wire.Exit{Code: ws.ExitStatus(), MaxRSSB: ru.Maxrss << 10}, nil
+			exit := exitOf(ws)
+			exit.MaxRSSB = ru.Maxrss << 10
+			return exit, nil
 		}
 	}
 }
@@ -453,13 +455,19 @@ type rlimit struct {
 }
 
 // fixedLimits hold for the processes of every run.
-var fixedLimits = []rlimit{
+var fixedLimits = append(slices.Clone(earlyLimits), openFiles)
+
+var earlyLimits = []rlimit{
 	{"RLIMIT_CORE", unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
 	{"RLIMIT_SIGPENDING", unix.RLIMIT_SIGPENDING, 1024},
-	{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 4096},
 	{"RLIMIT_MEMLOCK", unix.RLIMIT_MEMLOCK, 64 << 10},
 	{"RLIMIT_MSGQUEUE", unix.RLIMIT_MSGQUEUE, 0},
 }
+
+// openFiles also bounds how many descriptors may be on their way through sockets. The kernel counts those of all sandboxes together, since
+// they have one uid, and compares with the sender's limit: what one run can send must not keep another's run-init from sending its own, so
+// that has this limit only later.
+var openFiles = rlimit{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 4096}
 
 // limits are those of this run.
 func (spec *initSpec) limits() []rlimit {

@@ -138,7 +138,7 @@ func (p *initProcess) wait() (initStatus, error) {
 	}
 	var exit initStatus
 	if statusErr != nil || json.Unmarshal(text, &exit) != nil {
-		if exit.Exit = exitOf(state); exit.Signal == 0 { // run-init was not killed, it broke down
+		if exit.Exit = exitOf(state.Sys().(syscall.WaitStatus)); exit.Signal == 0 { // run-init was not killed, it broke down
 			exit.Exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
 		}
 	}
@@ -151,11 +151,11 @@ func (p *initProcess) wait() (initStatus, error) {
 	return exit, nil
 }
 
-func exitOf(state *os.ProcessState) wire.Exit {
-	if ws := state.Sys().(syscall.WaitStatus); ws.Signaled() {
+func exitOf(ws syscall.WaitStatus) wire.Exit {
+	if ws.Signaled() {
 		return wire.Exit{Code: 128 + int(ws.Signal()), Signal: int(ws.Signal())}
 	}
-	return wire.Exit{Code: state.ExitCode()}
+	return wire.Exit{Code: ws.ExitStatus()}
 }
 
 // initProcess is a started run-init and the agent's ends of its pipes.
@@ -193,7 +193,8 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 	if a.shared == nil && (spec.Channel || spec.zygote != nil) {
 		var err error
 		if g, err = p.given(); err != nil {
-			return p, nil // its status says why
+			_ = p.spec.Close() // if it lives, it ends
+			return p, nil      // its status says why
 		}
 		defer g.close()
 	}

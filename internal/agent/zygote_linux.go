@@ -102,7 +102,11 @@ type zygotes struct {
 	known    map[string]*wire.Zygote
 	living   map[string][]*zygote // those that were grown from others come after them
 	hopeless map[string]bool      // modules that a zygote could not be grown by
+	next     map[string]time.Time // when one that did not come up is tried again
 }
+
+// zygotePause is the least time between two tries to start a zygote that does not come up: what made it fail would make it fail again.
+const zygotePause = time.Minute
 
 // prepare starts the one that is described or known by that name, unless it lives. A failure means that runs start
 // their own interpreters.
@@ -118,7 +122,7 @@ func (zs *zygotes) prepare(w *wire.Zygote) {
 	if len(w.Source) > 0 {
 		zs.known[w.Name] = w
 	}
-	if w = zs.known[w.Name]; w == nil || len(zs.living[w.Name]) > 0 {
+	if w = zs.known[w.Name]; w == nil || len(zs.living[w.Name]) > 0 || time.Now().Before(zs.next[w.Name]) {
 		return
 	}
 	if z, err := newZygote(w, zs.shared); err == nil {
@@ -183,9 +187,13 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	if spec.Channel {
 		files = append(files, g.driver)
 	}
-	go spec.tellFork(w, slices.Concat(fixedLimits, spec.limits()))
 	f, err := z.fork(files...)
-	return f, err == nil
+	if err != nil {
+		_ = w.Close() // what it may have forked has no spec, and ends: the run starts in another way
+		return forked{}, false
+	}
+	go spec.tellFork(w, slices.Concat(fixedLimits, spec.limits()))
+	return f, true
 }
 
 // tellFork writes the forkSpec. It ends when the process has read it, or there is none.
@@ -362,12 +370,8 @@ func (z *zygote) hear(line string) {
 		if n, _ := fmt.Sscan(line, &word, &pid, &status, &exit.UserUS, &exit.SysUS, &exit.MaxRSSB); n != 6 || z.children[pid] == nil {
 			return
 		}
-		if ws := syscall.WaitStatus(status); ws.Signaled() {
-			exit.Signal = int(ws.Signal())
-			exit.Code = 128 + exit.Signal
-		} else {
-			exit.Code = ws.ExitStatus()
-		}
+		how := exitOf(syscall.WaitStatus(status))
+		exit.Code, exit.Signal = how.Code, how.Signal
 		z.children[pid] <- exit
 		delete(z.children, pid)
 	}
@@ -403,9 +407,12 @@ func (z *zygote) end() {
 	for pid, c := range children {
 		go func() {
 			ended(pid)
+			exit := wire.Exit{Code: 137, Signal: 9} // where the zygote took the answer along
 			var ws syscall.WaitStatus
-			_, _ = syscall.Wait4(pid, &ws, 0, nil)
-			c <- wire.Exit{Code: 137, Signal: 9}
+			if _, err := syscall.Wait4(pid, &ws, 0, nil); err == nil {
+				exit = exitOf(ws)
+			}
+			c <- exit
 		}()
 	}
 }

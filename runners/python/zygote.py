@@ -83,8 +83,6 @@ def main():
     preload(config["preload"])
     filter = Filter(bytes.fromhex(config["filter"]))
     drop_bounding_set()
-    gc.collect()
-    gc.freeze()
     if template:
         live_on(channel)
         channel.send(b"ready %d" % os.getpid())
@@ -97,8 +95,6 @@ def main():
         names = serve(channel, filter)
         channel.send(b"grown %d" % os.getpid())
         preload(names)
-        gc.collect()
-        gc.freeze()
 
 
 # ---- The template ----
@@ -201,6 +197,17 @@ def preload(names):
             importlib.import_module(name)
         except Exception:
             pass  # the run that wants it will say why
+    if shares_memory():
+        sys.exit("a library that is imported ahead has memory that forks would share: no run may come from here")
+    gc.collect()
+    gc.freeze()
+
+
+def shares_memory():
+    """Whether forks would have memory in common that one of them could write to and another reads, as with mmap.mmap(-1, n)."""
+    with open("/proc/self/smaps") as f:
+        flags = [set(line.split()) for line in f if line.startswith("VmFlags:")]
+    return any("sh" in each and "dc" not in each for each in flags)  # shared, and not left out of forks
 
 
 def serve(channel, filter):
@@ -393,6 +400,9 @@ def become(fds, filter):
     setns(mount)
     setns(ipc)
     null = os.open(os.devnull, os.O_RDONLY)
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), bytes(24)))
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
     with os.fdopen(os.dup(spec), "rb") as f:
         run = json.loads(f.read())
     # Those that were passed have numbers above those that they get.
@@ -401,10 +411,7 @@ def become(fds, filter):
     os.closerange(3 + len(driver), 1 << 16)
     os.chdir("/data")
     os.setsid()
-    limit(run["limits"])
-    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), bytes(24)))
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    limit(run["limits"])  # before the filter, which forbids one of them
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
     # From here on it is a process like any other; nothing of anybody's is in its memory.
     prctl(PR_SET_DUMPABLE, 1)
@@ -438,6 +445,9 @@ def environment(env):
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # Python's own generator sees to itself
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        multiprocessing.current_process().authkey = os.urandom(32)  # by which its processes know each other
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
         tempfile.tempdir = None  # what TMPDIR was

@@ -335,15 +335,25 @@ func (s *jailed) kill() {
 	s.signalFirst()
 }
 
-func (s *jailed) signalFirst() { signalPidfd(s.first) }
+func (s *jailed) signalFirst() { signalPidfd(s.first, unix.SIGKILL) }
 
-// signalPidfd kills a process.
-func signalPidfd(f *os.File) {
+// firstLives reports whether process 1 has not been waited for, so that its number is its own.
+func (s *jailed) firstLives() bool {
+	s.mu.Lock()
+	first := s.first
+	s.mu.Unlock()
+	return signalPidfd(first, 0)
+}
+
+// signalPidfd signals a process, and reports whether there was one.
+func signalPidfd(f *os.File, sig unix.Signal) bool {
 	raw, err := f.SyscallConn()
 	if err != nil {
-		return // closed: it has ended
+		return false // closed: it has ended
 	}
-	_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	var sent error
+	err = raw.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
+	return err == nil && sent == nil
 }
 
 func (s *jailed) ID() string               { return s.id }

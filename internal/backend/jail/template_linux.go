@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,9 +44,13 @@ type template struct {
 	readyOnce sync.Once
 
 	mu     sync.Mutex // one request at a time
-	dead   bool
-	ending bool // end was called
+	dead   atomic.Bool
+	ending atomic.Bool // end was called
 }
+
+// forkTimeout is how long a template may take to fork. One that takes longer is stuck, and with it the end of every sandbox that has a
+// zygote from it: only it can wait for them.
+const forkTimeout = 3 * time.Second
 
 // templates are those of a backend, by the name of their zygotes.
 type templates struct {
@@ -133,12 +138,9 @@ func (b *Backend) watch(t *template, slot *templateSlot, runner string) {
 		t.kill()
 	}
 	<-t.gone
-	t.mu.Lock()
-	t.dead = true
-	ending := t.ending
-	t.mu.Unlock()
+	t.dead.Store(true)
 	t.markReady()
-	if !ending {
+	if !t.ending.Load() {
 		b.templates.mu.Lock()
 		defer b.templates.mu.Unlock()
 		b.warnLocked(slot, runner, errors.Join(errors.New("it has ended"), err), t.output.String())
@@ -238,7 +240,7 @@ func (t *template) wait() {
 	_ = t.cmd.Wait()
 	<-t.known
 	if t.first != nil {
-		signalPidfd(t.first)
+		signalPidfd(t.first, unix.SIGKILL)
 		_ = t.first.Close()
 	}
 	_ = t.conn.Close()
@@ -307,10 +309,9 @@ func (t *template) awaitReady() error {
 	if err == nil {
 		_, err = fmt.Sscanf(string(word[:n]), "ready %d", &pid)
 	}
-	if err == nil { // it has imported with a low priority
-		err = unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
-	}
 	if err == nil {
+		// It has imported with a low priority, and keeps it in a container whose root may not raise one.
+		_ = unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
 		t.markReady()
 	}
 	return err
@@ -333,9 +334,7 @@ func (t *template) isDead() bool {
 		return true
 	default:
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.dead
+	return t.dead.Load()
 }
 
 // replaced reports whether the interpreter's program has been replaced on the disk, as an upgrade does.
@@ -353,7 +352,7 @@ func (t *template) replaced() bool {
 func (t *template) fork(files []*os.File) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.dead {
+	if t.dead.Load() {
 		return 0, errNoTemplate
 	}
 	fds := make([]int, len(files))
@@ -371,7 +370,7 @@ func (t *template) fork(files []*os.File) (int, error) {
 	})
 	answer := make([]byte, 32)
 	n := 0
-	if err = errors.Join(err, sendErr); err == nil {
+	if err = errors.Join(err, sendErr, t.conn.SetReadDeadline(time.Now().Add(forkTimeout))); err == nil {
 		n, err = t.conn.Read(answer)
 	}
 	var pid int
@@ -382,7 +381,8 @@ func (t *template) fork(files []*os.File) (int, error) {
 		return 0, errNoTemplate
 	}
 	if err != nil {
-		t.dead = true
+		t.dead.Store(true)
+		t.kill()
 	}
 	return pid, err
 }
@@ -398,7 +398,7 @@ func (t *template) kill() {
 	select {
 	case <-t.known:
 		if t.first != nil {
-			signalPidfd(t.first)
+			signalPidfd(t.first, unix.SIGKILL)
 			return
 		}
 	default:
@@ -408,9 +408,8 @@ func (t *template) kill() {
 
 // end ends the template and returns when nothing is left of it. Zygotes live on in their sandboxes.
 func (t *template) end() {
-	t.mu.Lock()
-	t.ending, t.dead = true, true
-	t.mu.Unlock()
+	t.ending.Store(true)
+	t.dead.Store(true)
 	t.kill()
 	<-t.gone
 }
@@ -459,13 +458,15 @@ func (s *jailed) tryAdopt(t *template, ours *os.File, pid int) error {
 	defer open.Close()
 	files := []*os.File{gate, ours}
 	for _, name := range namespaces {
-		// The agent has not been waited for, or Wait would have ended: its number still names it.
 		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", pid, name))
 		if err != nil {
 			return err
 		}
 		defer f.Close()
 		files = append(files, f)
+	}
+	if !s.firstLives() { // the number may have been another's
+		return errors.New("the sandbox has ended")
 	}
 	child, err := t.fork(files)
 	if err != nil {

@@ -25,13 +25,19 @@ func zygoteHarness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
 	t.Helper()
 	t.Setenv("CANARY", "of the server") // none of its forks has it
 	h := harness(t, b)
+	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: zygoteSource(t),
+		Preload: []string{"multiprocessing.process"}, OnUse: []string{"xml.dom.minidom"}}
+	h.Template = os.Geteuid() == 0 // others start their own
+	return h
+}
+
+func zygoteSource(t *testing.T) []byte {
+	t.Helper()
 	source, err := runners.Files.ReadFile("python/zygote.py")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source, OnUse: []string{"xml.dom.minidom"}}
-	h.Template = os.Geteuid() == 0 // others start their own
-	return h
+	return source
 }
 
 // templates finds the templates that this process has started: not their forks, and not bubblewrap.
@@ -67,7 +73,7 @@ func theTemplate(t *testing.T) int {
 	return found[0]
 }
 
-// killed kills a process and returns when victim has ended.
+// killed kills a process, unless it is 0, and returns when victim has ended.
 func killed(t *testing.T, pid, victim int) {
 	t.Helper()
 	fd, err := unix.PidfdOpen(victim, 0)
@@ -75,12 +81,20 @@ func killed(t *testing.T, pid, victim int) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
+	if pid > 0 {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
 		t.Fatalf("process %d lives on: %v", victim, err)
 	}
+}
+
+// described is the harness's zygote as a backend is told it.
+func described(h sandboxtest.Harness) *sandbox.Zygote {
+	z := h.Zygote
+	return &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
 }
 
 // TestTemplateLife: a template may go at any time. Runs go on, and there is another one later.
@@ -107,12 +121,27 @@ func TestTemplateLife(t *testing.T) {
 			}
 		})
 	}
+	t.Run("stuck", func(t *testing.T) {
+		h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+		old := sandboxtest.Start(t, h, sandbox.Spec{})
+		first := theTemplate(t)
+		if err := unix.Kill(first, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			sandboxtest.Start(t, sandboxtest.Harness{Backend: h.Backend, Owner: h.Owner}, sandbox.Spec{Zygote: described(h)}).Alive(t)
+		}
+		killed(t, 0, first)
+		if err := old.Close(t.Context()); err != nil { // which waits for its zygote
+			t.Error(err)
+		}
+		sandboxtest.Start(t, h, sandbox.Spec{}).Probe(t, "")
+	})
 	t.Run("closed", func(t *testing.T) {
 		for _, warm := range []bool{false, true} { // in mid-start, and at leisure
 			b := open(t, t.TempDir(), sandboxtest.ID())
 			h := zygoteHarness(t, b)
-			z := h.Zygote
-			b.Warm(sandbox.Spec{Zygote: &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Source: z.Source}})
+			b.Warm(sandbox.Spec{Zygote: described(h)})
 			if warm {
 				_ = sandboxtest.Start(t, h, sandbox.Spec{}).Close(t.Context())
 			}
@@ -147,23 +176,92 @@ func TestTemplateLife(t *testing.T) {
 			t.Error("the template is the old runner's")
 		}
 	})
-	t.Run("fails", func(t *testing.T) {
-		log := &lockedLog{wrote: make(chan struct{}, 1)}
-		b, err := openLogging(t.TempDir(), sandboxtest.ID(), slog.New(slog.NewTextHandler(log, nil)))
+	shares := append([]byte("import mmap\nheld = mmap.mmap(-1, 4096)\n"), zygoteSource(t)...)
+	for says, source := range map[string][]byte{
+		"broken here":       []byte("raise SystemExit('broken here')"),
+		"forks would share": shares, // what one run wrote there, those in other sandboxes would read
+	} {
+		t.Run(says, func(t *testing.T) {
+			log := &lockedLog{wrote: make(chan struct{}, 1)}
+			b, err := openLogging(t.TempDir(), sandboxtest.ID(), slog.New(slog.NewTextHandler(log, nil)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(b.Close)
+			h := harness(t, b)
+			spec := sandbox.Spec{Zygote: &sandbox.Zygote{Name: "broken", Argv: []string{"/usr/bin/python3"}, Source: source}}
+			sandboxtest.Start(t, h, spec).Alive(t)
+			<-log.wrote
+			sandboxtest.Start(t, h, spec).Alive(t)
+			b.Close()
+			if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), says) {
+				t.Errorf("%d warnings: %s", n, log)
+			}
+		})
+	}
+}
+
+// zygotesOf lists the forks of a template.
+func zygotesOf(t *testing.T, template int) string {
+	t.Helper()
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", template, template))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(children))
+}
+
+// TestZygoteLost: a run goes on without the zygote that it came from, and ends as it ends.
+func TestZygoteLost(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+	b := sandboxtest.Start(t, h, sandbox.Spec{})
+	gate := filepath.Join(b.Workspace, "gate")
+	for exit, want := range map[string]wire.Exit{"sys.exit(7)": {Code: 7}, "os.kill(os.getpid(), 15)": {Code: 143, Signal: 15}} {
+		if err := unix.Mkfifo(gate, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(gate, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		r := b.Begin(t, sandboxtest.Python("print('up', flush=True)\nopen('/data/gate').read()\n"+exit))
+		r.Until(t, "up\n")
+		zygote, err := strconv.Atoi(zygotesOf(t, theTemplate(t)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(b.Close)
-		h := harness(t, b)
-		spec := sandbox.Spec{Zygote: &sandbox.Zygote{Name: "broken", Argv: []string{"/usr/bin/python3"}, Source: []byte("raise SystemExit('broken here')")}}
-		sandboxtest.Start(t, h, spec).Alive(t)
-		<-log.wrote
-		sandboxtest.Start(t, h, spec).Alive(t)
-		b.Close()
-		if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), "broken here") {
-			t.Errorf("%d warnings: %s", n, log)
+		killed(t, zygote, zygote)
+		if err := os.WriteFile(gate, nil, 0); err != nil {
+			t.Fatal(err)
 		}
-	})
+		if res := r.Wait(t); res.Exit.Code != want.Code || res.Exit.Signal != want.Signal || !res.Exit.Forked {
+			t.Errorf("%s: %+v %s", exit, res.Exit, res.Stderr)
+		}
+		if err := os.Remove(gate); err != nil {
+			t.Fatal(err)
+		}
+		b = sandboxtest.Start(t, h, sandbox.Spec{Workspace: b.Workspace})
+	}
+}
+
+// TestZygoteFails: one that does not come up is not tried again after every run.
+func TestZygoteFails(t *testing.T) {
+	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
+	tries := filepath.Join(b.Workspace, "tries")
+	run := sandboxtest.Shell("true")
+	run.Zygote = &wire.Zygote{Name: "broken", Argv: []string{"/usr/bin/python3"}, Source: []byte("open('/data/tries', 'a').write('x')")}
+	after := 0
+	for i := 0; i < 1000 && after < 30; i++ {
+		if res := b.Run(t, run); res.Exit.Code != 0 {
+			t.Fatalf("%+v", res.Exit)
+		}
+		if x, _ := os.ReadFile(tries); len(x) > 0 {
+			after++
+		}
+	}
+	if x, err := os.ReadFile(tries); string(x) != "x" {
+		t.Errorf("tries: %q, %v", x, err)
+	}
 }
 
 // TestZygoteFromOutside: a fork of the template is in everything that its sandbox's agent is in, and has nothing else.
@@ -173,11 +271,7 @@ func TestZygoteFromOutside(t *testing.T) {
 	h := zygoteHarness(t, b)
 	sandboxtest.Start(t, h, sandbox.Spec{})
 	template := theTemplate(t)
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", template, template))
-	if err != nil {
-		t.Fatal(err)
-	}
-	zygote := strings.TrimSpace(string(children))
+	zygote := zygotesOf(t, template)
 	agent := ""
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range procs {

@@ -41,7 +41,9 @@ if seen < 1 << 20: breach("saw only", seen)
 	t.Run("chance", func(t *testing.T) {
 		seen := map[string]bool{}
 		for range 4 {
-			res := b.Run(t, Python("import random, uuid, tempfile\nprint(random.random(), uuid.uuid4(), os.urandom(4).hex(), tempfile.mktemp())"))
+			res := b.Run(t, Python(`
+import multiprocessing, random, tempfile, uuid
+print(random.random(), uuid.uuid4(), os.urandom(4).hex(), tempfile.mktemp(), multiprocessing.current_process().authkey.hex())`))
 			for _, word := range strings.Fields(string(res.Stdout)) {
 				if seen[word] {
 					t.Errorf("%s came twice", word)
@@ -49,7 +51,7 @@ if seen < 1 << 20: breach("saw only", seen)
 				seen[word] = true
 			}
 		}
-		if len(seen) != 16 {
+		if len(seen) != 20 {
 			t.Errorf("%d different words", len(seen))
 		}
 	})
