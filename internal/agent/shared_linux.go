@@ -248,8 +248,8 @@ func (spec *initSpec) confineShared() error {
 	return runFilter().install()
 }
 
-// sharedFilter denies, beside what runFilter denies, the calls by which one process changes the limits and
-// priorities of another of the same user: there are some, and the agent is one.
+// sharedFilter denies, beside what runFilter denies, the calls by which one process changes the limits,
+// priorities, scheduling and processors of another of the same user: there are some, and the agent is one.
 func sharedFilter() filter {
 	var f filter
 	f.load(offNR)
@@ -267,6 +267,13 @@ func sharedFilter() filter {
 			b.load(arg(0))
 			b.skipIf(call.user, 2)
 			b.load(arg(1))
+			b.skipIf(0, 1)
+			b.ret(errno(unix.EPERM))
+		})
+	}
+	for _, call := range []uint32{unix.SYS_SCHED_SETAFFINITY, unix.SYS_SCHED_SETATTR, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETSCHEDULER} {
+		f.when(call, func(b *filter) {
+			b.load(arg(0))
 			b.skipIf(0, 1)
 			b.ret(errno(unix.EPERM))
 		})

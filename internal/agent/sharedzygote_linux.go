@@ -227,12 +227,8 @@ func (z *zygote) used() {
 	}
 }
 
-// goOn ends the stop of what is kept, or of everything. s.mu is held.
-func (s *shared) goOn(all bool) {
-	if all {
-		_ = unix.Kill(-1, unix.SIGCONT)
-		return
-	}
+// goOn ends the stop of what is kept. s.mu is held.
+func (s *shared) goOn() {
 	for pid, k := range s.kept {
 		_ = unix.Kill(pid, unix.SIGCONT)
 		if k.program != 0 {

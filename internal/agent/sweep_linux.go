@@ -25,8 +25,16 @@ const (
 // a stopped process does not make room under the limit of processes for a new one, but can be
 // continued by another; a killed one cannot. Where no run is left, one call kills all, and no fork gets past it; that
 // includes what an operator has put into the sandbox as its user. Where a zygote is left, one call stops all, and only it and what
-// it has made for the next run go on before there are no strays.
+// it has made for the next run go on before the end.
 func (s *shared) sweep(deadline time.Time) bool {
+	stopped := false
+	defer func() {
+		if stopped { // also those that are neither strays nor kept, whoever may have begun a run meanwhile
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			_ = unix.Kill(-1, unix.SIGCONT)
+		}
+	}()
 	seen := map[int]bool{}
 	pause := 100 * time.Microsecond
 	for round, uncertain := 0, 0; time.Now().Before(deadline); round++ {
@@ -35,6 +43,7 @@ func (s *shared) sweep(deadline time.Time) bool {
 		switch {
 		case alone && len(s.kept) > 0:
 			_ = unix.Kill(-1, unix.SIGSTOP)
+			stopped = true
 		case alone && killAll():
 			s.mu.Unlock()
 			return true
@@ -54,7 +63,7 @@ func (s *shared) sweep(deadline time.Time) bool {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // fails for those that are not yet the agent's
 		}
 		if alone {
-			s.goOn(len(strays) == 0 && certain)
+			s.goOn()
 		}
 		s.mu.Unlock()
 		switch {

@@ -181,7 +181,7 @@ func (p *plain) run(s *wire.Stream, id string, r *wire.Run) (exit wire.Exit, err
 	}
 	defer j.stop()
 	go j.obey(s)
-	go j.write(r.Code)
+	j.writing.Go(func() { j.write(r.Code) })
 	if err := j.pump(s); err != nil {
 		j.kill() // nobody listens any more, or the engine has gone: then this does nothing
 	}
