@@ -79,7 +79,11 @@ func Main(configJSON, version string) error {
 			return fmt.Errorf("workspace: %w", err)
 		}
 		a.spare.life = expectedLife
-		go a.spare.prepare(nil, func() (*initProcess, error) { return a.newInit(initSpec{TmpBytes: cfg.Expect.TmpBytes}, nil) })
+		next := initSpec{TmpBytes: cfg.Expect.TmpBytes}
+		if cfg.Zygote != nil {
+			next.zygote = &wire.Zygote{Name: cfg.Zygote.Name}
+		}
+		go a.spare.prepare(nil, func() (*initProcess, error) { return a.newSpare(next, nil) })
 		go awaitWorkspace(os.NewFile(WorkspaceFD, "workspace"))
 	}
 	return a.serve(os.NewFile(ConnFD, "server"), wire.Hello{Agent: version})

@@ -17,7 +17,10 @@ type given struct {
 
 const givenFiles = 6
 
-func (g given) close() {
+func (g *given) close() {
+	if g == nil {
+		return
+	}
 	for _, f := range []*os.File{g.pid, g.mount, g.ipc, g.stdout, g.stderr, g.driver} {
 		_ = f.Close()
 	}

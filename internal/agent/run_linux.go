@@ -97,7 +97,7 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	}
 	if spec := a.spec(f.Run); f.Run.Interpreter == "" {
 		if z := a.forkingZygote(spec); a.shared == nil || z != nil && a.shared.landlock >= landlockSignals {
-			a.spare.prepare(a.bootOf(f.Run), func() (*initProcess, error) { return a.newInit(spec, z) })
+			a.spare.prepare(a.bootOf(f.Run), func() (*initProcess, error) { return a.newSpare(spec, z) })
 		}
 	}
 }
@@ -169,6 +169,7 @@ type initProcess struct {
 	forked   bool                             // a zygote started the program
 	fork     *fork                            // nil unless run-init itself came from one
 	booted   *boot                            // the program it has started for the run to come
+	ahead    *ahead                           // the program that a zygote has started for it; nil once the run is there
 }
 
 // startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
@@ -189,17 +190,20 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 			return nil, err
 		}
 	}
-	var g given
-	if a.shared == nil && (spec.Channel || spec.zygote != nil) {
-		var err error
-		if g, err = p.given(); err != nil {
+	waiting := p.ahead
+	p.ahead = nil
+	g := waiting.take()
+	if g == nil && a.shared == nil && (spec.Channel || spec.zygote != nil) {
+		got, err := p.given()
+		if err != nil {
 			_ = p.spec.Close() // if it lives, it ends
 			return p, nil      // its status says why
 		}
-		defer g.close()
+		g = &got
 	}
+	defer g.close()
 	tell := json.NewEncoder(p.spec)
-	if f, ok := a.zygotes.fork(spec, g); ok {
+	if f, ok := a.forkProgram(spec, g, waiting); ok {
 		p.forked = true
 		go func() { // ends when run-init has read it, or has ended
 			_ = tell.Encode(initSpec{Adopted: f.inner, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir})
@@ -213,6 +217,26 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 		_ = p.spec.Close()
 	}()
 	return p, nil
+}
+
+// forkProgram has the program of a run forked by its zygote, unless that has been done already.
+func (a *agent) forkProgram(spec initSpec, g *given, waiting *ahead) (forked, bool) {
+	if waiting.hand(spec, a.zygotes.suiting(spec)) {
+		return waiting.forked, true
+	}
+	if g == nil {
+		return forked{}, false
+	}
+	return a.zygotes.fork(spec, *g)
+}
+
+// newSpare is newInit for a run to come, whose program is forked, too, if there is a zygote for it.
+func (a *agent) newSpare(spec initSpec, z *zygote) (*initProcess, error) {
+	p, err := a.newInit(spec, z)
+	if err == nil && a.shared == nil && spec.zygote != nil {
+		p.ahead = a.zygotes.forkAhead(p, spec.zygote.Name)
+	}
+	return p, err
 }
 
 // newInit starts a run-init in a place of its own, which makes everything ready and waits for its spec. Of the spec it needs
@@ -281,6 +305,7 @@ func (p *initProcess) close() {
 	if p.fork != nil {
 		_ = p.fork.spec.Close()
 	}
+	p.ahead.drop()
 	_ = p.channel.Close() // a nil file says so and does nothing
 }
 

@@ -58,7 +58,7 @@ func (s *spare) prepare(b *boot, start func() (*initProcess, error)) {
 		}
 		s.init = p
 		life := cmp.Or(s.life, spareLife)
-		if p.fork != nil { // it would keep the zygote's memory
+		if p.fork != nil || p.ahead != nil && p.ahead.zygote.lone { // it would keep the zygote's memory
 			life = zygoteLife
 		}
 		s.end = time.AfterFunc(life, func() { s.letGo(p) })

@@ -178,18 +178,8 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 		case <-time.After(soonEnough):
 		}
 	}
-	r, w, err := os.Pipe()
+	f, w, err := z.forkInto(g, spec.Channel)
 	if err != nil {
-		return forked{}, false
-	}
-	defer r.Close()
-	files := []*os.File{g.pid, g.mount, g.ipc, r, g.stdout, g.stderr}
-	if spec.Channel {
-		files = append(files, g.driver)
-	}
-	f, err := z.fork(files...)
-	if err != nil {
-		_ = w.Close() // what it may have forked has no spec, and ends: the run starts in another way
 		return forked{}, false
 	}
 	go spec.tellFork(w, slices.Concat(fixedLimits, spec.limits()))
