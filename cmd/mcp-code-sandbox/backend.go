@@ -47,9 +47,13 @@ func (i *isolation) keepReady(s *settings, dir string, log *slog.Logger) {
 	if i.refuses || size == 0 {
 		return
 	}
+	total := 0
+	if s.MaxSessions > 0 { // those that are nobody's yet are beside them
+		total = s.MaxSessions + size
+	}
 	owner := i.owner
 	i.pool = pool.New(pool.Config{
-		Backend: i.Backend, Size: size, Total: s.MaxSessions, Dir: filepath.Join(dir, "pool"), Budget: pool.Machine(), Logger: log,
+		Backend: i.Backend, Size: size, Total: total, Dir: filepath.Join(dir, "pool"), Budget: pool.Machine(), Logger: log,
 		Own: func(dir string) error {
 			if owner.UID < 0 && owner.GID < 0 {
 				return nil
