@@ -413,20 +413,19 @@ def become(fds, filter):
     mount, ipc, spec, out, err, *driver = fds
     setns(mount)
     setns(ipc)
-    null = os.open(os.devnull, os.O_RDONLY)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), bytes(24)))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
+    streams = [os.open(os.devnull, os.O_RDONLY), out, err, *driver]
+    (spec,) = arrange(streams, spec)
+    os.closerange(len(streams), spec)  # the zygote's connection above all, whose end the agent would not see
+    os.closerange(spec + 1, 1 << 16)
     rehearse()
-    with os.fdopen(os.dup(spec), "rb") as f:
+    with open(spec, "rb") as f:  # waits for the run
         text = f.read()
     if not text:
-        os._exit(0)  # there is no run for it
+        os._exit(0)  # there is none
     run = json.loads(text)
-    # Those that were passed have numbers above those that they get.
-    for target, fd in enumerate([null, out, err] + driver):
-        os.dup2(fd, target)
-    os.closerange(3 + len(driver), 1 << 16)
     os.chdir("/data")
     os.setsid()
     limit(run["limits"])  # before the filter, which forbids one of them

@@ -6,10 +6,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -264,6 +266,61 @@ func TestZygoteFails(t *testing.T) {
 	}
 }
 
+// TestForkedAhead: the program of the next run waits without rights and with nothing of the zygote's open; when it dies, nobody loses a run.
+func TestForkedAhead(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	b := sandboxtest.Start(t, zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
+	zygote := zygotesOf(t, theTemplate(t))
+	next := func() (pid int) {
+		t.Helper()
+		for limit := time.Now().Add(30 * time.Second); ; {
+			children, _ := os.ReadFile("/proc/" + zygote + "/task/" + zygote + "/children")
+			pid, _ = strconv.Atoi(strings.TrimSpace(string(children)))
+			call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+			if strings.HasPrefix(string(call), fmt.Sprint(unix.SYS_READ)+" ") {
+				return pid
+			}
+			if time.Now().After(limit) {
+				t.Fatalf("no fork of the zygote waits: %q %q", children, call)
+			}
+			runtime.Gosched()
+		}
+	}
+	forked := func(code string) {
+		t.Helper()
+		if res := b.Run(t, sandboxtest.Python(code)); string(res.Stdout) != "4\n" || res.Exit.Code != 0 || !res.Exit.Forked {
+			t.Fatalf("%+v %s %s", res.Exit, res.Stdout, res.Stderr)
+		}
+	}
+	forked("print(4)")
+	pid := next()
+	proc := fmt.Sprintf("/proc/%d", pid)
+	for name, want := range map[string]string{"CapEff": strings.Repeat("0", 16), "CapPrm": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "NoNewPrivs": "1"} {
+		if got := status(proc, name); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	fds, err := os.ReadDir(proc + "/fd")
+	if err != nil || len(fds) != 4 {
+		t.Errorf("descriptors: %v, %v", fds, err)
+	}
+	for _, fd := range fds {
+		if to, _ := os.Readlink(proc + "/fd/" + fd.Name()); to != "/dev/null" && !strings.HasPrefix(to, "pipe:") {
+			t.Errorf("descriptor %s is %s", fd.Name(), to)
+		}
+	}
+	forked(fmt.Sprintf("import os\nprint(4 if os.getpid() == %s else os.getpid())", status(proc, "NSpid")[strings.LastIndex(status(proc, "NSpid"), "\t")+1:]))
+	pid = next()
+	killed(t, pid, pid)
+	forked("print(4)")
+	n, _ := strconv.Atoi(zygote)
+	next()
+	killed(t, n, n) // the agent hears of it though the fork lives
+	if res := b.Run(t, sandboxtest.Python("print(4)")); string(res.Stdout) != "4\n" {
+		t.Errorf("%+v %s", res.Exit, res.Stderr)
+	}
+}
+
 // TestZygoteFromOutside: a fork of the template is in everything that its sandbox's agent is in, and has nothing else.
 func TestZygoteFromOutside(t *testing.T) {
 	needRoot(t, "templates enter sandboxes of another uid")
@@ -302,7 +359,7 @@ func TestZygoteFromOutside(t *testing.T) {
 	for _, fd := range fds {
 		to, _ := os.Readlink("/proc/" + zygote + "/fd/" + fd.Name())
 		n, _ := strconv.Atoi(fd.Name())
-		ok := n <= 2 && to == "/dev/null" || n == 3 && strings.HasPrefix(to, "socket:") || n > 3 && strings.HasPrefix(to, "pid:[")
+		ok := n <= 2 && to == "/dev/null" || n == 3 && strings.HasPrefix(to, "socket:") || n > 3 && (strings.HasPrefix(to, "pid:[") || to == "anon_inode:[pidfd]")
 		if !ok {
 			t.Errorf("descriptor %d is %s", n, to)
 		}
