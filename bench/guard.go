@@ -21,12 +21,12 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"python warm jail", "python plain", 2.5},
+	{"python warm jail", "python plain", 2},
 	{"python persistent jail", "python plain", 1},
-	{"python new session jail", "python plain", 10},
+	{"python new session jail", "python plain", 6},
 	{"python warm jail, 100 sessions open", "python warm jail", 1.6},
-	{"pandas warm jail", "pandas plain", 1.6},
-	{"typescript warm jail", "typescript plain", 2.5},
+	{"pandas warm jail", "pandas plain", 0.3},
+	{"typescript warm jail", "typescript plain", 1.6},
 	{"shell warm jail", "shell bwrap", 2},
 	{"download by a signed link", "download by cat", 2},
 }

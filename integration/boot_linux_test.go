@@ -54,7 +54,7 @@ func TestBooted(t *testing.T) {
 	}
 
 	// What is different in every process.
-	volatile := regexp.MustCompile(`main-[0-9a-f]{8}|NODE_COLD(=1)?\n`)
+	volatile := regexp.MustCompile(`main-[0-9a-f]{8}|NODE_COLD(=1)?\n|\(node:\d+\)`)
 	for _, p := range []struct{ name, language, code string }{
 		{"value", "javascript", "console.log(2 + 2)"},
 		{"nothing", "javascript", ";"},

@@ -95,7 +95,7 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 		"killed":           "import os; os.kill(os.getpid(), 9)",
 		"exit at once":     "import os; print('a'); os._exit(5)",
 		"fork":             "import os\nif os.fork(): os.wait(); print('p')\nelse: print('c')",
-		"processes":        "from concurrent.futures import ProcessPoolExecutor as P\ndef f(x): return x*x\nif __name__ == '__main__':\n    print(list(P(2).map(f, [1, 2, 3])))",
+		"processes":        "from concurrent.futures import ProcessPoolExecutor as P\ndef f(x): return x*x\nif __name__ == '__main__':\n    with P(2) as p: print(list(p.map(f, [1, 2, 3])))",
 		"spawned":          "import multiprocessing as m\ndef f(): print('spawned', flush=True)\nif __name__ == '__main__':\n    p = m.get_context('spawn').Process(target=f); p.start(); p.join(); print(p.exitcode)",
 		"subprocess":       "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'print(5)'], capture_output=True, text=True).stdout)",
 		"descriptors":      "import os; print(sorted(os.listdir('/proc/self/fd')))",

@@ -3,14 +3,18 @@ package jail_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
@@ -168,7 +172,31 @@ func freeze(t *testing.T, id string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		await(t, "the agent to stop", func() bool { // each of its threads does by itself
+			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+			return !slices.ContainsFunc(threads, func(thread string) bool { return !strings.HasPrefix(status(thread, "State"), "T") })
+		})
 		return
 	}
 	t.Fatal("the agent was not found")
+}
+
+// await waits until something holds that nobody tells of.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(30 * time.Second); !holds(); {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatal("waited for " + what)
+		}
+	}
+}
+
+// reads reports whether a process waits for something to read.
+func reads(pid int) bool {
+	call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+	return strings.HasPrefix(string(call), fmt.Sprint(unix.SYS_READ)+" ")
 }

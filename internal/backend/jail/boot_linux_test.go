@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -56,18 +55,12 @@ func waitingPrograms(t *testing.T, workspace string) (pids []int) {
 
 func awaitWaiting(t *testing.T, workspace string) int {
 	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for limit := time.After(30 * time.Second); ; {
-		if pids := waitingPrograms(t, workspace); len(pids) == 1 {
-			return pids[0]
-		}
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatal("no program waits for the next run")
-		}
-	}
+	var pids []int
+	await(t, "a program to wait for the next run", func() bool {
+		pids = waitingPrograms(t, workspace)
+		return len(pids) == 1
+	})
+	return pids[0]
 }
 
 func parent(t *testing.T, pid int) (ppid int) {
@@ -101,6 +94,7 @@ func TestBoot(t *testing.T) {
 		r.Env = map[string]string{"OWN": "1", "MINE": "s3cr3t"}
 		want(t, r, "")
 		pid := awaitWaiting(t, b.Workspace)
+		await(t, "the program to be ready", func() bool { return reads(pid) })
 		proc := fmt.Sprintf("/proc/%d/", pid)
 		if !powerless(t, pid) {
 			t.Error("it has a privilege")

@@ -6,12 +6,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -273,18 +271,12 @@ func TestForkedAhead(t *testing.T) {
 	zygote := zygotesOf(t, theTemplate(t))
 	next := func() (pid int) {
 		t.Helper()
-		for limit := time.Now().Add(30 * time.Second); ; {
+		await(t, "a fork of the zygote to wait", func() bool {
 			children, _ := os.ReadFile("/proc/" + zygote + "/task/" + zygote + "/children")
 			pid, _ = strconv.Atoi(strings.TrimSpace(string(children)))
-			call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
-			if strings.HasPrefix(string(call), fmt.Sprint(unix.SYS_READ)+" ") {
-				return pid
-			}
-			if time.Now().After(limit) {
-				t.Fatalf("no fork of the zygote waits: %q %q", children, call)
-			}
-			runtime.Gosched()
-		}
+			return pid > 0 && reads(pid)
+		})
+		return pid
 	}
 	forked := func(code string) {
 		t.Helper()
