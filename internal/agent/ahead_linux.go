@@ -58,12 +58,11 @@ func (w *ahead) hand(spec initSpec, z *zygote) bool {
 	if w == nil || w.spec == nil {
 		return false
 	}
-	if spec.Channel || z != w.zygote || len(w.exit) > 0 {
+	if spec.Channel || z != w.zygote {
 		_ = w.spec.Close()
 		return false
 	}
-	go spec.tellFork(w.spec, slices.Concat(fixedLimits, spec.limits()))
-	return true
+	return spec.tellFork(w.spec, slices.Concat(fixedLimits, spec.limits())) == nil // else it has died, without the whole of the spec
 }
 
 // drop ends it. It does not wait.

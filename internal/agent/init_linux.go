@@ -76,9 +76,12 @@ func runInit(where string) (initStatus, error) {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return initStatus{}, fmt.Errorf("become unreadable: %w", err)
 	}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals)
-	init := runInitProcess{oom: oom, signals: signals}
+	// It dies of none of them. Those that matter have a channel each: one that is full drops what comes, and others come often.
+	signal.Notify(make(chan os.Signal, 1))
+	interrupts, children := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(interrupts, syscall.SIGINT)
+	signal.Notify(children, syscall.SIGCHLD)
+	init := runInitProcess{oom: oom, interrupts: interrupts, children: children}
 	if init.driver, init.theirs, err = driverSocket(); err != nil {
 		return initStatus{}, err
 	}
@@ -130,10 +133,11 @@ func confine(tmpBytes string) error {
 // runInitProcess is a run-init that is ready.
 type runInitProcess struct {
 	oom            *os.File
-	signals        <-chan os.Signal
-	told           *json.Decoder // the spec, and the exit of a program that a zygote has started
-	driver, theirs *os.File      // the ends of the channel for cells: run-init's and the program's
-	waiting        *waiting      // a program that has been started for the run
+	interrupts     <-chan os.Signal
+	children       <-chan os.Signal // some have ended
+	told           *json.Decoder    // the spec, and the exit of a program that a zygote has started
+	driver, theirs *os.File         // the ends of the channel for cells: run-init's and the program's
+	waiting        *waiting         // a program that has been started for the run
 }
 
 // program is the started program.
@@ -165,18 +169,9 @@ func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 	_ = unix.Close(1)
 	_ = unix.Close(2)
 	_ = init.theirs.Close()
-	orphans := make(chan struct{}, 1)
 	go func() {
-		for sig := range init.signals {
-			switch sig {
-			case syscall.SIGINT:
-				_ = syscall.Kill(-p.pid, syscall.SIGINT)
-			case syscall.SIGCHLD:
-				select {
-				case orphans <- struct{}{}:
-				default:
-				}
-			}
+		for range init.interrupts {
+			_ = syscall.Kill(-p.pid, syscall.SIGINT)
 		}
 	}()
 	wait := func() (wire.Exit, error) { return waitFor(p.pid) }
@@ -184,7 +179,7 @@ func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 	case spec.Adopted != 0 && spec.Shared != nil:
 		wait = func() (wire.Exit, error) { return waitForFork(p.pid, p.inherited) }
 	case spec.Adopted != 0:
-		go reap(orphans)
+		go reap(init.children)
 		wait = init.waitToBeTold
 	}
 	if p.driver == nil {
@@ -225,7 +220,7 @@ func (init *runInitProcess) waitToBeTold() (wire.Exit, error) {
 }
 
 // reap waits for the orphans of a program that is not run-init's child itself.
-func reap(orphans <-chan struct{}) {
+func reap(orphans <-chan os.Signal) {
 	for range orphans {
 		for {
 			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && !errors.Is(err, syscall.EINTR) {

@@ -208,7 +208,7 @@ func (a *agent) startForked(spec initSpec, z *zygote) (p *initProcess, err error
 	a.shared.begin(p, spec.Dir)
 	a.shared.mu.Unlock()
 	z.used()
-	go spec.tellFork(p.fork.spec, spec.limits())
+	go func() { _ = spec.tellFork(p.fork.spec, spec.limits()) }()
 	go func() { // ends when run-init has read it, or has ended
 		_ = json.NewEncoder(p.spec).Encode(initSpec{
 			Adopted: p.fork.program, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir, Shared: spec.Shared,

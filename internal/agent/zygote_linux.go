@@ -182,12 +182,12 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 	if err != nil {
 		return forked{}, false
 	}
-	go spec.tellFork(w, slices.Concat(fixedLimits, spec.limits()))
+	go func() { _ = spec.tellFork(w, slices.Concat(fixedLimits, spec.limits())) }()
 	return f, true
 }
 
 // tellFork writes the forkSpec. It ends when the process has read it, or there is none.
-func (spec *initSpec) tellFork(w *os.File, limits []rlimit) {
+func (spec *initSpec) tellFork(w *os.File, limits []rlimit) error {
 	name, code := spec.File, spec.Code
 	if spec.Channel {
 		name, code = driverFile, spec.Driver
@@ -197,8 +197,8 @@ func (spec *initSpec) tellFork(w *os.File, limits []rlimit) {
 	for _, l := range limits {
 		run.Limits[l.name] = l.max
 	}
-	_ = json.NewEncoder(w).Encode(run)
-	_ = w.Close()
+	defer w.Close()
+	return json.NewEncoder(w).Encode(run)
 }
 
 // best is the zygote that has imported the most, or the one that is on its way; nil if there is none.
