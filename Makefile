@@ -1,7 +1,7 @@
 # make help lists the targets.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test lint fuzz bench web images clean test-environments
+.PHONY: help run build test lint fuzz bench guard bench-tool web images clean test-environments
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO      ?= go
@@ -52,13 +52,17 @@ lint: ## gofmt, vet for every platform, staticcheck, shellcheck, govulncheck
 	@scripts/setup lint
 	@scripts/lint
 
-bench: ## Measure runs beside plain processes, and beside docker run and docker exec
+bench: bench-tool ## Measure beside plain processes, bwrap and docker into bench/RESULTS.md; BENCH='-run pandas' prints a part
+	@scripts/engine run $(CACHE)/bench/bench -server $(SERVER) -root $(CACHE)/bench -runners $(CACHE)/runners $(BENCH)
+
+guard: bench-tool ## Fail if runs have become slower than allowed, beside plain processes
+	@$(CACHE)/bench/bench -server $(SERVER) -root $(CACHE)/bench -runners $(CACHE)/runners -guard
+
+bench-tool:
 	@scripts/setup run
 	@$(MAKE) --no-print-directory build
-	@mkdir -p $(CACHE)/bench
 	@SANDBOX_ROOT=$(CACHE) $(SERVER) runners install
-	@ln -sfn ../runners $(CACHE)/bench/runners
-	@scripts/engine run $(GO) run ./bench -server $(SERVER) -root $(CACHE)/bench
+	@$(GO) build -o $(CACHE)/bench/bench ./bench
 
 web: ## Build the page into web/dist, from which it is embedded
 	@scripts/setup web

@@ -3,63 +3,104 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"os/exec"
 )
 
-// benchDocker measures the docker backend beside the docker command doing the same. It prints a table of its own.
-func benchDocker(binary, root, engine string, n int) error {
-	if engine == "" {
-		fmt.Println("\nThe docker backend was left out: no engine was named.")
-		return nil
-	}
-	root, err := filepath.Abs(root)
-	if err != nil {
-		return err
-	}
-	const (
-		image  = "runner-python"
-		python = "/opt/runners/python/bin/python"
-		code   = "print(2+2)"
-	)
-	// What a server would do with the command: no network, no rights, nothing left.
-	hardened := []string{
-		"run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-		"--memory", "512m", "--pids-limit", "256", "--log-driver", "none",
-	}
-	docker := func(args ...string) func() error {
-		return command("docker", append([]string{"--host", engine}, args...)...)
-	}
-	run := func(args ...string) []string { return append(hardened[:len(hardened):len(hardened)], args...) }
+// noEngine is why docker is not measured.
+type noEngine struct{ reason string }
 
-	name := fmt.Sprintf("bench-%d", os.Getpid())
-	if err := docker(run("--detach", "--name", name, "--entrypoint", "sleep", image, "infinity")...)(); err != nil {
-		return fmt.Errorf("docker run %s: %w: are the images on the engine? (make images)", image, err)
-	}
-	defer docker("rm", "--force", name)()
+func (e *noEngine) Error() string { return "docker was left out: " + e.reason }
 
-	s, err := startServer(binary, root, "SANDBOX_BACKEND=docker", "DOCKER_HOST="+engine)
-	if err != nil {
-		return err
+// dockerSide is a server on the docker backend, and containers of the same images for docker exec.
+type dockerSide struct {
+	server     *server
+	program    string
+	engine     string
+	containers map[string]string // by image
+}
+
+// hardened is what a server would do with the command: no network, no rights, nothing left.
+var hardened = []string{
+	"run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--workdir", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+	"--memory", "512m", "--pids-limit", "256", "--log-driver", "none",
+	"--env", "OMP_NUM_THREADS=1", "--env", "OPENBLAS_NUM_THREADS=1",
+}
+
+const (
+	pythonImage = "runner-python"
+	nodeImage   = "runner-typescript"
+)
+
+// docker starts the side of docker once. It fails with *noEngine where there is none.
+func (b *bench) docker(ctx context.Context) (*dockerSide, error) {
+	if b.dockerSide != nil {
+		return b.dockerSide, nil
 	}
-	defer s.stop()
-	var fresh int
-	t := &table{base: "docker exec"}
-	err = measure(t, 0, []kind{
-		{"docker exec python", docker("exec", name, python, "-c", code), n},
-		{"docker run python", docker(run("--entrypoint", python, image, "-c", code)...), n / 3},
-		{"run_code python on docker, warm, through HTTP", func() error { return s.run("warm", "python", code) }, n},
-		{"run_code python on docker, first run of a session", func() error {
-			fresh++
-			return s.run(fmt.Sprintf("new-%d-%d", os.Getpid(), fresh), "python", code)
-		}, n / 3},
-		{"run_code typescript on docker, warm", func() error {
-			return s.run("warm", "typescript", "const x: number = 4; console.log(x)")
-		}, n / 2},
-	})
-	if err == nil {
-		fmt.Print("\n" + t.String())
+	if b.engine == "" {
+		return nil, &noEngine{"no engine was named (scripts/engine says why there was none; or set -docker)"}
 	}
-	return err
+	d := &dockerSide{engine: b.engine, program: "/usr/bin/docker", containers: map[string]string{}}
+	if _, err := os.Stat(d.program); err != nil {
+		if d.program, err = exec.LookPath("docker"); err != nil {
+			return nil, &noEngine{"there is no docker command"}
+		}
+	}
+	for _, image := range []string{pythonImage, nodeImage} {
+		name := fmt.Sprintf("bench-%d-%s", os.Getpid(), image)
+		_, err := d.docker(append(hardened[:len(hardened):len(hardened)], "--detach", "--name", name, "--entrypoint", "sleep", image, "infinity")...)(ctx)
+		if err != nil {
+			d.stop()
+			return nil, fmt.Errorf("docker run %s: %w: are the images on the engine? (make images)", image, err)
+		}
+		d.containers[image] = name
+	}
+	var err error
+	if d.server, err = b.startServer(ctx, "docker", "SANDBOX_BACKEND=docker", "DOCKER_HOST="+b.engine); err != nil {
+		d.stop()
+		return nil, err
+	}
+	b.dockerSide = d
+	return d, nil
+}
+
+func (d *dockerSide) docker(args ...string) func(context.Context) ([]byte, error) {
+	return command("", nil, append([]string{d.program, "--host", d.engine}, args...)...)
+}
+
+// commands are docker's own ways to run a work.
+func (d *dockerSide) commands(b *bench, w work) []contender {
+	image, program := pythonImage, w.plain[0]
+	switch program {
+	case "python":
+		program = "/opt/runners/python/bin/python"
+	case "node":
+		image = nodeImage
+	}
+	args := append([]string{image}, w.plain[1:]...)
+	args = append(args, w.command())
+	run := append(hardened[:len(hardened):len(hardened)], "--entrypoint", program)
+	exec := append([]string{"exec", d.containers[image], program}, args[1:]...)
+	return []contender{
+		{name: "docker exec", n: b.scaled(w.slow), do: d.docker(exec...), want: w.want},
+		{name: "docker run", n: b.scaled(w.slow), do: d.docker(append(run, args...)...), want: w.want, rest: 5 * pause},
+	}
+}
+
+func (d *dockerSide) stop() {
+	if d == nil {
+		return
+	}
+	d.server.stop()
+	var errs []error
+	for _, name := range d.containers {
+		_, err := d.docker("rm", "--force", name)(context.Background())
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+	}
 }

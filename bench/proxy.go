@@ -42,29 +42,31 @@ type way struct {
 	call func(path string) error
 }
 
-// benchProxy measures calls through the execution proxy beside direct ones, and beside those through a relay that does nothing but copy, in
+// proxy measures calls through the execution proxy beside direct ones, and beside those through a relay that does nothing but copy, in
 // turn. Client, service, relay and proxy are in this process and share its processors, over loopback: nothing hides what the proxy costs.
 // Over HTTPS, which is how real services are reached, the proxy does the client's share of the encryption.
-func benchProxy(t *table, n int) error {
-	dir, err := os.MkdirTemp("", "bench-proxy-")
+func (b *bench) proxy(ctx context.Context) (*section, error) {
+	dir, err := os.MkdirTemp(b.dir, "proxy-")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer os.RemoveAll(dir)
+	s := &section{Title: "The execution proxy, all of it in one process", Header: proxyHeader}
 	if trusted, ok := os.LookupEnv(certificates); ok { // startService changes it
 		defer os.Setenv(certificates, trusted)
 	} else {
 		defer os.Unsetenv(certificates)
 	}
 	for _, scheme := range []string{"http", "https"} {
-		if err := benchScheme(t, n, scheme, filepath.Join(dir, scheme)); err != nil {
-			return fmt.Errorf("calls by %s: %w", scheme, err)
+		if err := benchScheme(ctx, s, b.scaled(60), scheme, filepath.Join(dir, scheme)); err != nil {
+			return nil, fmt.Errorf("calls by %s: %w", scheme, err)
 		}
 	}
-	return nil
+	return s, nil
 }
 
-func benchScheme(t *table, n int, scheme, dir string) error {
+var proxyHeader = []string{"calls of a service", "p50", "p99", "added", "CPU added"}
+
+func benchScheme(ctx context.Context, s *section, n int, scheme, dir string) error {
 	up, err := startService(scheme, dir)
 	if err != nil {
 		return err
@@ -87,7 +89,7 @@ func benchScheme(t *table, n int, scheme, dir string) error {
 		return err
 	}
 	defer stop()
-	token, err := p.Issue(context.Background(), "bench", proxy.GrantRequest{Service: "service", ExecutionID: "bench", TTL: proxy.MaxTTL})
+	token, err := p.Issue(ctx, "bench", proxy.GrantRequest{Service: "service", ExecutionID: "bench", TTL: proxy.MaxTTL})
 	if err != nil {
 		return err
 	}
@@ -100,38 +102,41 @@ func benchScheme(t *table, n int, scheme, dir string) error {
 		return err
 	}
 	defer leave()
-	tokens, err := p.IssueForRun(context.Background(), "bench", "run", sandboxID, proxy.MaxTTL, []proxy.GrantRequest{{Service: "service"}})
+	tokens, err := p.IssueForRun(ctx, "bench", "run", sandboxID, proxy.MaxTTL, []proxy.GrantRequest{{Service: "service"}})
 	if err != nil {
 		return err
 	}
 	ways = append(ways, way{"the same, from a sandbox", caller(&http.Client{Transport: &http.Transport{}}, inside+"/proxy/service", tokens[0].Token)})
 
-	small, err := inTurn(2*n, 10, "/small", ways)
+	small, err := inTurn(ctx, 2*n, 10, "/small", ways)
 	if err != nil {
 		return err
 	}
-	large, err := inTurn(max(5, n/6), 1, "/large", ways)
+	large, err := inTurn(ctx, max(3, n/6), 1, "/large", ways)
 	if err != nil {
 		return err
 	}
-	report(t, scheme, ways, small, large)
+	report(s, scheme, ways, small, large)
 	return nil
 }
 
-func report(t *table, scheme string, ways []way, small, large []samples) {
-	in := func(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
+func report(s *section, scheme string, ways []way, small, large []samples) {
 	median := func(d []time.Duration) time.Duration { return percentile(d, 50) }
 	for i, w := range ways {
-		added := ""
+		row := []string{"short " + scheme + " call, " + w.name, ms(median(small[i].wall)), ms(percentile(small[i].wall, 99))}
 		if i > 0 {
-			added = fmt.Sprintf(" (+%s; CPU +%s)", in(median(small[i].wall)-median(small[0].wall)), in(median(small[i].cpu)-median(small[0].cpu)))
+			row = append(row, ms(median(small[i].wall)-median(small[0].wall)), ms(median(small[i].cpu)-median(small[0].cpu)))
 		}
-		t.row("short "+scheme+" call, "+w.name, in(median(small[i].wall))+added, in(percentile(small[i].wall, 99)), "")
+		s.row(row...)
 	}
 	for i, w := range ways {
 		wall := median(large[i].wall)
-		t.row("100 MB by "+scheme+", "+w.name, fmt.Sprintf("%.0f MB/s (%.0f %%; CPU %.0f ms)", bodySize/1e6/wall.Seconds(),
-			100*median(large[0].wall).Seconds()/wall.Seconds(), 1000*median(large[i].cpu).Seconds()), "", "")
+		row := []string{"100 MB by " + scheme + ", " + w.name, fmt.Sprintf("%.0f MB/s", bodySize/1e6/wall.Seconds()), ""}
+		if i > 0 {
+			row = append(row, fmt.Sprintf("%.0f %% of direct", 100*median(large[0].wall).Seconds()/wall.Seconds()),
+				ms(median(large[i].cpu)-median(large[0].cpu)))
+		}
+		s.row(row...)
 	}
 }
 
@@ -277,9 +282,12 @@ func caller(client *http.Client, base, token string) func(path string) error {
 type samples struct{ wall, cpu []time.Duration }
 
 // inTurn measures n rounds of each way, one after the other: of each round, so many calls in a row.
-func inTurn(n, row int, path string, ways []way) ([]samples, error) {
+func inTurn(ctx context.Context, n, row int, path string, ways []way) ([]samples, error) {
 	taken := make([]samples, len(ways))
 	for i := range n + 1 {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		for k, w := range ways {
 			before := processorTime()
 			for range row {

@@ -251,6 +251,7 @@ func TestBackgroundRunFromElsewhere(t *testing.T) {
 func TestHandover(t *testing.T) {
 	s := serve(t, "SANDBOX_HANDOVER_S=1", "SANDBOX_EXEC_TIMEOUT_S=2", "SANDBOX_MAX_EXEC_TIMEOUT_S=5")
 	code := map[string]any{"env": "python", "session": "x", "code": "import time\nprint('begun', flush=True)\ntime.sleep(3)\nprint('done')", "timeout_seconds": 5}
+	s.cell(t, "x", "python", "1") // so that the second is not the sandbox's start
 	start := time.Now()
 	st := s.state(t, "run", code)
 	if st.Status != "running" || st.Output != "begun\n" || time.Since(start) < time.Second {

@@ -3,10 +3,6 @@
 package integration
 
 import (
-	"archive/tar"
-	"bytes"
-	"context"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -18,6 +14,8 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
+
+	"mcp-code-sandbox/internal/backend/docker/dockertest"
 )
 
 // sameAnswers are the tests whose transcripts must be the same on every backend: contracts 1, 2 and 4, interpreters that live on,
@@ -28,7 +26,7 @@ var sameAnswers = []string{
 	"TestHostilePrograms", "TestNothingSurvives", "TestDiskQuota", "TestPlanted", "TestEveryToolWithAClient",
 	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
 	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
-	"TestExecutionProxy",
+	"TestExecutionProxy", "TestForked",
 }
 
 // TestSameAnswersOnDocker runs them again, on the Docker backend.
@@ -193,7 +191,7 @@ func TestStdinImage(t *testing.T) {
 	if r := s.run(t, "x", language, "echo hello"); r.Success || !strings.Contains(r.Output, "python") {
 		t.Errorf("before there is an image: %+v", r)
 	}
-	buildImage(t, c, language+":test", `FROM runner-python
+	dockertest.Build(t, c, language+":test", `FROM runner-python
 LABEL sandbox.runner=true
 LABEL sandbox.language=`+language+`
 LABEL sandbox.protocol=
@@ -221,31 +219,6 @@ ENTRYPOINT ["/bin/sh", "-c", "cat > /tmp/main.sh && exec /bin/sh /tmp/main.sh"]
 	eventually(t, 20*time.Second, "the server to see that the image is gone", func() bool {
 		return !strings.Contains(s.answer(t, "list_runners", nil), `"`+language+`"`)
 	})
-}
-
-func buildImage(t *testing.T, c *client.Client, tag, dockerfile string) {
-	t.Helper()
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	if err := w.WriteHeader(&tar.Header{Name: "Dockerfile", Mode: 0o644, Size: int64(len(dockerfile))}); err != nil {
-		t.Fatal(err)
-	}
-	_, _ = io.WriteString(w, dockerfile)
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	res, err := c.ImageBuild(t.Context(), &buf, client.ImageBuildOptions{Tags: []string{tag}, Remove: true, ForceRemove: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	said, _ := io.ReadAll(res.Body)
-	_ = res.Body.Close()
-	t.Cleanup(func() {
-		_, _ = c.ImageRemove(context.Background(), tag, client.ImageRemoveOptions{Force: true, PruneChildren: true})
-	})
-	if _, err := c.ImageInspect(t.Context(), tag); err != nil {
-		t.Fatalf("the image was not built: %v\n%s", err, said)
-	}
 }
 
 // TestNoEngine: a server whose engine is away says so, starts nothing else instead, and works when the engine is there.

@@ -13,7 +13,7 @@ import (
 // never one of its own.
 var layers = [][]string{
 	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "internal/publicaddr", "internal/closednet", "runners", "web"},
-	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor"},
+	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor", "internal/backend/docker/dockertest", "internal/pool"},
 	{"internal/backend/jail", "internal/backend/wrapper", "internal/backend/docker"},
 	{"internal/executiontoken", "internal/credential"},
 	{"internal/proxy"},

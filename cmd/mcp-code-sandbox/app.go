@@ -93,6 +93,12 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 
 	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
 	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
+	if inv.keepReady {
+		a.isolation.keepReady(s, a.instance.Dir(), a.log)
+	}
+	if p := a.isolation.pool; p != nil {
+		a.onClose(p.Close)
+	}
 	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
 
 	if a.store, err = store.Open(ctx, filepath.Join(s.Root, "state.db")); err != nil {
@@ -107,6 +113,9 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "sandbox_ready_sandboxes", Help: "Sandboxes that wait for a session.",
+	}, a.isolation.ready))
 	if a.services, err = a.newServices(ctx, baseURL, registry); err != nil {
 		return nil, err
 	}

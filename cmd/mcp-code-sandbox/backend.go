@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"runtime"
 	"time"
 
 	"mcp-code-sandbox/internal/agentbin"
 	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/instance"
+	"mcp-code-sandbox/internal/pool"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/workspace"
@@ -29,11 +32,44 @@ const lookTimeout = 3 * time.Second
 // isolation is the backend that was chosen.
 type isolation struct {
 	sandbox.Backend
-	name   string
-	why    string
-	owner  workspace.Owner
-	images *docker.Backend // whose images are the runners; nil on the jail
-	close  func()
+	name    string
+	why     string
+	owner   workspace.Owner
+	images  *docker.Backend // whose images are the runners; nil on the jail
+	close   func()
+	refuses bool       // it could not be made
+	pool    *pool.Pool // nil: no sandbox is ready before it is asked for
+}
+
+// keepReady has sandboxes started ahead of their use.
+func (i *isolation) keepReady(s *settings, dir string, log *slog.Logger) {
+	size := s.poolSize(i.name)
+	if i.refuses || size == 0 {
+		return
+	}
+	total := 0
+	if s.MaxSessions > 0 { // those that are nobody's yet are beside them
+		total = s.MaxSessions + size
+	}
+	owner := i.owner
+	i.pool = pool.New(pool.Config{
+		Backend: i.Backend, Size: size, Total: total, Dir: filepath.Join(dir, "pool"), Budget: pool.Machine(), Logger: log,
+		Own: func(dir string) error {
+			if owner.UID < 0 && owner.GID < 0 {
+				return nil
+			}
+			return os.Lchown(dir, owner.UID, owner.GID)
+		},
+	})
+	i.Backend = i.pool
+}
+
+// ready is how many sandboxes wait for a session.
+func (i *isolation) ready() float64 {
+	if i.pool == nil {
+		return 0
+	}
+	return float64(i.pool.Ready())
 }
 
 // newIsolation makes the backend that the settings ask for. One that cannot be made is not replaced by another: the result then
@@ -67,7 +103,7 @@ func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key se
 		}
 	}
 	if err != nil {
-		iso.Backend = refusing{err}
+		iso.Backend, iso.refuses = refusing{err}, true
 	}
 	var closeWrappers func()
 	closeBackend := iso.close
@@ -123,9 +159,11 @@ type routed struct {
 }
 
 var (
-	_ sandbox.Prober  = routed{}
-	_ sandbox.Reaper  = routed{}
-	_ sandbox.Sweeper = routed{}
+	_ sandbox.Prober   = routed{}
+	_ sandbox.Reaper   = routed{}
+	_ sandbox.Sweeper  = routed{}
+	_ sandbox.Warmer   = routed{}
+	_ sandbox.Preparer = routed{}
 )
 
 func (r routed) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -133,6 +171,13 @@ func (r routed) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 		return r.wrappers.Start(ctx, spec)
 	}
 	return r.Backend.Start(ctx, spec)
+}
+
+func (r routed) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepared, error) {
+	if p, ok := r.Backend.(sandbox.Preparer); ok && spec.Wrapper == "" {
+		return p.Prepare(ctx, spec)
+	}
+	return nil, errors.ErrUnsupported
 }
 
 func (r routed) Probe(ctx context.Context) []sandbox.Check {
@@ -147,6 +192,12 @@ func (r routed) Reap(ctx context.Context, instance string) error {
 		return p.Reap(ctx, instance)
 	}
 	return nil
+}
+
+func (r routed) Warm(spec sandbox.Spec) {
+	if w, ok := r.Backend.(sandbox.Warmer); ok && spec.Wrapper == "" {
+		w.Warm(spec)
+	}
 }
 
 func (r routed) Sweep(ctx context.Context, alive func(string) bool) error {

@@ -18,7 +18,7 @@ func newJail(s *settings, i *instance.Instance, log *slog.Logger) (sandbox.Backe
 		return nil, workspace.Owner{}, nil, &sandbox.Error{Op: "unpack the agent", Err: err, Fix: "make build"}
 	}
 	b, err := jail.New(jail.Config{
-		Dir: i.Dir(), Instance: i.ID(), AgentBinary: agent, AllowNetworks: s.networkAllow(), Logger: log,
+		Dir: i.Dir(), Instance: i.ID(), AgentBinary: agent, AllowNetworks: s.networkAllow(), NoTemplates: s.SharedZygote == "off", Logger: log,
 	})
 	if err != nil {
 		return nil, workspace.Owner{}, nil, err

@@ -40,7 +40,8 @@ type invocation struct {
 	env            map[string]string
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	code           int // the exit code of a command that did not fail
+	code           int  // the exit code of a command that did not fail
+	keepReady      bool // more than one session is to come: sandboxes may be started ahead of them
 }
 
 // exit is how kong's --help ends a parse; see run.

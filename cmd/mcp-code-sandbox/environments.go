@@ -93,6 +93,9 @@ func (a *app) followImages(ctx context.Context) {
 		a.environments.change(set, problems)
 		if !slices.EqualFunc(before, set, func(a, b runner.Runner) bool { return a.Name == b.Name && a.ImageID == b.ImageID }) {
 			a.log.Info("runners changed with the engine's images", "runners", strings.Join(set.Names(), ", "))
+			if a.isolation.pool != nil {
+				a.warm(ctx)
+			}
 		}
 	})
 }

@@ -47,6 +47,7 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 		return err
 	}
 	// People at a terminal want the program's output alone: what goes wrong is returned, the rest is in the log file.
+	s.SharedZygote = "off" // there is nobody to share it with
 	quiet := *inv
 	quiet.stderr = io.Discard
 	a, err := newApp(ctx, &quiet, "http://"+s.listenAddr())

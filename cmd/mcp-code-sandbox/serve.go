@@ -32,6 +32,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	defer l.Close()
 	base := baseURL(s, l)
+	inv.keepReady = true
 	a, err := newApp(ctx, inv, base)
 	if err != nil {
 		return err
@@ -45,6 +46,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	banner(inv.stderr, a, base)
 	a.tasks.start(a.reportReadiness)
+	a.tasks.start(a.warm)
 
 	page, err := httpapi.NewPage(web.Files())
 	if err != nil {
@@ -60,6 +62,18 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 		a.log.Info("shutting down")
 	}
 	return errors.Join(err, shutdown(server, m), a.Close())
+}
+
+// warm makes what sandboxes share before the first run needs it, of the runners there are now.
+func (a *app) warm(context.Context) {
+	if p := a.isolation.pool; p != nil {
+		p.Cool(a.environments.runners().Names())
+	}
+	for _, r := range a.environments.runners() {
+		if r.SandboxZygote() != nil {
+			a.sessions.Warm(r)
+		}
+	}
 }
 
 // newMCP makes the MCP server with the tools.

@@ -52,6 +52,7 @@ type settings struct {
 	CPULimit          float64  `name:"cpu-limit" environ:"SANDBOX_CPU_LIMIT" group:"sandbox" default:"1.0" help:"CPU cores of a sandbox."`
 	PIDsLimit         int      `name:"pids-limit" environ:"SANDBOX_PIDS_LIMIT" group:"sandbox" default:"256" help:"Processes and threads of a sandbox."`
 	TmpBytes          byteSize `name:"tmp-bytes" environ:"SANDBOX_TMP_BYTES" group:"sandbox" default:"256MB" help:"Size of a run's private /tmp, and of its /dev/shm; both count as memory."`
+	SharedZygote      string   `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" group:"sandbox" default:"on" help:"Share the memory of Python's imported libraries among the jail's sandboxes (on), or have each import them for itself (off: about a second of CPU and 80 MB each, for separate address-space layouts)."`
 	Network           string   `name:"network" environ:"SANDBOX_NETWORK" group:"sandbox" default:"full" help:"What network: true gives a run: full (the internet, nothing private) or off."`
 	NetworkAllow      []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" group:"sandbox" placeholder:"CIDR" help:"Private addresses or networks that runs with network may reach after all."`
 	ExecTimeout       seconds  `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run that does not ask for more time (seconds, or 2m)."`
@@ -64,6 +65,7 @@ type settings struct {
 	WorkspaceBytes    byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
 	WorkspaceFiles    int      `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" group:"sandbox" default:"50000" help:"Number of a session's files and directories."`
 	MaxSessions       int      `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" group:"sandbox" default:"10" help:"Sessions that have a live sandbox at one time."`
+	PoolSize          *int     `name:"pool-size" environ:"SANDBOX_POOL_SIZE" group:"sandbox" placeholder:"N" help:"Sandboxes of each kind without network that serve keeps ready for new sessions, at most; 0: none. Default: 2 on the jail, 0 on docker."`
 	MaxRunsPerSession int      `name:"max-runs-per-session" environ:"SANDBOX_MAX_RUNS_PER_SESSION" group:"sandbox" default:"4" help:"Overlapping runs of one session."`
 	SessionTTL        minutes  `name:"session-ttl" environ:"SANDBOX_SESSION_TTL_M" group:"sandbox" default:"30m" help:"Idle time after which a session's processes end; files stay (minutes, or 1h30m)."`
 	IdleTimeout       seconds  `name:"session-idle-timeout" environ:"SESSION_IDLE_TIMEOUT" group:"sandbox" placeholder:"SECONDS" help:"The same in seconds; wins over --session-ttl."`
@@ -119,6 +121,7 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		s.DockerHost = defaultEngine(env)
 	}
 	bad(s.HostPath == "" || path.IsAbs(s.HostPath) || filepath.IsAbs(s.HostPath), "SANDBOX_HOST_PATH", "%q is no absolute path", s.HostPath)
+	bad(s.SharedZygote == "on" || s.SharedZygote == "off", "SANDBOX_SHARED_ZYGOTE", "%q is neither on nor off", s.SharedZygote)
 	bad(s.Network == "full" || s.Network == "off", "SANDBOX_NETWORK", "%q is neither full nor off", s.Network)
 	for _, n := range s.NetworkAllow {
 		_, err := parsePrefix(n)
@@ -146,6 +149,7 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	} {
 		bad(c.n > 0, c.name, "it must be greater than 0")
 	}
+	bad(s.PoolSize == nil || *s.PoolSize >= 0, "SANDBOX_POOL_SIZE", "it must not be negative; 0 means none")
 	bad(s.MaxExecTimeout >= 0, "SANDBOX_MAX_EXEC_TIMEOUT_S", "it must not be negative")
 	bad(s.Handover >= 0, "SANDBOX_HANDOVER_S", "it must not be negative; 0 means never")
 	s.MaxExecTimeout = max(s.MaxExecTimeout, s.ExecTimeout)
@@ -189,6 +193,18 @@ func (s *settings) listenAddr() string {
 
 // addrIsDefault reports whether nobody chose the address.
 func (s *settings) addrIsDefault() bool { return s.HTTPAddr == "" && s.HTTPPort == 8080 }
+
+// poolSize is how many sandboxes of a kind are ready at most. A container's labels cannot tell later whose it has become, so
+// on docker it takes an operator's word.
+func (s *settings) poolSize(backend string) int {
+	switch {
+	case s.PoolSize != nil:
+		return *s.PoolSize
+	case backend == backendJail:
+		return 2
+	}
+	return 0
+}
 
 func (s *settings) idleTTL() time.Duration {
 	if s.IdleTimeout > 0 {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -63,6 +64,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_CPU_LIMIT", "0.5", func(s *settings) any { return s.CPULimit }, 1.0, 0.5},
 		{"SANDBOX_PIDS_LIMIT", "99", func(s *settings) any { return s.PIDsLimit }, 256, 99},
 		{"SANDBOX_TMP_BYTES", "64m", func(s *settings) any { return int64(s.TmpBytes) }, int64(256 << 20), int64(64 << 20)},
+		{"SANDBOX_SHARED_ZYGOTE", "off", func(s *settings) any { return s.SharedZygote }, "on", "off"},
 		{"SANDBOX_NETWORK", "off", func(s *settings) any { return s.Network }, "full", "off"},
 		{"SANDBOX_NETWORK_ALLOW", "10.1.2.3,192.168.0.7/16", func(s *settings) any {
 			var b strings.Builder
@@ -84,6 +86,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_WORKSPACE_BYTES", "1.5GiB", func(s *settings) any { return int64(s.WorkspaceBytes) }, int64(2 << 30), int64(3 << 29)},
 		{"SANDBOX_WORKSPACE_FILES", "7", func(s *settings) any { return s.WorkspaceFiles }, 50000, 7},
 		{"SANDBOX_MAX_SESSIONS", "3", func(s *settings) any { return s.MaxSessions }, 10, 3},
+		{"SANDBOX_POOL_SIZE", "7", func(s *settings) any { return fmt.Sprint(s.poolSize(backendJail), s.poolSize(backendDocker)) }, "2 0", "7 7"},
 		{"SANDBOX_MAX_RUNS_PER_SESSION", "2", func(s *settings) any { return s.MaxRunsPerSession }, 4, 2},
 		{"SANDBOX_CLEANUP_INTERVAL_M", "1", func(s *settings) any { return time.Duration(s.CleanupInterval) }, 5 * time.Minute, time.Minute},
 		{"SANDBOX_CLOSED_RETENTION_H", "1.5", func(s *settings) any { return time.Duration(s.ClosedRetention) }, 24 * time.Hour, 90 * time.Minute},
@@ -153,6 +156,7 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_EXEC_TIMEOUT_S", "soon", "seconds"},
 		{"SANDBOX_EXEC_TIMEOUT_S", "0", "greater than 0"},
 		{"SANDBOX_SESSION_TTL_M", "x", "minutes"},
+		{"SANDBOX_SHARED_ZYGOTE", "yes", "on"},
 		{"SANDBOX_NETWORK", "yes", "full"},
 		{"SANDBOX_NETWORK_ALLOW", "db.internal", "10.0.0.0/8"},
 		{"SANDBOX_BACKEND", "none", "docker"},

@@ -20,6 +20,10 @@ func main() {
 	switch {
 	case len(os.Args) == 2 && os.Args[0] == "run-init":
 		err = agent.RunInit(os.Args[1])
+	case len(os.Args) > 1 && os.Args[0] == "zygote":
+		err = agent.BecomeZygote(os.Args[1:])
+	case len(os.Args) > 1 && os.Args[0] == "shared-zygote":
+		err = agent.BecomeSharedZygote(os.Args[1:])
 	case len(os.Args) == 3 && os.Args[1] == "shared":
 		err = agent.MainShared(os.Args[2], version)
 	case len(os.Args) == 3 && os.Args[1] == "guard":

@@ -31,6 +31,9 @@ import (
 // ConnFD is the descriptor on which the agent finds its connection to the server.
 const ConnFD = 3
 
+// ZygoteFD is the descriptor on which the agent hears from a zygote that its Config announces.
+const ZygoteFD = 6
+
 // Main runs the agent until the server closes the connection. It is process 1 of the sandbox, so its end
 // is the end of everything inside.
 func Main(configJSON, version string) error {
@@ -49,6 +52,9 @@ func Main(configJSON, version string) error {
 		return err
 	}
 	shareInotify()
+	if err := separateMounts(); err != nil {
+		return err
+	}
 	if err := addUnreachableRoutes(cfg.Unreachable); err != nil {
 		return err
 	}
@@ -58,7 +64,28 @@ func Main(configJSON, version string) error {
 	if err := unix.SetNonblock(ConnFD, true); err != nil {
 		return fmt.Errorf("connection: %w", err)
 	}
-	a := &agent{cfg: cfg}
+	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting)}
+	if cfg.Zygote != nil {
+		if err := unix.SetNonblock(ZygoteFD, true); err != nil {
+			return fmt.Errorf("zygote: %w", err)
+		}
+		a.zygotes.add(cfg.Zygote.Name, &zygote{env: cfg.Zygote.Env, soon: cfg.Zygote.Soon, conn: os.NewFile(ZygoteFD, "zygote")})
+	}
+	if cfg.Expect != nil {
+		if err := expectWorkspace(); err != nil {
+			return err
+		}
+		if err := unix.SetNonblock(WorkspaceFD, true); err != nil {
+			return fmt.Errorf("workspace: %w", err)
+		}
+		a.spare.life = expectedLife
+		next := initSpec{TmpBytes: cfg.Expect.TmpBytes}
+		if cfg.Zygote != nil {
+			next.zygote = &wire.Zygote{Name: cfg.Zygote.Name}
+		}
+		go a.spare.prepare(nil, func() (*initProcess, error) { return a.newSpare(next, nil) })
+		go awaitWorkspace(os.NewFile(WorkspaceFD, "workspace"))
+	}
 	return a.serve(os.NewFile(ConnFD, "server"), wire.Hello{Agent: version})
 }
 
@@ -74,7 +101,6 @@ func (a *agent) serve(conn io.ReadWriteCloser, hello wire.Hello) error {
 	if err := wire.SendHello(conn, hello); err != nil {
 		return err
 	}
-	a.starting = make(chan struct{}, maxStarting)
 	a.conn = wire.NewConn(conn, wire.AgentSide, a.run)
 	if forward != nil {
 		go a.forward(forward)
@@ -95,6 +121,7 @@ type agent struct {
 
 	mu           sync.Mutex
 	interpreters map[string]*interpreter // that live on between runs, by name
+	zygotes      zygotes
 }
 
 // forbidUserNamespaces sets the limit of this user namespace to none. The seccomp filter says the same;

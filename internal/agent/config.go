@@ -18,6 +18,25 @@ type Config struct {
 	// DataBytes and Processes are rlimits for every process of a run, for where there is no cgroup.
 	DataBytes uint64 `json:"data_bytes,omitempty"`
 	Processes uint64 `json:"processes,omitempty"`
+	// NoZygote says that there is too little memory for one.
+	NoZygote bool `json:"no_zygote,omitempty"`
+	// Zygote announces one that comes from outside and speaks on ZygoteFD.
+	Zygote *Adopted `json:"zygote,omitempty"`
+	// Expect says that the workspace comes later, on WorkspaceFD.
+	Expect *Expected `json:"expect,omitempty"`
+}
+
+// Expected is a workspace that is not there yet.
+type Expected struct {
+	TmpBytes int64 `json:"tmp_bytes"` // the size of /tmp of the run that follows it
+}
+
+// Adopted is a zygote that the backend provides.
+type Adopted struct {
+	Name string            `json:"name"`
+	Env  map[string]string `json:"env,omitempty"` // what it was started with
+	// Soon says that it has imported its libraries and needs only come: a run may as well wait for it.
+	Soon bool `json:"soon,omitempty"`
 }
 
 // HiddenProc are the entries of /proc that tell about the host or act on it: no run may see them. Kernels lack some.

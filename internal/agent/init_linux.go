@@ -1,12 +1,13 @@
 package agent
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -66,24 +67,52 @@ func runInit(where string) (initStatus, error) {
 	if err != nil {
 		return initStatus{}, err
 	}
+	var namespaces []int
+	if where != sharedInit {
+		if namespaces, err = openNamespaces(); err != nil {
+			return initStatus{}, err
+		}
+	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return initStatus{}, fmt.Errorf("become unreadable: %w", err)
 	}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals)
+	// It dies of none of them. Those that matter have a channel each: one that is full drops what comes, and others come often.
+	signal.Notify(make(chan os.Signal, 1))
+	interrupts, children := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(interrupts, syscall.SIGINT)
+	signal.Notify(children, syscall.SIGCHLD)
+	init := runInitProcess{oom: oom, interrupts: interrupts, children: children}
+	if init.driver, init.theirs, err = driverSocket(); err != nil {
+		return initStatus{}, err
+	}
 	if where != sharedInit {
 		if err := confine(where); err != nil {
 			return initStatus{}, err
 		}
+		if err := give(namespaces, init.theirs); err != nil {
+			return initStatus{}, err
+		}
+		if err := setLimits([]rlimit{openFiles}); err != nil {
+			return initStatus{}, err
+		}
 	}
 
-	specFile := os.NewFile(specFD, "spec")
-	defer specFile.Close()
-	var spec initSpec
-	if err := json.NewDecoder(specFile).Decode(&spec); err != nil {
-		return initStatus{}, fmt.Errorf("read run: %w", err)
+	init.told = json.NewDecoder(os.NewFile(specFD, "spec"))
+	for {
+		var spec initSpec
+		if err := init.told.Decode(&spec); err != nil {
+			return initStatus{}, fmt.Errorf("read run: %w", err)
+		}
+		if where != sharedInit { // now: the workspace may have come after run-init
+			if err := os.Chdir(workDir); err != nil {
+				return initStatus{}, err
+			}
+		}
+		if !spec.Boot {
+			return init.run(&spec)
+		}
+		init.boot(&spec)
 	}
-	return spec.start(oom, signals)
 }
 
 // confine is what the isolation of a run with namespaces of its own is made of, whatever the run.
@@ -95,13 +124,20 @@ func confine(tmpBytes string) error {
 	if err := privateMounts(size); err != nil {
 		return err
 	}
-	if err := os.Chdir(workDir); err != nil {
-		return err
-	}
-	if err := setLimits(fixedLimits); err != nil {
+	if err := setLimits(earlyLimits); err != nil {
 		return err
 	}
 	return giveUpPrivileges()
+}
+
+// runInitProcess is a run-init that is ready.
+type runInitProcess struct {
+	oom            *os.File
+	interrupts     <-chan os.Signal
+	children       <-chan os.Signal // some have ended
+	told           *json.Decoder    // the spec, and the exit of a program that a zygote has started
+	driver, theirs *os.File         // the ends of the channel for cells: run-init's and the program's
+	waiting        *waiting         // a program that has been started for the run
 }
 
 // program is the started program.
@@ -109,32 +145,49 @@ type program struct {
 	pid    int
 	driver *os.File // nil without spec.Channel
 	dir    *os.Root // private to the run
+
+	inherited int64 // bytes of memory that it shares with a zygote
 }
 
-func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (initStatus, error) {
-	launch := spec.launch
-	if spec.Shared != nil {
-		launch = spec.launchShared
+func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
+	launch := init.launch
+	switch {
+	case spec.Adopted != 0 && spec.Shared != nil:
+		launch = init.adoptShared
+	case spec.Adopted != 0:
+		launch = init.adopt
+	case spec.Shared != nil:
+		launch = init.launchShared
+	case init.waiting != nil:
+		launch = init.launchWaiting
 	}
-	p, exit, err := launch(oom)
+	p, exit, err := launch(spec)
 	if p == nil {
 		return initStatus{Exit: exit}, err
 	}
 	// Output ends when the last user process has closed it, not when run-init ends.
 	_ = unix.Close(1)
 	_ = unix.Close(2)
+	_ = init.theirs.Close()
 	go func() {
-		for sig := range signals {
-			if sig == syscall.SIGINT {
-				_ = syscall.Kill(-p.pid, syscall.SIGINT)
-			}
+		for range init.interrupts {
+			_ = syscall.Kill(-p.pid, syscall.SIGINT)
 		}
 	}()
+	wait := func() (wire.Exit, error) { return waitFor(p.pid) }
+	switch {
+	case spec.Adopted != 0 && spec.Shared != nil:
+		wait = func() (wire.Exit, error) { return waitForFork(p.pid, p.inherited) }
+	case spec.Adopted != 0:
+		go reap(init.children)
+		wait = init.waitToBeTold
+	}
 	if p.driver == nil {
-		exit, err = waitFor(p.pid)
+		_ = init.driver.Close()
+		exit, err = wait()
 	} else {
 		cells := serveCells(p)
-		exit, err = waitFor(p.pid)
+		exit, err = wait()
 		exit = cells.end(exit)
 	}
 	status := initStatus{Exit: exit}
@@ -144,12 +197,50 @@ func (spec *initSpec) start(oom *os.File, signals <-chan os.Signal) (initStatus,
 	return status, err
 }
 
-// launch starts the program. Without a program, the exit
-// or the error says why. It leaves its thread as the program's.
-func (spec *initSpec) launch(oom *os.File) (*program, wire.Exit, error) {
-	argv, err := spec.argv()
+// adopt is launch for a program that a zygote has started.
+func (init *runInitProcess) adopt(spec *initSpec) (*program, wire.Exit, error) {
+	dir, err := os.OpenRoot(spec.Dir)
 	if err != nil {
 		return nil, wire.Exit{}, err
+	}
+	p := &program{pid: spec.Adopted, dir: dir}
+	if spec.Channel {
+		p.driver = init.driver
+	}
+	return p, wire.Exit{}, nil
+}
+
+// waitToBeTold returns the exit of a program that is not run-init's child.
+func (init *runInitProcess) waitToBeTold() (wire.Exit, error) {
+	var exit wire.Exit
+	if err := init.told.Decode(&exit); err != nil {
+		return wire.Exit{}, fmt.Errorf("learn how the program ended: %w", err)
+	}
+	return exit, nil
+}
+
+// reap waits for the orphans of a program that is not run-init's child itself.
+func reap(orphans <-chan os.Signal) {
+	for range orphans {
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && !errors.Is(err, syscall.EINTR) {
+				break
+			}
+		}
+	}
+}
+
+// launch starts the program. Without a program, the exit
+// or the error says why. It leaves its thread as the program's.
+func (init *runInitProcess) launch(spec *initSpec) (*program, wire.Exit, error) {
+	argv, files, err := spec.argv()
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	for _, f := range files {
+		if err := f.write(); err != nil {
+			return nil, wire.Exit{}, err
+		}
 	}
 	if err := setLimits(spec.limits()); err != nil {
 		return nil, wire.Exit{}, err
@@ -168,33 +259,37 @@ func (spec *initSpec) launch(oom *os.File) (*program, wire.Exit, error) {
 			return nil, wire.Exit{}, err
 		}
 	}
-	env := spec.environ()
-	path, err := findProgram(argv[0], env)
-	if err != nil {
-		return nil, wire.Exit{Code: 127, Error: err.Error()}, nil
-	}
-	files := []uintptr{0, 1, 2}
+	fds := []uintptr{0, 1, 2}
 	if spec.Channel {
-		ours, theirs, err := driverSocket()
-		if err != nil {
-			return nil, wire.Exit{}, err
-		}
-		defer theirs.Close()
-		p.driver, files = ours, append(files, theirs.Fd())
+		p.driver, fds = init.driver, append(fds, init.theirs.Fd())
 	}
-	// When memory runs out the program goes first, never run-init or the agent.
-	own, _ := io.ReadAll(oom)
-	_, _ = oom.WriteAt([]byte("1000"), 0)
-	p.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
-		Env:   env,
-		Files: files,
-		Sys:   &syscall.SysProcAttr{Setsid: true},
-	})
-	_, _ = oom.WriteAt([]byte(strings.TrimSpace(string(own))), 0)
-	if err != nil {
-		return nil, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}, nil
+	var exit wire.Exit
+	if p.pid, exit = init.start(argv, spec.environ(), fds); p.pid == 0 {
+		return nil, exit, nil
 	}
 	return p, wire.Exit{}, nil
+}
+
+// start starts the program. Without a process, the exit says why.
+func (init *runInitProcess) start(argv, env []string, fds []uintptr) (int, wire.Exit) {
+	path, err := findProgram(argv[0], env)
+	if err != nil {
+		return 0, wire.Exit{Code: 127, Error: err.Error()}
+	}
+	// When memory runs out the program goes first, never run-init or the agent.
+	own := make([]byte, 16)
+	n, _ := init.oom.ReadAt(own, 0)
+	_, _ = init.oom.WriteAt([]byte("1000"), 0)
+	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Env:   env,
+		Files: fds,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	_, _ = init.oom.WriteAt(bytes.TrimSpace(own[:n]), 0)
+	if err != nil {
+		return 0, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}
+	}
+	return pid, wire.Exit{}
 }
 
 // waitFor reaps every child until the program itself has ended.
@@ -207,56 +302,72 @@ func waitFor(pid int) (wire.Exit, error) {
 		case errors.Is(err, syscall.EINTR):
 		case err != nil:
 			return wire.Exit{}, err
-		case p == pid && ws.Signaled():
-			sig := int(ws.Signal())
-			return wire.Exit{Code: 128 + sig, Signal: sig, MaxRSSB: ru.Maxrss << 10}, nil
 		case p == pid:
-			return wire.Exit{Code: ws.ExitStatus(), MaxRSSB: ru.Maxrss << 10}, nil
+			exit := exitOf(ws)
+			exit.MaxRSSB = ru.Maxrss << 10
+			return exit, nil
 		}
 	}
 }
 
-// argv writes the code and the driver to files and puts their paths in the program's arguments.
-func (spec *initSpec) argv() ([]string, error) {
-	if len(spec.Argv) == 0 {
-		return nil, errors.New("no program to run")
+// programFile is a file that the program finds in the run's private directory.
+type programFile struct {
+	path string
+	text []byte
+}
+
+func (f programFile) write() error {
+	if err := os.WriteFile(f.path, f.text, 0o600); err != nil {
+		return fmt.Errorf("write code: %w", err)
 	}
-	argv := append([]string(nil), spec.Argv...)
+	return nil
+}
+
+// argv returns the program's arguments, and the files with the code and the driver whose paths are among them.
+func (spec *initSpec) argv() (argv []string, files []programFile, err error) {
+	if len(spec.Argv) == 0 {
+		return nil, nil, errors.New("no program to run")
+	}
+	argv = append([]string(nil), spec.Argv...)
 	for _, f := range []struct {
 		placeholder, name string
 		text              []byte
-	}{{"{file}", spec.File, spec.Code}, {"{driver}", ".driver", spec.Driver}} {
+	}{{"{file}", spec.File, spec.Code}, {"{driver}", driverFile, spec.Driver}} {
 		i := slices.Index(argv, f.placeholder)
 		if i < 0 {
 			continue
 		}
-		var b [4]byte
-		_, _ = rand.Read(b[:])
-		ext := filepath.Ext(f.name[1:])
-		path := spec.Dir + "/" + strings.TrimSuffix(filepath.Base(f.name), ext) + "-" + hex.EncodeToString(b[:]) + ext
-		if err := os.WriteFile(path, f.text, 0o600); err != nil {
-			return nil, fmt.Errorf("write code: %w", err)
-		}
-		argv[i] = path
+		argv[i] = spec.privatePath(f.name)
+		files = append(files, programFile{argv[i], f.text})
 	}
-	return argv, nil
+	return argv, files, nil
+}
+
+const driverFile = ".driver"
+
+// privatePath is where a file of the run's goes.
+func (spec *initSpec) privatePath(name string) string {
+	var b [4]byte
+	_, _ = rand.Read(b[:])
+	ext := filepath.Ext(strings.TrimPrefix(name, "."))
+	return spec.Dir + "/" + strings.TrimSuffix(filepath.Base(name), ext) + "-" + hex.EncodeToString(b[:]) + ext
+}
+
+// variables are the program's environment.
+func (spec *initSpec) variables() map[string]string {
+	env := maps.Clone(baseEnv)
+	env["HOME"], env["TMPDIR"] = spec.Dir, spec.Dir
+	maps.Copy(env, spec.Env)
+	if spec.Displays {
+		env["SANDBOX_DISPLAY"] = spec.Dir + "/" + displayDir
+	}
+	return env
 }
 
 func (spec *initSpec) environ() []string {
 	var env []string
-	for k, v := range baseEnv {
-		if v == "/tmp" {
-			v = spec.Dir
-		}
-		if _, ok := spec.Env[k]; !ok {
-			env = append(env, k+"="+v)
-		}
-	}
-	for k, v := range spec.Env {
+	for k, v := range spec.variables() {
 		env = append(env, k+"="+v)
-	}
-	if spec.Displays {
-		env = append(env, "SANDBOX_DISPLAY="+spec.Dir+"/"+displayDir)
 	}
 	return env
 }
@@ -284,8 +395,9 @@ func findProgram(name string, env []string) (string, error) {
 // privateMounts gives the run a /proc of its own pid namespace and empty, sized /tmp and /dev/shm.
 func privateMounts(tmpBytes int64) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
+	// What the agent has made private is so here; a workspace that is still to come comes through.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("separate mounts: %w", err)
 	}
 	size := ""
 	if tmpBytes > 0 {
@@ -332,25 +444,32 @@ func hide(path string) error {
 
 // rlimit is a limit on what a process of the run may use.
 type rlimit struct {
+	name     string
 	resource int
 	max      uint64
 }
 
 // fixedLimits hold for the processes of every run.
-var fixedLimits = []rlimit{
-	{unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
-	{unix.RLIMIT_SIGPENDING, 1024},
-	{unix.RLIMIT_NOFILE, 4096},
-	{unix.RLIMIT_MEMLOCK, 64 << 10},
-	{unix.RLIMIT_MSGQUEUE, 0},
+var fixedLimits = append(slices.Clone(earlyLimits), openFiles)
+
+var earlyLimits = []rlimit{
+	{"RLIMIT_CORE", unix.RLIMIT_CORE, 1}, // at 0 a crash would still start the host's crash handler, as host root
+	{"RLIMIT_SIGPENDING", unix.RLIMIT_SIGPENDING, 1024},
+	{"RLIMIT_MEMLOCK", unix.RLIMIT_MEMLOCK, 64 << 10},
+	{"RLIMIT_MSGQUEUE", unix.RLIMIT_MSGQUEUE, 0},
 }
+
+// openFiles also bounds how many descriptors may be on their way through sockets. The kernel counts those of all sandboxes together, since
+// they have one uid, and compares with the sender's limit: what one run can send must not keep another's run-init from sending its own, so
+// that has this limit only later.
+var openFiles = rlimit{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 4096}
 
 // limits are those of this run.
 func (spec *initSpec) limits() []rlimit {
 	limits := []rlimit{
-		{unix.RLIMIT_FSIZE, spec.FileBytes},
-		{unix.RLIMIT_DATA, spec.DataBytes},
-		{unix.RLIMIT_NPROC, spec.Processes},
+		{"RLIMIT_FSIZE", unix.RLIMIT_FSIZE, spec.FileBytes},
+		{"RLIMIT_DATA", unix.RLIMIT_DATA, spec.DataBytes},
+		{"RLIMIT_NPROC", unix.RLIMIT_NPROC, spec.Processes},
 	}
 	return slices.DeleteFunc(limits, func(l rlimit) bool { return l.max == 0 })
 }
@@ -360,11 +479,11 @@ func setLimits(limits []rlimit) error {
 	for _, l := range limits {
 		var old syscall.Rlimit
 		if err := syscall.Getrlimit(l.resource, &old); err != nil {
-			return fmt.Errorf("read limit %d: %w", l.resource, err)
+			return fmt.Errorf("read %s: %w", l.name, err)
 		}
 		v := min(l.max, old.Max)
 		if err := syscall.Setrlimit(l.resource, &syscall.Rlimit{Cur: v, Max: v}); err != nil {
-			return fmt.Errorf("set limit %d: %w", l.resource, err)
+			return fmt.Errorf("set %s: %w", l.name, err)
 		}
 	}
 	return nil

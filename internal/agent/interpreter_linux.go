@@ -38,7 +38,7 @@ func (a *agent) runCell(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	in.turn.Lock()
 	defer in.turn.Unlock()
 	exit := in.cell(s, r)
-	exit.Fresh = fresh
+	exit.Fresh, exit.Forked = fresh, in.init.forked
 	if exit.Lost {
 		a.forget(r.Interpreter, in)
 	}
@@ -73,6 +73,13 @@ func (a *agent) forget(name string, in *interpreter) {
 	if a.interpreters[name] == in {
 		delete(a.interpreters, name)
 	}
+}
+
+// hasInterpreters reports whether any lives on.
+func (a *agent) hasInterpreters() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.interpreters) > 0
 }
 
 func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, error) {

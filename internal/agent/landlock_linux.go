@@ -53,6 +53,19 @@ func landlockVersion() (int, string) {
 // outside, use files of another run's private directory, write below /proc (code could make itself as worthy as the agent
 // when memory runs out) or, where the kernel can, signal a process outside. no_new_privs must be set.
 func enterDomain(version int, private string) error {
+	rules, err := domain(version, private)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(rules)
+	if _, _, e := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); e != 0 {
+		return fmt.Errorf("enter a Landlock domain: %w", e)
+	}
+	return nil
+}
+
+// domain makes the rules of a domain, as a descriptor.
+func domain(version int, private string) (_ int, err error) {
 	attr := struct{ files, network, scoped uint64 }{files: landlockFiles}
 	if version >= landlockTrunc {
 		attr.files |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
@@ -63,13 +76,17 @@ func enterDomain(version int, private string) error {
 	// The kernel takes a longer struct than it knows if what it does not know is zero.
 	r, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0)
 	if e != 0 {
-		return fmt.Errorf("make Landlock rules: %w", e)
+		return -1, fmt.Errorf("make Landlock rules: %w", e)
 	}
 	rules := int(r)
-	defer unix.Close(rules)
+	defer func() {
+		if err != nil {
+			_ = unix.Close(rules)
+		}
+	}()
 	top, err := os.ReadDir("/")
 	if err != nil {
-		return fmt.Errorf("make Landlock rules: %w", err)
+		return -1, fmt.Errorf("make Landlock rules: %w", err)
 	}
 	for _, entry := range top {
 		path := "/" + entry.Name()
@@ -83,16 +100,13 @@ func enterDomain(version int, private string) error {
 			rights &= landlockOnFile
 		}
 		if err := allow(rules, path, rights); err != nil {
-			return err
+			return -1, err
 		}
 	}
 	if err := allow(rules, filepath.Clean(private), attr.files); err != nil {
-		return err
+		return -1, err
 	}
-	if _, _, e := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); e != 0 {
-		return fmt.Errorf("enter a Landlock domain: %w", e)
-	}
-	return nil
+	return rules, nil
 }
 
 // allow grants rights on a path and all that is below it. What cannot even be named needs no grant.

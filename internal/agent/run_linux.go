@@ -35,10 +35,16 @@ type initSpec struct {
 	DataBytes uint64            `json:"data_bytes"`
 	Processes uint64            `json:"processes"`
 	Driver    []byte            `json:"driver"`
-	Channel   bool              `json:"channel"` // descriptor 5 is a connection for cells
+	Channel   bool              `json:"channel"` // the program is an interpreter that lives on
 	Displays  bool              `json:"displays"`
 	Dir       string            `json:"dir"`              // private to the run
 	Shared    *sharedSpec       `json:"shared,omitempty"` // nil where the run has namespaces of its own
+	// Adopted is the program's process, which a zygote has started. Its exit follows the spec.
+	Adopted int `json:"adopted,omitempty"`
+	// Boot says that this is not the run yet: the program is to be started, and to wait for it.
+	Boot bool `json:"boot,omitempty"`
+
+	zygote *wire.Zygote
 }
 
 // initStatus is what run-init writes to its descriptor 4 when the program has ended.
@@ -57,7 +63,7 @@ func (a *agent) spec(r *wire.Run) initSpec {
 	spec := initSpec{
 		Argv: r.Argv, File: r.File, Code: r.Code, Env: r.Env, Driver: r.Driver, Displays: r.Displays,
 		TmpBytes: r.Limits.TmpBytes, FileBytes: uint64(max(0, r.Limits.FileBytes)),
-		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, Dir: "/tmp",
+		DataBytes: a.cfg.DataBytes, Processes: a.cfg.Processes, Dir: "/tmp", zygote: r.Zygote,
 	}
 	if a.shared != nil {
 		spec.Dir, spec.Shared = privateDir(), &sharedSpec{Landlock: a.shared.landlock}
@@ -74,15 +80,25 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 		runOne = a.runCell
 	}
 	before := a.shared.limitsHit()
+	done := a.spare.begin(f.Run.Interpreter != "")
 	exit, err := runOne(s, f.Run)
+	done()
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
 	after := a.shared.limitsHit()
 	exit.OOMKills, exit.PIDsRefused = after.oomKills-before.oomKills, after.pidsRefused-before.pidsRefused
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
-	if f.Run.Interpreter == "" && a.shared == nil {
-		a.spare.prepare(func() (*initProcess, error) { return a.newInit(a.spec(f.Run)) })
+	if a.shared == nil || a.shared.zygotes {
+		a.zygotes.prepare(f.Run.Zygote)
+	}
+	if f.Run.Zygote != nil && a.shared == nil && !a.hasInterpreters() {
+		a.zygotes.grow(f.Run.Zygote.Name, f.Run.Code)
+	}
+	if spec := a.spec(f.Run); f.Run.Interpreter == "" {
+		if z := a.forkingZygote(spec); a.shared == nil || z != nil && a.shared.landlock >= landlockSignals {
+			a.spare.prepare(a.bootOf(f.Run), func() (*initProcess, error) { return a.newSpare(spec, z) })
+		}
 	}
 }
 
@@ -122,23 +138,24 @@ func (p *initProcess) wait() (initStatus, error) {
 	}
 	var exit initStatus
 	if statusErr != nil || json.Unmarshal(text, &exit) != nil {
-		if exit.Exit = exitOf(state); exit.Signal == 0 { // run-init was not killed, it broke down
+		if exit.Exit = exitOf(state.Sys().(syscall.WaitStatus)); exit.Signal == 0 { // run-init was not killed, it broke down
 			exit.Exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
 		}
 	}
-	exit.UserUS = state.UserTime().Microseconds()
-	exit.SysUS = state.SystemTime().Microseconds()
-	if ru, ok := state.SysUsage().(*syscall.Rusage); ok {
+	exit.Forked = p.forked
+	exit.UserUS += state.UserTime().Microseconds()
+	exit.SysUS += state.SystemTime().Microseconds()
+	if ru, ok := state.SysUsage().(*syscall.Rusage); ok && p.fork == nil { // else it has counted the zygote's
 		exit.MaxRSSB = max(exit.MaxRSSB, ru.Maxrss<<10)
 	}
 	return exit, nil
 }
 
-func exitOf(state *os.ProcessState) wire.Exit {
-	if ws := state.Sys().(syscall.WaitStatus); ws.Signaled() {
+func exitOf(ws syscall.WaitStatus) wire.Exit {
+	if ws.Signaled() {
 		return wire.Exit{Code: 128 + int(ws.Signal()), Signal: int(ws.Signal())}
 	}
-	return wire.Exit{Code: state.ExitCode()}
+	return wire.Exit{Code: ws.ExitStatus()}
 }
 
 // initProcess is a started run-init and the agent's ends of its pipes.
@@ -149,30 +166,82 @@ type initProcess struct {
 
 	tmpBytes int64
 	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
+	forked   bool                             // a zygote started the program
+	fork     *fork                            // nil unless run-init itself came from one
+	booted   *boot                            // the program it has started for the run to come
+	ahead    *ahead                           // the program that a zygote has started for it; nil once the run is there
 }
 
-// startInit hands the spec to a run-init, the one that waits for it if there is one.
+// startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
+// if there is one for it.
 func (a *agent) startInit(spec initSpec) (*initProcess, error) {
-	text, err := json.Marshal(spec)
-	if err != nil {
-		return nil, err
+	if z := a.forkingZygote(spec); z != nil {
+		if p, err := a.startForked(spec, z); err == nil {
+			return p, nil
+		}
 	}
-	p := a.spare.take(spec.TmpBytes)
+	var p *initProcess
+	if a.shared == nil {
+		p = a.spare.take(&spec)
+	}
 	if p == nil {
-		if p, err = a.newInit(spec); err != nil {
+		var err error
+		if p, err = a.newInit(spec, nil); err != nil {
 			return nil, err
 		}
 	}
-	go func() { // ends when run-init has read it, or has ended
-		_, _ = p.spec.Write(text)
+	waiting := p.ahead
+	p.ahead = nil
+	g := waiting.take()
+	if g == nil && a.shared == nil && (spec.Channel || spec.zygote != nil) {
+		got, err := p.given()
+		if err != nil {
+			_ = p.spec.Close() // if it lives, it ends
+			return p, nil      // its status says why
+		}
+		g = &got
+	}
+	defer g.close()
+	tell := json.NewEncoder(p.spec)
+	if f, ok := a.forkProgram(spec, g, waiting); ok {
+		p.forked = true
+		go func() { // ends when run-init has read it, or has ended
+			_ = tell.Encode(initSpec{Adopted: f.inner, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir})
+			_ = tell.Encode(<-f.exit)
+			_ = p.spec.Close()
+		}()
+		return p, nil
+	}
+	go func() {
+		_ = tell.Encode(spec)
 		_ = p.spec.Close()
 	}()
 	return p, nil
 }
 
+// forkProgram has the program of a run forked by its zygote, unless that has been done already.
+func (a *agent) forkProgram(spec initSpec, g *given, waiting *ahead) (forked, bool) {
+	if waiting.hand(spec, a.zygotes.suiting(spec)) {
+		return waiting.forked, true
+	}
+	if g == nil {
+		return forked{}, false
+	}
+	return a.zygotes.fork(spec, *g)
+}
+
+// newSpare is newInit for a run to come, whose program is forked, too, if there is a zygote for it.
+func (a *agent) newSpare(spec initSpec, z *zygote) (*initProcess, error) {
+	p, err := a.newInit(spec, z)
+	if err == nil && a.shared == nil && spec.zygote != nil {
+		p.ahead = a.zygotes.forkAhead(p, spec.zygote.Name)
+	}
+	return p, err
+}
+
 // newInit starts a run-init in a place of its own, which makes everything ready and waits for its spec. Of the spec it needs
-// the place alone.
-func (a *agent) newInit(spec initSpec) (_ *initProcess, err error) {
+// the place alone. Where runs share a pid namespace it may come from a zygote, with the program and its spec.
+func (a *agent) newInit(spec initSpec, z *zygote) (_ *initProcess, err error) {
 	a.starting <- struct{}{}
 	defer func() { <-a.starting }()
 	null, err := os.Open(os.DevNull)
@@ -208,9 +277,12 @@ func (a *agent) newInit(spec initSpec) (_ *initProcess, err error) {
 	p.channel = os.NewFile(uintptr(fds[0]), "interpreter")
 	theirs = append(theirs, os.NewFile(uintptr(fds[1]), "agent"))
 	attr := &os.ProcAttr{Dir: "/", Env: []string{}, Files: theirs}
-	if a.shared != nil {
+	switch {
+	case z != nil:
+		err = a.shared.fork(p, z, theirs, spec)
+	case a.shared != nil:
 		err = a.shared.start(p, attr, spec.Dir)
-	} else {
+	default:
 		err = startApart(p, attr)
 	}
 	if err != nil {
@@ -230,6 +302,10 @@ func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
 
 func (p *initProcess) close() {
 	p.closePipes()
+	if p.fork != nil {
+		_ = p.fork.spec.Close()
+	}
+	p.ahead.drop()
 	_ = p.channel.Close() // a nil file says so and does nothing
 }
 

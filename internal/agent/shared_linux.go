@@ -57,10 +57,11 @@ func MainShared(configJSON, version string) error {
 			return fmt.Errorf("connection: %w", err)
 		}
 	}
-	s := &shared{inits: map[int]bool{}}
+	s := &shared{inits: map[int]bool{}, kept: map[int]kept{}}
 	var isolation string
 	s.landlock, isolation = landlockVersion()
-	a := &agent{cfg: cfg, shared: s}
+	s.zygotes = s.landlock > 0 && !cfg.NoZygote
+	a := &agent{cfg: cfg, shared: s, zygotes: zygotes{shared: s}, starting: make(chan struct{}, maxStarting)}
 	return a.serve(stdio{os.NewFile(0, "server"), os.NewFile(1, "server")}, wire.Hello{Agent: version, Isolation: isolation})
 }
 
@@ -126,11 +127,13 @@ const sharedInit = "shared"
 // shared is what the agent knows of the runs that share its pid namespace.
 type shared struct {
 	landlock int
+	zygotes  bool // there may be some
 
 	// mu is held while a child is made and named, so that nobody takes it for a stray, while strays are killed, and while
 	// files are read or removed: each goroutine in a slow call holds a thread, and there may be none left to make.
 	mu    sync.Mutex
 	inits map[int]bool // the agent's children that are the inits of living runs
+	kept  map[int]kept // those that no run has: zygotes, and inits that wait for one
 	live  int          // runs that have not been cleaned up after
 }
 
@@ -146,10 +149,16 @@ func (s *shared) start(p *initProcess, attr *os.ProcAttr, dir string) error {
 		_ = os.Remove(dir)
 		return err
 	}
-	s.inits[proc.Pid] = true
-	s.live++
-	p.proc, p.reap = proc, func() (*os.ProcessState, error) { return s.reap(proc, dir) }
+	p.proc = proc
+	s.begin(p, dir)
 	return nil
+}
+
+// begin notes that a run-init has a run. s.mu is held.
+func (s *shared) begin(p *initProcess, dir string) {
+	s.inits[p.proc.Pid] = true
+	s.live++
+	p.reap = func() (*os.ProcessState, error) { return s.reap(p.proc, dir) }
 }
 
 // reap waits for a run-init and ends what is left of its run: processes, then files.
@@ -175,9 +184,10 @@ func (s *shared) reap(proc *os.Process, dir string) (*os.ProcessState, error) {
 	empty(dir)
 	_ = os.Remove(dir)
 	if s.live--; s.live == 0 {
-		for _, dir := range []string{"/tmp", "/dev/shm", RunsDir} {
+		for _, dir := range []string{"/tmp", "/dev/shm"} {
 			empty(dir)
 		}
+		s.emptyRuns()
 		removeIPC()
 	}
 	return state, err
@@ -186,7 +196,7 @@ func (s *shared) reap(proc *os.Process, dir string) (*os.ProcessState, error) {
 // launchShared is launch where the run has no namespaces of its own. The program is started from a thread that enters
 // the run's Landlock domain and then ends: a thread that stayed in it could be signalled by the code, and with
 // it run-init.
-func (spec *initSpec) launchShared(oom *os.File) (p *program, exit wire.Exit, err error) {
+func (init *runInitProcess) launchShared(spec *initSpec) (p *program, exit wire.Exit, err error) {
 	// What the code leaves without a parent stays below run-init.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, wire.Exit{}, fmt.Errorf("become a subreaper: %w", err)
@@ -202,7 +212,7 @@ func (spec *initSpec) launchShared(oom *os.File) (p *program, exit wire.Exit, er
 	if err := setLimits(fixedLimits); err != nil {
 		return nil, wire.Exit{}, err
 	}
-	onPassingThread(func() { p, exit, err = spec.launch(oom) })
+	onPassingThread(func() { p, exit, err = init.launch(spec) })
 	return p, exit, err
 }
 
@@ -238,8 +248,8 @@ func (spec *initSpec) confineShared() error {
 	return runFilter().install()
 }
 
-// sharedFilter denies, beside what runFilter denies, the calls by which one process changes the limits and
-// priorities of another of the same user: there are some, and the agent is one.
+// sharedFilter denies, beside what runFilter denies, the calls by which one process changes the limits,
+// priorities, scheduling and processors of another of the same user: there are some, and the agent is one.
 func sharedFilter() filter {
 	var f filter
 	f.load(offNR)
@@ -257,6 +267,13 @@ func sharedFilter() filter {
 			b.load(arg(0))
 			b.skipIf(call.user, 2)
 			b.load(arg(1))
+			b.skipIf(0, 1)
+			b.ret(errno(unix.EPERM))
+		})
+	}
+	for _, call := range []uint32{unix.SYS_SCHED_SETAFFINITY, unix.SYS_SCHED_SETATTR, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETSCHEDULER} {
+		f.when(call, func(b *filter) {
+			b.load(arg(0))
 			b.skipIf(0, 1)
 			b.ret(errno(unix.EPERM))
 		})

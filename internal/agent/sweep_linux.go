@@ -24,14 +24,27 @@ const (
 // found a process gone before it could be read proves nothing. Against those who multiply, signals alternate:
 // a stopped process does not make room under the limit of processes for a new one, but can be
 // continued by another; a killed one cannot. Where no run is left, one call kills all, and no fork gets past it; that
-// includes what an operator has put into the sandbox as its user.
+// includes what an operator has put into the sandbox as its user. Where a zygote is left, one call stops all, and only it and what
+// it has made for the next run go on before the end.
 func (s *shared) sweep(deadline time.Time) bool {
+	stopped := false
+	defer func() {
+		if stopped { // also those that are neither strays nor kept, whoever may have begun a run meanwhile
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			_ = unix.Kill(-1, unix.SIGCONT)
+		}
+	}()
 	seen := map[int]bool{}
 	pause := 100 * time.Microsecond
 	for round, uncertain := 0, 0; time.Now().Before(deadline); round++ {
 		s.mu.Lock()
 		alone := len(s.inits) == 0
-		if alone && killAll() {
+		switch {
+		case alone && len(s.kept) > 0:
+			_ = unix.Kill(-1, unix.SIGSTOP)
+			stopped = true
+		case alone && killAll():
 			s.mu.Unlock()
 			return true
 		}
@@ -48,6 +61,9 @@ func (s *shared) sweep(deadline time.Time) bool {
 		for _, pid := range strays {
 			_ = unix.Kill(pid, sig)
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // fails for those that are not yet the agent's
+		}
+		if alone {
+			s.goOn()
 		}
 		s.mu.Unlock()
 		switch {
@@ -101,7 +117,7 @@ func (s *shared) strays() (strays []int, certain bool) {
 func (s *shared) isStray(pid int, parents map[int]int) (stray, certain bool) {
 	self := os.Getpid()
 	for range len(parents) + 1 {
-		if pid == self || s.inits[pid] {
+		if _, kept := s.kept[pid]; kept || pid == self || s.inits[pid] {
 			return false, true
 		}
 		parent, ok := parents[pid]

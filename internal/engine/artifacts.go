@@ -6,54 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"time"
 
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/workspace"
 )
-
-// snapshot is what a workspace held at one moment.
-type snapshot struct {
-	files   map[string]version // by name
-	partial bool               // there was more
-}
-
-type version struct {
-	size    int64
-	modTime time.Time
-}
-
-func takeSnapshot(w *workspace.Workspace) (snapshot, error) {
-	files, truncated, err := w.List(0)
-	if err != nil {
-		return snapshot{}, err
-	}
-	s := snapshot{files: make(map[string]version, len(files)), partial: truncated}
-	for _, f := range files {
-		s.files[f.Name] = version{f.Size, f.ModTime}
-	}
-	return s, nil
-}
-
-// changes lists the files that are new since, or whose size or time has changed, newest first and at most limit of them.
-// A file that was renamed is new.
-func (s snapshot) changes(w *workspace.Workspace, limit int) (changed []workspace.File, truncated bool, err error) {
-	files, truncated, err := w.List(0)
-	if err != nil {
-		return nil, false, err
-	}
-	for _, f := range files {
-		old, there := s.files[f.Name]
-		if there && old.size == f.Size && old.modTime.Equal(f.ModTime) {
-			continue
-		}
-		if len(changed) == limit {
-			return changed, true, nil
-		}
-		changed = append(changed, f)
-	}
-	return changed, truncated || s.partial, nil
-}
 
 // ListArtifacts returns the files of a session that exists, newest first. truncated says that there are more.
 func (e *Engine) ListArtifacts(_ context.Context, caller session.Caller, sessionID string) (files []FileLink, truncated bool, err error) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/workspace"
@@ -13,9 +14,9 @@ import (
 // imageExtensions are the images that displays may be.
 var imageExtensions = map[string]string{"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
 
-// keepImages makes files of the images that a run showed, named after the run. A full workspace costs the file, not
-// the result.
-func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, res Result) {
+// keepImages makes files of the images that a run showed, named after the run, and returns them, the last one first. A full
+// workspace costs the file, not the result.
+func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, res Result) (files []workspace.File) {
 	n := 0
 	for _, d := range res.Displays {
 		ext, ok := imageExtensions[d.MIME]
@@ -24,8 +25,12 @@ func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Se
 		}
 		n++
 		name := fmt.Sprintf("%s-%d%s", res.RunID, n, ext)
-		if _, err := s.Workspace().Write(name, bytes.NewReader(d.Data), workspace.WriteOptions{Quota: e.cfg.Quota}); err != nil {
+		f, err := s.Workspace().Write(name, bytes.NewReader(d.Data), workspace.WriteOptions{Quota: e.cfg.Quota})
+		if err != nil {
 			log.WarnContext(ctx, "[MCP] Cannot keep an image that a run showed", "err", err)
+			continue
 		}
+		files = slices.Insert(files, 0, f)
 	}
+	return files
 }

@@ -110,26 +110,18 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 		return Result{}, e.failed(ctx, log, r, res, err)
 	}
 	defer s.Release()
-	defer func() { e.ran(caller, s, req, res) }()
+	changed := false
+	defer func() { e.activity.used(caller, s.ID(), changed) }()
 	log.DebugContext(ctx, "[MCP] Sandbox directory: "+s.Key())
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Executing %s code for conversation %s (network: %t, env vars: %d)",
 		r.Name, req.Session, req.Network, len(req.Env)))
 
-	list := func() ([]workspace.File, bool, error) { return s.Workspace().List(maxListed) }
-	var begin func() error
-	if req.Artifacts {
-		if !req.Persistent { // those wait for each other
-			release, err := s.Reserve()
-			if err != nil {
-				return Result{}, e.failed(ctx, log, r, res, err)
-			}
-			defer release()
+	if req.Artifacts && !req.Persistent { // those wait for each other
+		release, err := s.Reserve()
+		if err != nil {
+			return Result{}, e.failed(ctx, log, r, res, err)
 		}
-		begin = func() error {
-			before, err := takeSnapshot(s.Workspace())
-			list = func() ([]workspace.File, bool, error) { return before.changes(s.Workspace(), maxListed) }
-			return err
-		}
+		defer release()
 	}
 
 	stdout, stderr := newCollector(e.cfg.MaxOutputBytes), newCollector(e.cfg.MaxOutputBytes)
@@ -140,7 +132,8 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	release := sync.OnceFunc(func() { e.release(run, req) })
 	defer release() // also when it panics
 	sres, err := s.Run(ctx, r, session.RunRequest{
-		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout, Persistent: req.Persistent, Begin: begin,
+		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout, Persistent: req.Persistent,
+		Files: maxListed, Changes: req.Artifacts,
 		Grant: e.grant(run, req, func(secrets []string) {
 			shown[wire.TypeStdout].hide(secrets)
 			shown[wire.TypeStderr].hide(secrets)
@@ -167,18 +160,35 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
 		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
 	e.cfg.Metrics.ran(r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
-	e.recordRun(caller, res)
-
-	e.keepImages(ctx, log, s, res)
+	files, truncated := e.files(ctx, log, s, req, sres.Scan)
+	if images := e.keepImages(ctx, log, s, res); len(images) > 0 {
+		files = append(images, files...)
+		files, truncated = files[:min(len(files), maxListed)], truncated || len(files) > maxListed
+	}
+	changed = sres.Scan == nil || len(files) > 0 && (req.Artifacts || !files[0].ModTime.Before(res.Started.Add(-clockSlack)))
 	if req.Artifacts && res.ExitCode != 0 {
 		return res, nil
 	}
-	if err := e.list(ctx, log, caller, list, &res); err != nil {
+	res.Files, res.FilesTruncated = e.links(caller, res.Session, files), truncated
+	logFiles(ctx, log, res)
+	return res, nil
+}
+
+// files are those that a run's result tells of. Where its sandbox was lost, nothing is known of what it changed.
+func (e *Engine) files(ctx context.Context, log *slog.Logger, s *session.Session, req Request, scan *workspace.Scan) ([]workspace.File, bool) {
+	if scan != nil {
+		return scan.Files()
+	}
+	if req.Artifacts {
+		return nil, true
+	}
+	files, truncated, err := s.Workspace().List(maxListed)
+	if err != nil {
 		// The run has happened: its output must not be lost with the list.
 		log.ErrorContext(ctx, "[MCP] Cannot list the files of the sandbox", "err", err)
-		res.FilesTruncated = true
+		return nil, true
 	}
-	return res, nil
+	return files, truncated
 }
 
 // failed accounts for a run that could not be tried.
@@ -198,22 +208,14 @@ func outcome(res Result) string {
 	return "failure"
 }
 
-// list fills in the result's files, with links.
-func (e *Engine) list(ctx context.Context, log *slog.Logger, caller session.Caller, list func() ([]workspace.File, bool, error), res *Result) error {
-	log.DebugContext(ctx, "[MCP] Listing files in sandbox")
-	files, truncated, err := list()
-	if err != nil {
-		return err
-	}
-	res.Files, res.FilesTruncated = e.links(caller, res.Session, files), truncated
+func logFiles(ctx context.Context, log *slog.Logger, res Result) {
 	for _, f := range res.Files[:min(len(res.Files), maxLogged)] {
 		if !f.ModTime.Before(res.Started) {
 			address, _, _ := strings.Cut(f.URL, "?") // the signature is a secret
 			log.InfoContext(ctx, fmt.Sprintf("[MCP] File available: %s -> %s", f.Name, address))
 		}
 	}
-	log.InfoContext(ctx, fmt.Sprintf("[MCP] Found %d files", len(files)))
-	return nil
+	log.InfoContext(ctx, fmt.Sprintf("[MCP] Found %d files", len(res.Files)))
 }
 
 func (e *Engine) links(caller session.Caller, id string, files []workspace.File) []FileLink {
@@ -239,13 +241,3 @@ func (e *Engine) linkID(caller session.Caller, id string) string {
 }
 
 const keyPrefix = "~"
-
-func (e *Engine) recordRun(caller session.Caller, res Result) {
-	if e.record == nil {
-		return
-	}
-	e.record.add(record{run: &store.Run{
-		ID: res.RunID, Caller: caller.ID, Session: res.Session, Runner: res.Runner,
-		Started: res.Started, Duration: res.Duration, ExitCode: res.ExitCode, Cause: string(res.Cause),
-	}})
-}

@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,23 +14,30 @@ import (
 const (
 	recordQueue   = 1024
 	recordBytes   = 16 << 20         // of results that wait to be written
-	recordTimeout = 10 * time.Second // for one row; another process may hold the database
+	recordTimeout = 10 * time.Second // for one write; another process may hold the database
+	recordLinger  = 5 * time.Millisecond
+	recordBatch   = 64
+	trimAfter     = 32 // results beyond those that are kept
 )
 
-// recorder writes the records and results of runs in the background: a slow disk must not slow a run. What does not fit
-// into its queue is dropped.
+// recorder writes the records and results of runs in the background: a slow disk must not slow a run. It lets a moment pass
+// before it writes, so that the answer to the run goes first, and writes what has come until then in one go. What does not fit into its
+// queue is dropped.
 type recorder struct {
 	store *store.Store
 	log   *slog.Logger
 	done  chan struct{}
 
-	mu     sync.Mutex
-	closed bool
-	queue  chan record
-	bytes  int // of the results in queue
+	mu      sync.Mutex
+	closed  bool
+	queue   chan record
+	bytes   int // of the results in queue
+	waiting map[string]*store.Result
+
+	untrimmed map[string]int // results of each caller that were written since; the loop's alone
 }
 
-// record is one thing to write.
+// record is one run to write. Either part may be missing.
 type record struct {
 	run    *store.Run
 	result *store.Result
@@ -49,31 +58,71 @@ func (r record) size() int {
 }
 
 func newRecorder(s *store.Store, log *slog.Logger) *recorder {
-	r := &recorder{store: s, log: log, done: make(chan struct{}), queue: make(chan record, recordQueue)}
+	r := &recorder{store: s, log: log, done: make(chan struct{}), queue: make(chan record, recordQueue),
+		waiting: map[string]*store.Result{}, untrimmed: map[string]int{}}
 	go r.loop()
 	return r
 }
 
 func (r *recorder) loop() {
 	defer close(r.done)
-	for rec := range r.queue {
-		if err := r.write(rec); err != nil {
-			r.log.Warn("cannot record a run", "run_id", rec.id(), "err", err)
+	for first := range r.queue {
+		batch := r.collect(first)
+		if err := r.write(batch); err != nil {
+			for _, rec := range batch {
+				r.log.Warn("cannot record a run", "run_id", rec.id(), "err", err)
+			}
 		}
 		r.mu.Lock()
-		r.bytes -= rec.size()
+		for _, rec := range batch {
+			r.bytes -= rec.size()
+			delete(r.waiting, rec.id())
+		}
 		r.mu.Unlock()
 	}
 }
 
-// write writes now.
-func (r *recorder) write(rec record) error {
+// collect returns what comes within a moment.
+func (r *recorder) collect(first record) []record {
+	batch := []record{first}
+	linger := time.NewTimer(recordLinger)
+	defer linger.Stop()
+	for len(batch) < recordBatch {
+		select {
+		case rec, open := <-r.queue:
+			if !open {
+				return batch
+			}
+			batch = append(batch, rec)
+		case <-linger.C:
+			return batch
+		}
+	}
+	return batch
+}
+
+func (r *recorder) write(batch []record) error {
+	var runs []store.Run
+	var results []store.Result
+	for _, rec := range batch {
+		if rec.run != nil {
+			runs = append(runs, *rec.run)
+		}
+		if rec.result != nil {
+			results = append(results, *rec.result)
+			r.untrimmed[rec.result.Caller]++
+		}
+	}
+	var trim []string
+	for _, caller := range slices.Sorted(maps.Keys(r.untrimmed)) {
+		if r.untrimmed[caller] >= trimAfter {
+			trim = append(trim, caller)
+			delete(r.untrimmed, caller)
+		}
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 	defer cancel()
-	if rec.run != nil {
-		return r.store.AddRun(ctx, *rec.run)
-	}
-	return r.store.EndResult(ctx, *rec.result, keptResults)
+	return r.store.Record(ctx, runs, results, keptResults, trim)
 }
 
 func (r *recorder) add(rec record) {
@@ -86,11 +135,24 @@ func (r *recorder) add(rec record) {
 		select {
 		case r.queue <- rec:
 			r.bytes += rec.size()
+			if rec.result != nil {
+				r.waiting[rec.id()] = rec.result
+			}
 			return
 		default:
 		}
 	}
 	r.log.Warn("too many runs wait to be recorded; this one is not", "run_id", rec.id())
+}
+
+// find returns a caller's result that waits to be written.
+func (r *recorder) find(caller, id string) (store.Result, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if res := r.waiting[id]; res != nil && res.Caller == caller {
+		return *res, true
+	}
+	return store.Result{}, false
 }
 
 // close returns when everything in the queue is written, or ctx is done.

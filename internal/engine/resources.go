@@ -196,20 +196,6 @@ func (e *Engine) hasFiles(caller session.Caller, sessionID string) bool {
 	return err != nil || len(files) > 0
 }
 
-// ran notes a run of a session, whatever has become of it.
-func (e *Engine) ran(caller session.Caller, s *session.Session, req Request, res Result) {
-	changed := false
-	since := res.Started.Add(-clockSlack)
-	switch {
-	case len(res.Files) > 0:
-		changed = req.Artifacts || !res.Files[0].ModTime.Before(since)
-	case res.ExitCode != 0: // nothing has been listed
-		newest, _, err := s.Workspace().List(1)
-		changed = err == nil && len(newest) > 0 && !newest[0].ModTime.Before(since)
-	}
-	e.activity.used(caller, s.ID(), changed)
-}
-
 // activity is which sessions were used last, and who wants to know when files change. The zero value is ready.
 type activity struct {
 	mu       sync.Mutex

@@ -78,6 +78,13 @@ func (e *Engine) keepResult(log *slog.Logger, r *run, background bool) {
 	if e.record == nil || r.err != nil && !background {
 		return
 	}
+	var rec record
+	if r.err == nil {
+		rec.run = &store.Run{
+			ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Runner: r.runner,
+			Started: r.started, Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: string(r.res.Cause),
+		}
+	}
 	sr := storedRun{Result: r.res}
 	if r.err != nil {
 		sr.Result = r.state(0)
@@ -96,14 +103,19 @@ func (e *Engine) keepResult(log *slog.Logger, r *run, background bool) {
 	row, err := e.pack(r, sr)
 	if err == nil {
 		row.Ended = time.Now()
-		if !background {
-			e.record.add(record{result: row})
-			return
+		if background {
+			ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
+			err = e.cfg.Store.EndResult(ctx, *row, keptResults)
+			cancel()
+		} else {
+			rec.result = row
 		}
-		err = e.record.write(record{result: row})
 	}
 	if err != nil {
 		log.Error("cannot keep the result of a run", "err", err)
+	}
+	if rec != (record{}) {
+		e.record.add(rec)
 	}
 }
 
@@ -176,12 +188,29 @@ func (r *run) result(cursor int64) (Result, error) {
 	return res, r.err
 }
 
+// result is what is stored of a run, or is about to be.
+func (e *Engine) result(ctx context.Context, caller session.Caller, id string) (store.Result, error) {
+	if e.record != nil {
+		if row, ok := e.record.find(caller.ID, id); ok {
+			return row, nil
+		}
+	}
+	return e.cfg.Store.GetResult(ctx, caller.ID, id)
+}
+
 // storedResult is what the store knows of a run that this process does not have.
 func (e *Engine) storedResult(ctx context.Context, caller session.Caller, id string, cursor int64) (Result, error) {
 	if e.cfg.Store == nil {
 		return Result{}, runNotFound()
 	}
-	row, err := e.cfg.Store.GetResult(ctx, caller.ID, id)
+	row, err := e.result(ctx, caller, id)
+	running := false
+	if err == nil && row.Running() {
+		running = row.Instance != e.cfg.Instance && e.cfg.Alive != nil && e.cfg.Alive(row.Instance)
+		if !running { // it may have stored the end after the first look
+			row, err = e.result(ctx, caller, id)
+		}
+	}
 	if errors.Is(err, store.ErrNotFound) {
 		return Result{}, runNotFound()
 	}
@@ -195,7 +224,7 @@ func (e *Engine) storedResult(ctx context.Context, caller session.Caller, id str
 	switch {
 	case row.Running():
 		res := sr.Result
-		if row.Instance != e.cfg.Instance && e.cfg.Alive != nil && e.cfg.Alive(row.Instance) {
+		if running {
 			res.Running = true
 			return res, nil
 		}

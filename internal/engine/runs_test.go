@@ -264,6 +264,13 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		// Before anything of it can have been written:
+		if res, err := two.WaitRun(t.Context(), session.Local, fresh.RunID, WaitRequest{}); err != nil || string(res.Stdout) != "hello" {
+			t.Errorf("an ordinary run, at once: %+v, %v", res, err)
+		}
+		if _, err := two.WaitRun(t.Context(), session.Caller{ID: "ann"}, fresh.RunID, WaitRequest{}); codeOf(err) != CodeRunNotFound {
+			t.Errorf("another caller's run, at once: %v", err)
+		}
 		if err := two.Close(t.Context()); err != nil { // its records are written
 			t.Fatal(err)
 		}
@@ -296,6 +303,29 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 		}
 		if _, err := one.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true}); codeOf(err) != CodeBackendUnavailable {
 			t.Errorf("started after the shutdown: %v", err)
+		}
+	})
+}
+
+// TestEndOfAnotherServer: a run whose server stores its end and goes while somebody asks is not lost.
+func TestEndOfAnotherServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newRig(t, stepper(nil), func(c *Config) { c.Instance = "one" })
+		two := newRig(t, nil, func(c *Config) {
+			c.Instance, c.Store = "two", one.store
+			c.Alive = func(string) bool {
+				if err := one.Close(context.Background()); err != nil {
+					t.Error(err)
+				}
+				return false
+			}
+		})
+		started, err := one.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := two.WaitRun(t.Context(), session.Local, started.RunID, WaitRequest{}); err != nil || res.Cause != sandbox.CauseCancelled {
+			t.Errorf("%+v, %v", res, err)
 		}
 	})
 }

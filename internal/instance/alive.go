@@ -2,13 +2,14 @@ package instance
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 )
 
 // Alive reports whether the process of an instance on root is still there. One that another process is cleaning up after may
-// seem alive for a moment more.
+// seem alive for a moment more, and so does one of which nothing can be learnt: the living lose more by a mistake than the dead.
 func Alive(root, id string) bool {
 	if id == "" || strings.Trim(id, "0123456789abcdef") != "" {
 		return false // no id of ours
@@ -16,13 +17,13 @@ func Alive(root, id string) bool {
 	parent := filepath.Join(root, directory)
 	gate, err := openGate(parent)
 	if err != nil {
-		return false
+		return !errors.Is(err, fs.ErrNotExist)
 	}
 	defer gate.Close()
 	f, err := os.OpenFile(filepath.Join(parent, id, lockName), os.O_RDWR, 0o600)
 	if err != nil {
-		return false
+		return !errors.Is(err, fs.ErrNotExist)
 	}
 	defer f.Close()
-	return errors.Is(tryLock(f), errLocked)
+	return tryLock(f) != nil
 }

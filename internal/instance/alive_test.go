@@ -1,6 +1,8 @@
 package instance_test
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"mcp-code-sandbox/internal/instance"
@@ -20,6 +22,16 @@ func TestAlive(t *testing.T) {
 		if got := instance.Alive(root, id); got != want {
 			t.Errorf("%q: %t, want %t", id, got, want)
 		}
+	}
+	// One of which nothing can be learnt: here its lock cannot be opened, elsewhere there may be no descriptor left.
+	if err := os.MkdirAll(filepath.Join(root, "instances", "def", "lock"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if !instance.Alive(root, "def") {
+		t.Error("what cannot be told is taken for dead")
+	}
+	if err := os.RemoveAll(filepath.Join(root, "instances", "def")); err != nil {
+		t.Fatal(err)
 	}
 	c.kill()
 	if instance.Alive(root, c.id) {

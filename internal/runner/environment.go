@@ -40,7 +40,7 @@ func (s stamp) write(dir string) error {
 func lockHash(files fs.FS, env string) (string, error) {
 	h := sha256.New()
 	err := fs.WalkDir(files, env, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || d.Name() == "runner.json" || d.Name() == "driver.py" { // those are not installed
+		if err != nil || d.IsDir() || d.Name() == "runner.json" || d.Name() == "driver.py" || d.Name() == "zygote.py" { // those are not installed
 			return err
 		}
 		b, err := fs.ReadFile(files, path)

@@ -178,7 +178,7 @@ func (in installer) fillVenv(ctx context.Context, py interpreter, staging string
 	if err != nil || len(site) != 1 {
 		return fmt.Errorf("no site-packages in %s", staging)
 	}
-	if err := copyFiles(in.files, "python", site[0], "sandbox_runner.py", "sandbox_runner.pth"); err != nil {
+	if err := copyFiles(in.files, "python", site[0], installed["python"]...); err != nil {
 		return err
 	}
 	in.progress("%s: compiling and checking", v.label)

@@ -14,7 +14,7 @@ import (
 )
 
 // installed are the files of ours that are put beside an environment's libraries.
-var installed = map[string][]string{"python": {"sandbox_runner.py", "sandbox_runner.pth"}, "node": nodeFiles()}
+var installed = map[string][]string{"python": {"sandbox_runner.py", "sandbox_runner.pth", "sandbox_exercise.py"}, "node": nodeFiles()}
 
 // InstallOwn prepares the environments of the operator's own runners in own: those that are missing or not made of the files
 // that are there now. Like Install, it changes nothing outside dir, and what could not be had is a problem.

@@ -30,6 +30,11 @@ type Definition struct {
 	// Driver is the name of the driver's file beside runner.json.
 	Driver       string `json:"driver"`
 	DriverSource []byte `json:"-"`
+	// Zygote forks the processes of runs. Its source is in the file beside runner.json; only runners whose Argv is an interpreter
+	// and its file have one.
+	Zygote *Zygote `json:"zygote"`
+	// Boot says that Argv can be started before there is code.
+	Boot *Boot `json:"boot"`
 	// Displays says that programs leave what they show where the agent looks for it.
 	Displays bool `json:"displays"`
 	// Env is added to every run. "{path}" is replaced by Detect.
@@ -46,6 +51,22 @@ type Definition struct {
 	MemoryMB       int `json:"memory_mb"`
 }
 
+// Zygote is an interpreter that has imported libraries and forks a process for each run.
+type Zygote struct {
+	File string `json:"file"`
+	// Preload is imported at once: what many programs use and what takes little memory. OnUse is imported by the
+	// zygote of a session whose code has mentioned it.
+	Preload []string `json:"preload"`
+	OnUse   []string `json:"preload_on_use"`
+	Source  []byte   `json:"-"`
+}
+
+// Boot describes a program that can wait for its code. Reads is how the names begin of the variables that it reads while it starts: a
+// run that sets one needs a start of its own.
+type Boot struct {
+	Reads []string `json:"reads"`
+}
+
 // Runner is a language environment that can be used on this host.
 type Runner struct {
 	Definition
@@ -56,6 +77,14 @@ type Runner struct {
 	// Wrapper is the directory of an environment that isolates itself (contract 5): it is started as it is and has
 	// no workspace. Empty for all others.
 	Wrapper string
+}
+
+// SandboxZygote is the runner's zygote as backends know it; nil if it has none.
+func (r Runner) SandboxZygote() *sandbox.Zygote {
+	if r.Zygote == nil || len(r.Argv) == 0 {
+		return nil
+	}
+	return &sandbox.Zygote{Name: r.Name, Argv: r.Argv[:1], Env: r.Env, Source: r.Zygote.Source, Preload: r.Zygote.Preload, OnUse: r.Zygote.OnUse}
 }
 
 // Set is the runners of this host, in the order of the definitions.
@@ -120,6 +149,11 @@ func definitions(files fs.FS, names []string) ([]Definition, error) {
 		}
 		if d.Driver != "" {
 			if d.DriverSource, err = fs.ReadFile(files, name+"/"+d.Driver); err != nil {
+				return nil, err
+			}
+		}
+		if d.Zygote != nil {
+			if d.Zygote.Source, err = fs.ReadFile(files, name+"/"+d.Zygote.File); err != nil {
 				return nil, err
 			}
 		}

@@ -21,7 +21,7 @@ type Backend interface {
 
 // Sandbox is one started, isolated process tree. Its methods are safe for concurrent use.
 type Sandbox interface {
-	// ID is the Spec's ID.
+	// ID is the Spec's ID; or, of a sandbox that was started before it was asked for, its own.
 	ID() string
 	// Conn is the duplex stream to the agent, positioned after the agent's hello. It is always the same
 	// value; a Read in progress ends with an error when the sandbox ends.
@@ -43,10 +43,22 @@ type Spec struct {
 	Image     string // the image to start, for backends that have images
 	Wrapper   string // host directory of an environment that isolates itself, for the backend that starts those; else empty
 	Workspace string // host directory that becomes /data, /mnt/data and /workspace
+	Moves     bool   // it will be renamed while the sandbox is there; a backend that could not follow answers errors.ErrUnsupported
 	Mounts    []Mount
 	Network   bool
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
+	Zygote    *Zygote // for backends that can share one; else runs start their own
+}
+
+// Zygote is an interpreter that imports libraries once and forks a process for each run.
+type Zygote struct {
+	Name    string
+	Argv    []string // the path of Source is added
+	Env     map[string]string
+	Source  []byte
+	Preload []string // what it imports
+	OnUse   []string // what it imports when a run has used it
 }
 
 // ForwardAddr is where a process inside reaches the server, if the Spec says Forward.
@@ -132,6 +144,33 @@ type Prober interface {
 	Probe(ctx context.Context) []Check
 }
 
+// Warmer is implemented by backends whose sandboxes share something that takes time to make.
+type Warmer interface {
+	// Warm makes it for sandboxes like the one described, ahead of the first. It does not wait.
+	Warm(spec Spec)
+}
+
+// Preparer is implemented by backends that can start a sandbox before it is known which workspace it is for.
+type Preparer interface {
+	// Prepare is Start for a Spec without a Workspace. Where that cannot be done its error is errors.ErrUnsupported.
+	Prepare(ctx context.Context, spec Spec) (Prepared, error)
+}
+
+// Prepared is a sandbox without a workspace. It cannot run anything before it has one.
+type Prepared interface {
+	Sandbox
+	// Attach makes a host directory the sandbox's workspace. It is called once; after an error, which is
+	// errors.ErrUnsupported where it will never succeed, the sandbox must be closed.
+	Attach(ctx context.Context, workspace string) error
+}
+
+// Furnisher is implemented by backends that have sandboxes ready on directories that have no name yet.
+type Furnisher interface {
+	// Furnish makes a workspace of such a directory, by one rename: empty, of the right owner, and with a sandbox on it that a Start
+	// with that Workspace may return. It reports whether it did; what is at path already stays.
+	Furnish(path string) bool
+}
+
 // Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.
 type Reaper interface {
 	// Reap removes what the instance left behind. The instance is known to be dead.
@@ -146,10 +185,8 @@ type Sweeper interface {
 
 // Usage is what a sandbox has used so far.
 type Usage struct {
-	MemoryBytes     int64  // now
-	MemoryPeakBytes int64  // 0 where the kernel does not tell
-	OOMKills        uint64 // processes killed because the memory limit was reached
-	PIDsRefused     uint64 // forks refused because the process limit was reached
+	OOMKills    uint64 // processes killed because the memory limit was reached
+	PIDsRefused uint64 // forks refused because the process limit was reached
 }
 
 // Meter is implemented by sandboxes that can tell their usage. The session reads it before and after a

@@ -31,8 +31,9 @@ type boxKey struct {
 // box is one sandbox of a session, from the moment its start is asked for until nothing is left of it.
 type box struct {
 	s       *Session
-	id      string // of the sandbox
+	id      string // of the sandbox; valid after ready
 	key     boxKey
+	mounts  sandbox.Sources // what is mounted in it
 	created time.Time
 
 	ready chan struct{} // closed when the start has succeeded or failed
@@ -47,8 +48,27 @@ type box struct {
 
 	// Guarded by m.mu.
 	runs     int
-	stateful bool // holds an interpreter that lives on
-	retired  bool // out of its session's boxes: no new run gets it, and it ends with its last one
+	stateful bool            // holds an interpreter that lives on
+	zygotes  map[string]bool // those that its agent knows
+	retired  bool            // out of its session's boxes: no new run gets it, and it ends with its last one
+}
+
+// zygote is what the agent needs to be told for a run of r to come from a zygote, if the runner has one.
+func (b *box) zygote(r runner.Runner) *wire.Zygote {
+	z := r.SandboxZygote()
+	if z == nil {
+		return nil
+	}
+	b.s.m.mu.Lock()
+	defer b.s.m.mu.Unlock()
+	if b.zygotes[r.Name] {
+		return &wire.Zygote{Name: r.Name}
+	}
+	if b.zygotes == nil {
+		b.zygotes = map[string]bool{}
+	}
+	b.zygotes[r.Name] = true
+	return &wire.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
 }
 
 // close ends the sandbox and whatever runs in it. It does not wait.
@@ -76,8 +96,9 @@ func (b *box) dead() bool {
 // acquire returns a started sandbox of the session and counts one run on it, until release. Runs that need
 // the same sandbox wait for one start, which goes on whether or not the one who asked for it is still there.
 func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, network bool) (*box, error) {
+	mounts := sandbox.SourcesOf(r.Mounts)
 	m.mu.Lock()
-	b, forgotten, err := m.takeLocked(s, r, network)
+	b, forgotten, err := m.takeLocked(s, r, mounts, network)
 	m.mu.Unlock()
 	m.forget(forgotten)
 	if err != nil {
@@ -96,7 +117,7 @@ func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, netw
 	return b, nil
 }
 
-func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, []*Session, error) {
+func (m *Manager) takeLocked(s *Session, r runner.Runner, mounts sandbox.Sources, network bool) (*box, []*Session, error) {
 	if m.closed {
 		return nil, nil, ErrClosed
 	}
@@ -110,7 +131,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 	var forgotten []*Session
 	key := boxKey{environment: environment(r), network: network}
 	b := s.boxes[key]
-	if b != nil && (b.dead() || b.expired(now, m.cfg.MaxLifetime)) {
+	if b != nil && (b.dead() || b.expired(now, m.cfg.MaxLifetime) || !b.mounts.Same(mounts)) {
 		forgotten = m.retireLocked(b) // never s itself: its holder has a reference
 		b = nil
 	}
@@ -127,7 +148,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 			forgotten = append(forgotten, gone...)
 		}
 		spec := m.spec(s, r, network)
-		b = &box{s: s, id: spec.ID, key: key, created: now,
+		b = &box{s: s, key: key, mounts: mounts, created: now,
 			ready: make(chan struct{}), closing: make(chan struct{}), gone: make(chan struct{})}
 		if len(s.boxes) == 0 {
 			m.live++
@@ -138,6 +159,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, network bool) (*box, [
 	}
 	b.runs++
 	s.runs++
+	s.begun++
 	s.refs++
 	m.runs++
 	if s.idle != nil {
@@ -196,6 +218,10 @@ func (m *Manager) retireLocked(b *box) []*Session {
 	}
 	s := b.s
 	delete(s.boxes, b.key)
+	if s.ending == nil {
+		s.ending = map[*box]struct{}{}
+	}
+	s.ending[b] = struct{}{}
 	if len(s.boxes) > 0 {
 		return nil
 	}
@@ -214,25 +240,39 @@ func (m *Manager) retire(b *box) {
 	m.forget(forgotten)
 }
 
+// spec is that of a session's sandbox.
 func (m *Manager) spec(s *Session, r runner.Runner, network bool) sandbox.Spec {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
+	spec := m.kind(r, network)
+	spec.ID = s.key[:12] + "-" + hex.EncodeToString(b[:])
+	spec.Session, spec.SessionID = s.key, s.id
+	spec.Workspace = filepath.Join(s.dir, filesDir)
+	return spec
+}
+
+// kind is what the sandboxes of all sessions have in common.
+func (m *Manager) kind(r runner.Runner, network bool) sandbox.Spec {
 	limits := m.cfg.Limits
 	if r.MemoryMB > 0 {
 		limits.MemoryBytes = int64(r.MemoryMB) << 20
 	}
 	return sandbox.Spec{
-		ID:        s.key[:12] + "-" + hex.EncodeToString(b[:]),
-		Session:   s.key,
-		SessionID: s.id,
-		Runner:    r.Name,
-		Image:     cmp.Or(r.ImageID, r.Image),
-		Wrapper:   r.Wrapper,
-		Workspace: filepath.Join(s.dir, filesDir),
-		Mounts:    r.Mounts,
-		Network:   network,
-		Forward:   m.cfg.Dial != nil,
-		Limits:    limits,
+		Runner:  r.Name,
+		Image:   cmp.Or(r.ImageID, r.Image),
+		Wrapper: r.Wrapper,
+		Mounts:  r.Mounts,
+		Network: network,
+		Forward: m.cfg.Dial != nil,
+		Limits:  limits,
+		Zygote:  r.SandboxZygote(),
+	}
+}
+
+// Warm has the backend make what sandboxes of a runner, without network, need before the first of them does. It does not wait.
+func (m *Manager) Warm(r runner.Runner) {
+	if w, ok := m.cfg.Backend.(sandbox.Warmer); ok {
+		w.Warm(m.kind(r, false))
 	}
 }
 
@@ -241,6 +281,7 @@ func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
 	defer func() {
 		m.mu.Lock()
 		delete(m.boxes, b)
+		delete(b.s.ending, b)
 		m.mu.Unlock()
 		close(b.gone)
 	}()
@@ -259,12 +300,12 @@ func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
 	defer cancel()
 	lost := b.conn.Err()
 	if err := b.sb.Close(ctx); err != nil {
-		m.log.Error("cannot end a sandbox", "session_id", b.s.id, "sandbox", spec.ID, "err", err)
+		m.log.Error("cannot end a sandbox", "session_id", b.s.id, "sandbox", b.id, "err", err)
 	}
 	b.exit, _ = b.sb.Wait(ctx)
 	_ = b.conn.Close()
 	if lost != nil && !errors.Is(lost, wire.ErrClosed) {
-		m.log.Warn("sandbox lost", "session_id", b.s.id, "sandbox", spec.ID,
+		m.log.Warn("sandbox lost", "session_id", b.s.id, "sandbox", b.id,
 			"err", lost, "cause", string(b.exit.Cause), "detail", b.exit.Detail)
 	}
 }
@@ -292,9 +333,9 @@ func (m *Manager) start(b *box, spec sandbox.Spec, makeWay []*box) error {
 		}
 		return err
 	}
-	b.sb = sb
-	b.conn = wire.NewConn(sb.Conn(), wire.ServerSide, m.dialer(spec.ID))
-	m.log.Debug("sandbox started", "session_id", b.s.id, "sandbox", spec.ID, "runner", spec.Runner,
+	b.sb, b.id = sb, sb.ID() // which a sandbox that was ready has had before
+	b.conn = wire.NewConn(sb.Conn(), wire.ServerSide, m.dialer(b.id))
+	m.log.Debug("sandbox started", "session_id", b.s.id, "sandbox", b.id, "runner", spec.Runner,
 		"network", spec.Network, "duration_ms", time.Since(began).Milliseconds())
 	return nil
 }

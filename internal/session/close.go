@@ -71,12 +71,10 @@ func (m *Manager) CloseSession(ctx context.Context, caller Caller, id string) er
 // waits until s.ended is closed.
 func (m *Manager) endLocked(s *Session) (boxes []*box) {
 	s.ended = make(chan struct{})
-	for b := range m.boxes {
-		if b.s == s { // also those that were retired with a run still going
-			boxes = append(boxes, b)
-			m.retireLocked(b) // the caller holds s: it is not forgotten
-			b.close()
-		}
+	m.evictLocked(s)          // the caller holds s: it is not forgotten
+	for b := range s.ending { // also those that were retired with a run still going
+		boxes = append(boxes, b)
+		b.close()
 	}
 	return boxes
 }
@@ -125,6 +123,7 @@ func (s *Session) retain(now time.Time) error {
 	if err := s.writeMeta(md); err != nil {
 		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
 	}
+	s.disclaim()
 	var b [4]byte
 	rand.Read(b[:]) // never fails
 	parent := filepath.Join(s.m.cfg.Root, closedDir, s.key)

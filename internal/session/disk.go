@@ -19,13 +19,14 @@ const (
 	diskReserve = 1 << 30
 )
 
-// measureOnce walks the workspace if nobody has, so that diskLimit knows what was there before.
-func (s *Session) measureOnce(ctx context.Context) {
+// measure walks the workspace if nobody has, so that diskLimit knows what was there before, and if it held too much: files may have
+// been deleted since, and not by code.
+func (s *Session) measure(ctx context.Context) {
 	if s.m.cfg.Quota == (workspace.Usage{}) {
 		return
 	}
 	s.usageMu.Lock()
-	known := s.usage != nil
+	known := s.usage != nil && !exceeds(*s.usage, s.m.cfg.Quota)
 	s.usageMu.Unlock()
 	if known {
 		return
@@ -119,25 +120,4 @@ func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop
 			<-done
 		}
 	}
-}
-
-// overDisk is the check after a run. It remembers what the workspace holds for the next one.
-func (s *Session) overDisk(limit workspace.Usage) bool {
-	if limit == (workspace.Usage{}) {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), lastWalk)
-	defer cancel()
-	u, err := s.ws.Usage(ctx, limit)
-	if err != nil {
-		return false
-	}
-	over := exceeds(u, limit)
-	if over { // the walk stopped there
-		if u, err = s.ws.Usage(ctx, workspace.Usage{}); err != nil {
-			return true
-		}
-	}
-	s.setUsage(u)
-	return over
 }

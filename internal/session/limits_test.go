@@ -254,6 +254,42 @@ func TestDial(t *testing.T) {
 	}
 }
 
+// readyBackend has started its sandboxes before they are asked for: their ids are not the specs'.
+type readyBackend struct{ *sessiontest.Backend }
+
+func (b readyBackend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	spec.ID = "ready-" + spec.ID[:8]
+	return b.Backend.Start(ctx, spec)
+}
+
+// TestReadySandbox: what is bound to a sandbox is bound to the id that it has, not to the one that was asked for.
+func TestReadySandbox(t *testing.T) {
+	var b sessiontest.Backend
+	m := newManager(t, &b, func(c *session.Config) {
+		c.Backend = readyBackend{&b}
+		c.Dial = func(_ context.Context, id string, s *wire.Stream) { _, _ = io.WriteString(s, id) }
+	})
+	s := open(t, m, session.Local, "x")
+	defer s.Release()
+	var granted string
+	_, err := s.Run(t.Context(), python, session.RunRequest{Grant: func(_ context.Context, id string) (map[string]string, error) {
+		granted = id
+		return nil, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb := b.Live()[0]
+	stream, err := sb.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	if dialled, err := io.ReadAll(stream); err != nil || string(dialled) != sb.ID() || granted != sb.ID() {
+		t.Errorf("the stream is from %q, the grant for %q, the sandbox %q: %v", dialled, granted, sb.ID(), err)
+	}
+}
+
 // The overhead of a run does not grow with the number of open sessions.
 func BenchmarkRun(b *testing.B) {
 	for _, sessions := range []int{1, 1000} {

@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"context"
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -49,8 +50,9 @@ type Config struct {
 
 // Manager holds the sessions of one server. Its methods are safe for concurrent use.
 type Manager struct {
-	cfg Config
-	log *slog.Logger
+	cfg  Config
+	log  *slog.Logger
+	name string // of this manager among those on the same root
 
 	ctx    context.Context // ends with the manager; sandboxes are started under it, never under a caller's
 	cancel context.CancelFunc
@@ -62,12 +64,13 @@ type Manager struct {
 	boxes    map[*box]struct{}   // every sandbox that is starting, live or ending
 	live     int                 // sessions with at least one sandbox
 	runs     int
+	kept     int       // files that sessions remember
 	idle     list.List // of *Session with a sandbox and without runs, least recently used first
 }
 
 // New returns a Manager. Close ends it.
 func New(cfg Config) *Manager {
-	m := &Manager{cfg: cfg, log: cfg.Logger, sessions: map[string]*Session{}, boxes: map[*box]struct{}{}}
+	m := &Manager{cfg: cfg, log: cfg.Logger, name: rand.Text(), sessions: map[string]*Session{}, boxes: map[*box]struct{}{}}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
@@ -141,6 +144,9 @@ func (m *Manager) get(caller Caller, id string, create bool) (*Session, error) {
 		}
 		err = s.load(create)
 		if err == nil && s.current() {
+			if create {
+				s.claim()
+			}
 			return s, nil
 		}
 		if err == nil {

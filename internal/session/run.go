@@ -12,6 +12,7 @@ import (
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/internal/workspace"
 )
 
 const (
@@ -40,8 +41,10 @@ type RunRequest struct {
 	// Persistent runs the code in the session's interpreter for that runner and network, which lives on
 	// with its variables. Such runs wait for each other.
 	Persistent bool
-	// Begin, if set, is called when it is the run's turn, before its code is sent; an error of it is Run's.
-	Begin func() error
+	// Files is how many files of the workspace the result tells of: the newest, or, with Changes, those that are new since it was
+	// the run's turn or have changed. For that to be the run's work alone, the session must be reserved, or the run persistent.
+	Files   int
+	Changes bool
 	// Grant, if set, is called with the id of the sandbox that will run the code, before that is sent, and returns variables that the
 	// code has in addition; an interpreter that lives on has them for this run alone. An error of it is Run's.
 	Grant func(ctx context.Context, sandboxID string) (map[string]string, error)
@@ -53,13 +56,6 @@ type RunRequest struct {
 	// Output gets the program's output as it is produced, in order, from one goroutine at a time.
 	// It must not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream wire.Type, p []byte)
-}
-
-func (r RunRequest) begin() error {
-	if r.Begin == nil {
-		return nil
-	}
-	return r.Begin()
 }
 
 // RunResult says how a run ended.
@@ -78,6 +74,10 @@ type RunResult struct {
 	Fresh     bool // the interpreter was started for it
 	StateLost bool // the interpreter is gone, and its variables with it
 	Forgotten bool // an earlier interpreter of the session was gone before it
+
+	// Scan has the files that were asked for, as of the end of the run. It is nil when none were, when the sandbox was lost, and when
+	// the workspace could not be looked through.
+	Scan *workspace.Scan
 }
 
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
@@ -85,11 +85,7 @@ type RunResult struct {
 // twice. A done ctx, and the end of the session, end the run with the cause cancelled.
 // Errors are ErrBusy, ErrMaxSessions, ErrClosed, or the backend's when no sandbox could be started.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
-	s.measureOnce(ctx)
 	if !req.Persistent {
-		if err := req.begin(); err != nil {
-			return RunResult{}, err
-		}
 		return s.run(ctx, r, req)
 	}
 	if len(r.Persistent) == 0 {
@@ -103,9 +99,6 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		return RunResult{}, err
 	}
 	defer done()
-	if err := req.begin(); err != nil {
-		return RunResult{}, err
-	}
 	res, err := s.run(ctx, r, req)
 	if err == nil {
 		s.noteState(interpreterKey{r.Name, req.Network}, &res)
@@ -114,6 +107,18 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 }
 
 func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
+	var before *workspace.Scan
+	if req.Changes {
+		var err error
+		if before, err = s.snapshot(ctx); err != nil {
+			if ctx.Err() != nil {
+				return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
+			}
+			return RunResult{}, err
+		}
+	} else {
+		s.measure(ctx)
+	}
 	for retried := false; ; retried = true {
 		b, err := s.m.acquire(ctx, s, r, req.Network)
 		if err != nil {
@@ -134,7 +139,8 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 			b.stateful = true
 			s.m.mu.Unlock()
 		}
-		return s.supervise(ctx, b, r, req)
+		defer s.claim() // once more: another server may have used the session beside this run
+		return s.supervise(ctx, b, r, req, before)
 	}
 }
 
@@ -216,7 +222,7 @@ func (r *supervised) end() sandbox.Cause {
 	return r.cause
 }
 
-func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req RunRequest) (RunResult, error) {
+func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req RunRequest, before *workspace.Scan) (RunResult, error) {
 	var granted map[string]string
 	if req.Grant != nil {
 		var err error
@@ -228,7 +234,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		}
 	}
 	run := &supervised{b: b, interrupt: req.Persistent}
-	before := usageOf(b.sb)
+	counted := usageOf(b.sb)
 	defer context.AfterFunc(ctx, func() { run.stop(sandbox.CauseCancelled) })()
 	if req.Timeout > 0 {
 		defer time.AfterFunc(req.Timeout, func() { run.stop(sandbox.CauseTimeout) }).Stop()
@@ -262,11 +268,23 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 	}
 	if cause != "" {
 		res.ExitCode = -1
-	} else {
-		res.Cause = causeOf(exit, before, usageOf(b.sb))
+	} else if exit.Code != 0 || exit.Signal != 0 { // otherwise no limit made it fail
+		res.Cause = causeOf(exit, counted, usageOf(b.sb))
 	}
-	if s.overDisk(limit) && res.Cause == "" {
+	if limit == (workspace.Usage{}) && req.Files <= 0 {
+		return res, nil
+	}
+	found, err := s.scan(workspace.ScanOptions{Limit: limit, Files: req.Files, Since: before, Index: req.Changes})
+	if err != nil {
+		s.m.log.Warn("cannot look through a workspace", "session_id", s.id, "err", err)
+		return res, nil
+	}
+	s.setUsage(found.Usage())
+	if exceeds(found.Usage(), limit) && res.Cause == "" {
 		res.Cause = sandbox.CauseDiskQuota
+	}
+	if req.Files > 0 {
+		res.Scan = found
 	}
 	return res, nil
 }
@@ -283,6 +301,10 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 	if req.Persistent {
 		frame.Argv, frame.Driver, frame.Interpreter, frame.Displays = r.Persistent, r.DriverSource, r.Name, false
 		frame.Env, frame.CellEnv = r.Env, env
+	}
+	frame.Zygote = b.zygote(r)
+	if r.Boot != nil && !req.Persistent {
+		frame.Boot = &wire.Boot{Env: r.Env, Reads: r.Boot.Reads}
 	}
 	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
 	if err != nil {

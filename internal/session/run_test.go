@@ -301,6 +301,33 @@ func TestDeadSandboxIsReplaced(t *testing.T) {
 	}
 }
 
+// A sandbox whose runner was installed anew, which has emptied the directory that it sees, is replaced.
+func TestRunnerInstalledAnew(t *testing.T) {
+	libraries := filepath.Join(t.TempDir(), "libraries")
+	if err := os.Mkdir(libraries, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := python
+	r.Mounts = []sandbox.Mount{{Source: libraries, Target: "/opt/libraries"}}
+	b := &sessiontest.Backend{}
+	m := newManager(t, b, nil)
+	s := open(t, m, session.Local, "x")
+	defer s.Release()
+	for i, want := range []int{1, 1, 2, 2} {
+		if i == 2 {
+			if err := errors.Join(os.Rename(libraries, libraries+"-old"), os.Mkdir(libraries, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if res, err := s.Run(t.Context(), r, session.RunRequest{}); err != nil || res != (session.RunResult{Started: true}) {
+			t.Errorf("%+v, %v", res, err)
+		}
+		if b.Started() != want {
+			t.Errorf("run %d: %d sandboxes started, want %d", i, b.Started(), want)
+		}
+	}
+}
+
 func TestDiskQuota(t *testing.T) {
 	write := func(p *sessiontest.Process, name string, n int) {
 		if err := os.WriteFile(filepath.Join(p.Spec.Workspace, name), make([]byte, n), 0o600); err != nil {
@@ -362,6 +389,29 @@ func TestDiskQuota(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A workspace that was full is not any more when its files have been deleted from outside.
+func TestDiskQuotaMadeRoom(t *testing.T) {
+	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+		if err := os.WriteFile(filepath.Join(p.Spec.Workspace, "big"), make([]byte, 2<<20), 0o600); err != nil {
+			t.Error(err)
+		}
+		return wire.Exit{}
+	}}
+	m := newManager(t, b, func(c *session.Config) { c.Quota = workspace.Usage{Bytes: 1 << 20} })
+	s := open(t, m, session.Local, "x")
+	defer s.Release()
+	if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota {
+		t.Errorf("filling it: %+v", res)
+	}
+	if err := s.Workspace().Remove("big"); err != nil {
+		t.Fatal(err)
+	}
+	b.Program = func(p *sessiontest.Process) wire.Exit { return wire.Exit{Code: int(p.Limits.FileBytes)} }
+	if res := run(t, m, "x", ""); res != (session.RunResult{Started: true}) {
+		t.Errorf("after that: %+v", res)
 	}
 }
 

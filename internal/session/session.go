@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -34,8 +35,11 @@ type Session struct {
 	// The rest is guarded by m.mu.
 	refs     int // of Open, Lookup and runs
 	runs     int
+	begun    uint64 // how many runs have been begun in it
+	kept     kept
 	boxes    map[boxKey]*box
-	idle     *list.Element // in m.idle
+	ending   map[*box]struct{} // retired, but there may be something left of them
+	idle     *list.Element     // in m.idle
 	lastUsed time.Time
 	saved    time.Time // the last_used that meta.json holds
 	reserved bool      // see Reserve
@@ -103,6 +107,7 @@ func (m *Manager) forgetLocked(s *Session) []*Session {
 		return nil
 	}
 	s.gone = true
+	s.keepLocked(kept{})
 	m.dropLocked(s)
 	return []*Session{s}
 }
@@ -114,6 +119,7 @@ func (m *Manager) forget(sessions []*Session) {
 			continue // never loaded
 		}
 		s.save()
+		s.disclaim()
 		_ = s.ws.Close()
 	}
 }
@@ -188,6 +194,9 @@ func (s *Session) makeDirs(files string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(s.dir, 0o700); err != nil {
 			return err
+		}
+		if f, ok := s.m.cfg.Backend.(sandbox.Furnisher); ok && f.Furnish(files) {
+			return nil
 		}
 		err = os.Mkdir(files, 0o700)
 	}

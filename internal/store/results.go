@@ -28,24 +28,7 @@ func (s *Store) BeginResult(ctx context.Context, r Result) error {
 // EndResult stores how a run ended, and forgets the caller's oldest results beyond keep. A row of another caller or process is not
 // changed.
 func (s *Store) EndResult(ctx context.Context, r Result, keep int) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	if _, err := tx.ExecContext(ctx,
-		`INSERT INTO results (id, caller, session, instance, started, ended, data) VALUES (?, ?, ?, ?, ?, ?, ?)
-		ON CONFLICT DO UPDATE SET ended = excluded.ended, data = excluded.data
-		WHERE caller = excluded.caller AND instance = excluded.instance`,
-		r.ID, r.Caller, r.Session, r.Instance, r.Started.UnixNano(), r.Ended.UnixNano(), r.Data); err != nil {
-		return err
-	}
-	if _, err := tx.ExecContext(ctx,
-		`DELETE FROM results WHERE id IN (SELECT id FROM results WHERE caller = ? AND ended > 0 ORDER BY ended DESC LIMIT -1 OFFSET ?)`,
-		r.Caller, keep); err != nil {
-		return err
-	}
-	return tx.Commit()
+	return s.Record(ctx, nil, []Result{r}, keep, []string{r.Caller})
 }
 
 // GetResult returns what is stored of a caller's run, or [ErrNotFound].

@@ -192,10 +192,7 @@ func (s *Store) DropTickets(ctx context.Context, caller, session string) error {
 
 // AddRun records a run.
 func (s *Store) AddRun(ctx context.Context, r Run) error {
-	_, err := s.db.ExecContext(ctx,
-		`INSERT INTO runs (id, caller, session, runner, started, duration, exit_code, cause) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
-		r.ID, r.Caller, r.Session, r.Runner, r.Started.UnixNano(), r.Duration, r.ExitCode, r.Cause)
-	return err
+	return s.Record(ctx, []Run{r}, nil, 0, nil)
 }
 
 // GetRun returns the record of a run, or [ErrNotFound]. Whether the asker may see it is for the asker to check.

@@ -121,6 +121,16 @@ func TestRuns(t *testing.T) {
 	if _, err := s.GetRun(ctx, "r2"); err != ErrNotFound {
 		t.Errorf("unknown run: %v", err)
 	}
+	// A second run of the same id changes nothing, and costs no other its record.
+	if err := s.Record(ctx, []Run{{ID: "r1", Started: now}, {ID: "r3", Started: now.Add(-time.Second)}}, nil, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.GetRun(ctx, "r1"); err != nil || got.Caller != "local" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if _, err := s.GetRun(ctx, "r3"); err != nil {
+		t.Errorf("recorded beside one that was there: %v", err)
+	}
 	if err := s.AddTicket(ctx, Ticket{ID: "t1", Expires: now}); err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,8 @@ type watchers struct {
 	srv  *mcp.Server
 	send mcp.MethodHandler // the SDK's way to a session
 
+	pending sync.Map // callers whose clients are about to be told
+
 	mu      sync.Mutex
 	entries map[watchKey]*watcher
 }
@@ -124,9 +126,20 @@ func (w *watchers) pruneLocked() {
 	}
 }
 
-// changed tells the caller's clients, without waiting for them. Changes that come while a client is being told are told
-// together.
+// changed has the caller's clients told. It costs the run that changed something the same, however many clients there are.
 func (w *watchers) changed(caller session.Caller) {
+	if _, pending := w.pending.LoadOrStore(caller, true); pending {
+		return
+	}
+	go func() {
+		w.pending.Delete(caller)
+		w.spread(caller)
+	}()
+}
+
+// spread tells the caller's clients, without waiting for them. Changes that come while a client is being told are told
+// together.
+func (w *watchers) spread(caller session.Caller) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.pruneLocked()

@@ -106,6 +106,28 @@ type Run struct {
 	Interpreter string `json:"interpreter,omitempty"`
 	// CellEnv are variables of that cell alone: the interpreter has them while it runs the cell, and not afterwards.
 	CellEnv map[string]string `json:"cell_env,omitempty"`
+	// Zygote, when set, may have forked a process that does what Argv would do.
+	Zygote *Zygote `json:"zygote,omitempty"`
+	// Boot, when set, lets the agent start Argv once more when the run has ended, for the next one.
+	Boot *Boot `json:"boot,omitempty"`
+}
+
+// Boot describes a program that can be started before there is code for it: with a socket for its standard input it gets
+// ready, says so, and reads its environment there.
+type Boot struct {
+	Env   map[string]string `json:"env,omitempty"`   // of every run, whoever asks for it
+	Reads []string          `json:"reads,omitempty"` // how the names begin of the variables that it reads while it starts
+}
+
+// Zygote describes a process that has done what every program of a runner does first, and forks one for each run. The agent
+// starts it when it has been told its source, and after that knows it by name.
+type Zygote struct {
+	Name    string            `json:"name"`
+	Argv    []string          `json:"argv,omitempty"` // the path of its source is added
+	Env     map[string]string `json:"env,omitempty"`
+	Source  []byte            `json:"source,omitempty"`
+	Preload []string          `json:"preload,omitempty"` // what it imports
+	OnUse   []string          `json:"on_use,omitempty"`  // what it imports when a run has used it
 }
 
 // RunLimits are the limits that the agent sets on the run's processes. Zero means none.
@@ -130,6 +152,8 @@ type Exit struct {
 	// Fresh says that the interpreter was started for this cell; Lost that it is gone, with its state.
 	Fresh bool `json:"fresh,omitempty"`
 	Lost  bool `json:"lost,omitempty"`
+	// Forked says that the program came from a zygote.
+	Forked bool `json:"forked,omitempty"`
 }
 
 // The fields that a frame has, as bits.

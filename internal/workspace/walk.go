@@ -1,7 +1,6 @@
 package workspace
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -9,7 +8,6 @@ import (
 	"iter"
 	"math"
 	"os"
-	"slices"
 )
 
 // Bounds of a walk: hostile code decides how many entries there are and how deep they lie.
@@ -35,73 +33,67 @@ func (u Usage) exceeds(limit Usage) bool {
 // Usage measures the workspace, and stops early once a nonzero field of stopAt is exceeded. A tree that
 // cannot be measured, because it is too deep or too large, counts as infinitely large: quotas fail closed.
 func (w *Workspace) Usage(ctx context.Context, stopAt Usage) (Usage, error) {
-	var u Usage
-	seen := map[fileID]struct{}{}
+	var m meter
 	errEnough := errors.New("enough")
 	err := w.walk(ctx, max(maxEntries, stopAt.Files+1), func(_ string, fi fs.FileInfo) error {
-		u.Files++
-		size, id, links := onDisk(fi)
-		if links > 1 && !fi.IsDir() {
-			if _, again := seen[id]; again {
-				size = 0
-			}
-			seen[id] = struct{}{}
-		}
-		u.Bytes += size
-		if u.exceeds(stopAt) {
+		m.add(fi)
+		if m.exceeds(stopAt) {
 			return errEnough
 		}
 		return nil
 	})
 	switch err {
 	case nil, errEnough:
-		return u, nil
+		return m.Usage, nil
 	case errIncomplete:
-		return Usage{Bytes: math.MaxInt64, Files: math.MaxInt}, nil
+		return infinite, nil
 	}
 	return Usage{}, err
 }
 
+// infinite is the Usage of a tree that cannot be measured.
+var infinite = Usage{Bytes: math.MaxInt64, Files: math.MaxInt}
+
+// meter adds up a Usage.
+type meter struct {
+	Usage
+	seen map[fileID]struct{} // files with several links
+}
+
+func (m *meter) add(fi fs.FileInfo) {
+	m.Files++
+	size, id, links := onDisk(fi)
+	if links > 1 && !fi.IsDir() {
+		if _, again := m.seen[id]; again {
+			size = 0
+		}
+		if m.seen == nil {
+			m.seen = map[fileID]struct{}{}
+		}
+		m.seen[id] = struct{}{}
+	}
+	m.Bytes += size
+}
+
 // List returns the regular files of the workspace, newest first and then by name, at most limit of them (all
-// that a walk can see when limit is not positive). truncated says that there are, or may be, more.
+// that a walk can see when limit is not positive) and of as many as their names are not too long for. truncated says that there are, or may be, more.
 func (w *Workspace) List(limit int) (files []File, truncated bool, err error) {
 	if limit <= 0 || limit > maxEntries {
 		limit = maxEntries
 	}
-	keep := func() {
-		slices.SortFunc(files, func(a, b File) int {
-			return cmp.Or(b.ModTime.Compare(a.ModTime), cmp.Compare(a.Name, b.Name))
-		})
-		if len(files) > limit {
-			clear(files[limit:])
-			files, truncated = files[:limit], true
-		}
-	}
-	err = w.walk(context.Background(), maxEntries, func(name string, fi fs.FileInfo) error {
-		if !fi.Mode().IsRegular() || isTemp(name) {
-			return nil
-		}
-		files = append(files, File{Name: name, Size: fi.Size(), ModTime: fi.ModTime()})
-		if len(files) >= 2*limit { // names can be long: do not keep what will be cut
-			keep()
-		}
-		return nil
-	})
-	if err == errIncomplete {
-		truncated, err = true, nil
-	}
+	s, err := w.Scan(context.Background(), ScanOptions{Files: limit})
 	if err != nil {
 		return nil, false, err
 	}
-	keep()
+	files, truncated = s.Files()
 	return files, truncated, nil
 }
 
 // Count returns how many regular files there are and what they hold together. It looks at no more than most entries of the
 // workspace; more says that there are, or may be, others.
 func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64, more bool, err error) {
-	err = w.walk(ctx, most, func(name string, fi fs.FileInfo) error {
-		if fi.Mode().IsRegular() && !isTemp(name) {
+	err = w.walk(ctx, most, func(dir string, fi fs.FileInfo) error {
+		if isFile(dir, fi) {
 			files++
 			bytes += fi.Size()
 		}
@@ -113,9 +105,14 @@ func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64
 	return files, bytes, false, err
 }
 
-// walk calls visit for everything below the workspace, at most limit times. It follows no link. What comes or goes meanwhile
-// may or may not be visited.
-func (w *Workspace) walk(ctx context.Context, limit int, visit func(name string, fi fs.FileInfo) error) error {
+// isFile reports whether what is in dir is a file to the workspace's user.
+func isFile(dir string, fi fs.FileInfo) bool {
+	return fi.Mode().IsRegular() && (dir != "" || !isTemp(fi.Name()))
+}
+
+// walk calls visit for everything below the workspace, at most limit times, with the directory it is in: empty, or with a slash
+// at its end. It follows no link. What comes or goes meanwhile may or may not be visited.
+func (w *Workspace) walk(ctx context.Context, limit int, visit func(dir string, fi fs.FileInfo) error) error {
 	w.regain()
 	wk := walker{ctx: ctx, left: limit, visit: visit}
 	return wk.dir(w.root, "", 0)
@@ -124,7 +121,7 @@ func (w *Workspace) walk(ctx context.Context, limit int, visit func(name string,
 type walker struct {
 	ctx   context.Context
 	left  int
-	visit func(name string, fi fs.FileInfo) error
+	visit func(dir string, fi fs.FileInfo) error
 }
 
 func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
@@ -142,7 +139,7 @@ func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
 		if w.left--; w.left < 0 {
 			return errIncomplete
 		}
-		if err := w.visit(prefix+fi.Name(), fi); err != nil {
+		if err := w.visit(prefix, fi); err != nil {
 			return err
 		}
 		if fi.IsDir() {

@@ -17,6 +17,7 @@ import (
 	"math"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -46,6 +47,8 @@ type Workspace struct {
 	root  *os.Root
 	self  *os.File // the directory itself, see regain
 	owner Owner
+
+	writes atomic.Uint64 // see Writes
 }
 
 // Open opens the workspace in dir, which must exist and whose parent must be out of the sandbox's reach.
@@ -74,11 +77,11 @@ func (w *Workspace) Adopt(ctx context.Context) error {
 	if w.owner.UID < 0 && w.owner.GID < 0 {
 		return nil
 	}
-	err := w.walk(ctx, math.MaxInt, func(name string, fi fs.FileInfo) error {
+	err := w.walk(ctx, math.MaxInt, func(dir string, fi fs.FileInfo) error {
 		if w.owner.owns(fi) {
 			return nil
 		}
-		return w.root.Lchown(name, w.owner.UID, w.owner.GID)
+		return w.root.Lchown(dir+fi.Name(), w.owner.UID, w.owner.GID)
 	})
 	if err != nil && err != errIncomplete { // what lies too deep to be seen stays as it is
 		return err
@@ -91,6 +94,10 @@ func (w *Workspace) Owned() (bool, error) {
 	fi, err := w.self.Stat()
 	return err == nil && (w.owner.UID < 0 && w.owner.GID < 0 || w.owner.owns(fi)), err
 }
+
+// Writes counts what the server has changed in the workspace, or tried to, by Write and Remove. It counts what is done, so that a
+// Scan which began after a number was read has seen all that the number counts.
+func (w *Workspace) Writes() uint64 { return w.writes.Load() }
 
 // Close releases the workspace's descriptors. Files that were opened stay open.
 func (w *Workspace) Close() error {
@@ -146,6 +153,7 @@ func (w *Workspace) open(name string) (*os.File, fs.FileInfo, error) {
 // is open stays readable to who has it open. A directory is a [*NameError]; what is not there, or lies behind a link, is
 // [fs.ErrNotExist].
 func (w *Workspace) Remove(name string) error {
+	defer w.writes.Add(1)
 	dir, base, err := w.parent(name)
 	if err == nil {
 		defer dir.Close()

@@ -30,6 +30,7 @@ type WriteOptions struct {
 //
 // Its errors are [*NameError], [ErrExists], [ErrTooLarge], [ErrQuota], what r returned, or trouble of the file system.
 func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, err error) {
+	defer w.writes.Add(1)
 	name, err = CleanName(name)
 	if err != nil {
 		return File{}, err

@@ -3,10 +3,13 @@
 // The file lies in /tmp, but is run as if it were in the working directory: relative imports, __dirname and stack
 // traces say /data/<name>. Both module systems work in one file: import, top-level await and import.meta as well as
 // require, module and exports.
+//
+// It may be started before there is a file, for a run to come: see awaitRun.
 'use strict';
 
 const fs = require('node:fs');
 const path = require('node:path');
+const vm = require('node:vm');
 const { becomeMain, compileScript, compileTypeScript, defineGlobals, describe, isTypeScript, main, ready, sources, textModule } = require('./modules.cjs');
 
 // An uncaught error is printed as Node prints it, but with the user's source. This event changes nothing for programs
@@ -19,8 +22,30 @@ process.on('uncaughtExceptionMonitor', (error) => {
   process.exit(1);
 });
 
+// awaitRun returns the file. If this process was started ahead, there is none yet, and standard input is a socket: then it does what every
+// run begins with, and waits for one, whose file and environment come on the socket. Nothing here may be the run's to notice, nor
+// look at the working directory, which may change until then.
+function awaitRun(file) {
+  if (fs.existsSync(file) || !fs.fstatSync(0).isSocket()) return file;
+  for (const name of ['child_process', 'net', 'stream', 'url', 'util']) require(`node:${name}`); // what console.log, TypeScript and modules need
+  compileScript('', file);
+  new vm.SourceTextModule('');
+  fs.writeSync(0, 'ready\n');
+  const { file: given, env } = JSON.parse(fs.readFileSync(0, 'utf8'));
+  fs.writeSync(0, 'taken\n');
+  fs.closeSync(0);
+  fs.openSync('/dev/null'); // the lowest that is free: 0
+  for (const name of Object.keys(process.env)) {
+    if (!Object.hasOwn(env, name)) delete process.env[name];
+  }
+  for (const [name, value] of Object.entries(env)) {
+    if (process.env[name] !== value) process.env[name] = value;
+  }
+  return given;
+}
+
 function start() {
-  const given = path.resolve(process.argv[2]);
+  const given = awaitRun(path.resolve(process.argv[2]));
   const file = path.join(process.cwd(), path.basename(given));
   const text = fs.readFileSync(given, 'utf8');
   sources.set(file, text);

@@ -43,6 +43,8 @@ def _showing(name):
     import importlib.util
     import os
 
+    global process
+    process = os.getpid()
     if emit is _to_directory and "SANDBOX_DISPLAY" not in os.environ:
         return None
     spec = importlib.util.find_spec(name)
@@ -63,7 +65,6 @@ def _showing(name):
         figure.show = lambda self, *_, **__: show_figure(self)
         module.show = show_open_figures
         if emit is _to_directory:
-            process = os.getpid()
             atexit.register(lambda: show_forgotten_figures() if os.getpid() == process else None)
 
     spec.loader.exec_module = exec_module
@@ -115,5 +116,6 @@ def _to_directory(mime, data):
 
 
 emit = _to_directory
+process = None  # whose figures are shown at its end; a fork of it has none of its own
 
 sys.meta_path.insert(0, _Finder)

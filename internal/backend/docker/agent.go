@@ -2,7 +2,6 @@ package docker
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -53,6 +52,9 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 			}
 		}
 		if !img.agent {
+			if spec.Moves { // each run makes a container on it
+				return nil, errors.ErrUnsupported
+			}
 			return b.startPlain(spec, img, e), nil
 		}
 		sb, err := b.startAgent(ctx, spec, img, e)
@@ -63,18 +65,25 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 }
 
+// zygoteMemory is the least limit under which a sandbox spares a quarter for a zygote, whose libraries count against it.
+const zygoteMemory = 512 << 20
+
 // startAgent makes the container, attaches to it, starts it and waits for the agent's hello.
 func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, e *engine) (_ sandbox.Sandbox, err error) {
 	binary, err := b.agents.path(b, img.goarch)
 	if err != nil {
 		return nil, err
 	}
-	config, err := json.Marshal(agent.Config{Forward: spec.Forward})
-	if err != nil {
-		return nil, err
-	}
 	if spec.Limits.PIDs > 0 {
 		spec.Limits.PIDs += agent.OwnThreads
+	}
+	data, processes := e.carried(spec.Limits)
+	config, err := json.Marshal(agent.Config{
+		Forward: spec.Forward, DataBytes: uint64(data), Processes: uint64(processes),
+		NoZygote: spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < zygoteMemory,
+	})
+	if err != nil {
+		return nil, err
 	}
 	spec.Mounts = append([]sandbox.Mount{{Source: binary, Target: agentPath}}, spec.Mounts...)
 	opt := b.options(spec, img, e)
@@ -298,7 +307,7 @@ const connBuffer = 16 << 10
 // tell its stream and length. What the agent prints to stderr is kept aside.
 type agentConn struct {
 	net.Conn // to the engine; writing to it is writing to the agent's stdin
-	said     tail
+	said     sandbox.Tail
 	over     func()
 
 	mu   sync.Mutex // of those who read
@@ -363,30 +372,6 @@ func (c *agentConn) Close() error {
 	err := c.Conn.Close()
 	c.over()
 	return err
-}
-
-// tail keeps the last bytes written to it.
-type tail struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-const tailBytes = 4096
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf.Write(p[max(0, len(p)-tailBytes):])
-	if over := t.buf.Len() - tailBytes; over > 0 {
-		t.buf.Next(over)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.buf.String()
 }
 
 // agents are the agent's binaries, as files that containers mount.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,8 +40,9 @@ func maskedPaths() []string {
 	return paths
 }
 
-// readonlyPaths are the engine's own list, which setting the masked ones would replace, too, on some engines.
-var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+// readonlyPaths are the engine's own list, which setting the masked ones would replace, too, on some engines, and /dev, which
+// is the code's own where an engine is rootless. What is mounted below it stays as it is.
+var readonlyPaths = []string{"/dev", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 
 const (
 	// maxFiles is how many files a process may have open: what every engine can grant, whatever it was granted itself.
@@ -65,7 +65,9 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // a program of the image's that the engine would start
 		Labels:      b.labels("sandbox"),
 	}
-	cfg.Labels[labelSession] = spec.SessionID
+	if spec.SessionID != "" { // else it is ready for one
+		cfg.Labels[labelSession] = spec.SessionID
+	}
 	l := spec.Limits
 	tmp := "rw,nosuid,nodev,exec,mode=1777"
 	if !e.podman { // which does not know these; there the memory limit bounds the number of files, too
@@ -102,6 +104,9 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 		for _, path := range []string{"/run", "/var/tmp"} {
 			host.Tmpfs[path] = "ro,nosuid,nodev,noexec,size=65536"
 		}
+		if e.rootless { // where it is the code's own; see readonlyPaths
+			host.Tmpfs["/dev"] = "ro,nosuid,noexec,size=65536,mode=755"
+		}
 	}
 	bind := func(source, target string, readonly bool) {
 		host.Mounts = append(host.Mounts, mount.Mount{
@@ -125,6 +130,22 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 		host.NetworkMode = container.NetworkMode(b.networkName())
 	}
 	return client.ContainerCreateOptions{Name: containerName(spec.ID), Config: cfg, HostConfig: host}
+}
+
+// engineThreads is what a rootless engine and its other containers may have of processes and threads: they are the same user's,
+// and the kernel counts by user.
+const engineThreads = 2048
+
+// carried are the limits that each process carries itself, 0 for none: for an engine without cgroups, as a rootless one is where
+// none were delegated to its user. They are weaker, and doctor says so.
+func (e *engine) carried(l sandbox.Limits) (data, processes int64) {
+	if !e.memory {
+		data = l.MemoryBytes
+	}
+	if !e.pids && l.PIDs > 0 {
+		processes = int64(l.PIDs) + engineThreads
+	}
+	return data, processes
 }
 
 // labels are those of everything that this instance makes.
@@ -262,12 +283,12 @@ func (b *Backend) Reap(ctx context.Context, instance string) error {
 
 // Sweep implements sandbox.Sweeper: containers and networks of instances that are gone, and of starts of our own that failed half-way.
 func (b *Backend) Sweep(ctx context.Context, alive func(instance string) bool) error {
-	b.mu.Lock()
-	live := maps.Clone(b.live)
-	b.mu.Unlock()
 	dead := func(instance string) bool { return instance != b.cfg.Instance && !alive(instance) }
 	err := b.removeAll(ctx, func(instance, name string) bool {
-		_, ours := live[name]
+		// Asked after the engine: what was started in between is in its list, too.
+		b.mu.Lock()
+		_, ours := b.live[name]
+		b.mu.Unlock()
 		return dead(instance) || instance == b.cfg.Instance && !ours
 	})
 	return errors.Join(err, b.removeNetworks(ctx, dead))

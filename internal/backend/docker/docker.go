@@ -10,9 +10,13 @@ package docker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path"
@@ -186,6 +190,14 @@ func (b *Backend) facts(ctx context.Context) (*engine, error) {
 			e.podman, e.version = true, "Podman "+c.Version
 		}
 	}
+	if e.podman {
+		if e.rootless, err = b.podmanRootless(ctx); err != nil {
+			return nil, b.explain(ctx, "reach the engine", err)
+		}
+		if e.rootless && info.CgroupVersion == "1" { // it tells what the machine can, of which it leaves out what its user cannot
+			e.memory, e.pids = false, false
+		}
+	}
 	for name := range info.Runtimes {
 		e.runtimes = append(e.runtimes, name)
 	}
@@ -209,6 +221,29 @@ func (b *Backend) facts(ctx context.Context) (*engine, error) {
 	defer b.mu.Unlock()
 	b.engine = e
 	return e, nil
+}
+
+// podmanRootless asks for the one thing that Podman says of itself in a field of its own, which the client does not know.
+func (b *Backend) podmanRootless(ctx context.Context) (bool, error) {
+	dial := b.client.Dialer()
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://engine/info", nil)
+	if err != nil {
+		return false, err
+	}
+	res, err := transport.RoundTrip(req)
+	if err != nil {
+		return false, err
+	}
+	defer res.Body.Close()
+	var info struct{ Rootless bool }
+	if err := json.NewDecoder(io.LimitReader(res.Body, 1<<20)).Decode(&info); err != nil {
+		return false, fmt.Errorf("the answer of Podman: %w", err)
+	}
+	return info.Rootless, nil
 }
 
 // goarch is Go's name of an architecture that the kernel names.

@@ -29,7 +29,7 @@ type ownEngine struct {
 
 	dir   string
 	flags []string
-	setup string // shell commands before it, in its own mount namespace
+	setup string // shell commands before it, in its own mount namespace; $dir is its directory and "$@" its command
 	cmd   *exec.Cmd
 	done  chan error
 	log   *os.File
@@ -83,10 +83,11 @@ func startEngine(t *testing.T, setup string, flags ...string) *ownEngine {
 // start starts the engine and waits until it answers. Its mounts are in a namespace that ends with it.
 func (e *ownEngine) start(t *testing.T) {
 	t.Helper()
-	script := e.setup + ` exec "$@"`
+	script := e.setup + "\nexec \"$@\""
 	args := append([]string{"--mount", "--propagation", "private", "sh", "-ec", script, "sh", "dockerd", "--host", e.Host, "--data-root", filepath.Join(e.dir, "data"),
 		"--exec-root", filepath.Join(e.dir, "exec"), "--pidfile", filepath.Join(e.dir, "pid")}, e.flags...)
 	e.cmd = exec.Command("unshare", args...)
+	e.cmd.Env = append(os.Environ(), "dir="+e.dir)
 	e.cmd.Stdout, e.cmd.Stderr = e.log, e.log
 	e.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := e.cmd.Start(); err != nil {

@@ -37,10 +37,14 @@ func (b *Backend) explain(ctx context.Context, op string, err error) error {
 	case b.unreachable(err):
 		b.forget()
 		fix = "start the engine (systemctl start docker), or set DOCKER_HOST to its address"
+	case strings.Contains(text, "client version") && strings.Contains(text, "is too new"):
+		fix = "update the engine: Docker 20.10 or newer"
 	case strings.Contains(text, "no space left on device"):
 		fix = "free disk space on the engine's machine: docker system prune, docker image prune"
 	case cerrdefs.IsNotFound(err) && strings.Contains(strings.ToLower(text), "no such image"):
 		fix = "build it again: make images; a running server sees new images by itself"
+	case strings.Contains(text, "invalid mount config") && strings.Contains(text, "permission denied"):
+		fix = "the engine's user cannot reach SANDBOX_ROOT: run the server as the user whose engine it is"
 	case strings.Contains(text, "bind source path does not exist"), strings.Contains(text, "Mounts denied"), strings.Contains(text, "not shared"):
 		fix = "the engine cannot see SANDBOX_ROOT: if the server is in a container, set SANDBOX_HOST_PATH to the host's path of it; on Docker Desktop, share it (Settings, Resources, File sharing)"
 	case strings.Contains(strings.ToLower(text), "unknown runtime"), strings.Contains(text, "unknown or invalid runtime"):

@@ -163,8 +163,11 @@ func (p *plain) run(s *wire.Stream, id string, r *wire.Run) (exit wire.Exit, err
 		opt.Config.Env = append(opt.Config.Env, name+"="+value)
 	}
 	slices.Sort(opt.Config.Env[1:])
-	if n := r.Limits.FileBytes; n > 0 {
-		opt.HostConfig.Ulimits = append(opt.HostConfig.Ulimits, &container.Ulimit{Name: "fsize", Soft: n, Hard: n})
+	data, processes := p.e.carried(spec.Limits)
+	for name, n := range map[string]int64{"fsize": r.Limits.FileBytes, "data": data, "nproc": processes} {
+		if n > 0 {
+			opt.HostConfig.Ulimits = append(opt.HostConfig.Ulimits, &container.Ulimit{Name: name, Soft: n, Hard: n})
+		}
 	}
 	container, err := b.create(p.ctx, opt)
 	if err != nil {
@@ -178,7 +181,7 @@ func (p *plain) run(s *wire.Stream, id string, r *wire.Run) (exit wire.Exit, err
 	}
 	defer j.stop()
 	go j.obey(s)
-	go j.write(r.Code)
+	j.writing.Go(func() { j.write(r.Code) })
 	if err := j.pump(s); err != nil {
 		j.kill() // nobody listens any more, or the engine has gone: then this does nothing
 	}

@@ -1,10 +1,7 @@
 package docker_test
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,6 +14,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"mcp-code-sandbox/internal/backend/docker"
+	"mcp-code-sandbox/internal/backend/docker/dockertest"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
@@ -40,33 +38,7 @@ ENTRYPOINT ["/bin/sh", "-c", "cat > /tmp/main.py && exec /usr/bin/python3 /tmp/m
 // build builds an image from a Dockerfile on the engine's own base and removes it with the test.
 func build(t *testing.T, c *client.Client, base, dockerfile, tag string) (id string) {
 	t.Helper()
-	dockerfile = strings.Replace(dockerfile, "BASE", base, 1)
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	if err := w.WriteHeader(&tar.Header{Name: "Dockerfile", Mode: 0o644, Size: int64(len(dockerfile))}); err != nil {
-		t.Fatal(err)
-	}
-	_, _ = io.WriteString(w, dockerfile)
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	res, err := c.ImageBuild(t.Context(), &buf, client.ImageBuildOptions{Tags: []string{tag}, Remove: true, ForceRemove: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	said, err := io.ReadAll(res.Body)
-	_ = res.Body.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_, _ = c.ImageRemove(context.Background(), tag, client.ImageRemoveOptions{Force: true, PruneChildren: true})
-	})
-	img, err := c.ImageInspect(t.Context(), tag)
-	if err != nil {
-		t.Fatalf("the image was not built: %v\n%s", err, said)
-	}
-	return img.ID
+	return dockertest.Build(t, c, tag, strings.Replace(dockerfile, "BASE", base, 1))
 }
 
 // ownLanguage is a name that no other test's images have, on an engine that tests share.
@@ -320,11 +292,20 @@ func TestDiscovery(t *testing.T) {
 	}
 	until("the removal of the second image", is(first))
 
-	// An image that is gone when a run wants it.
+	// Images that are gone when a run wants them: one that is known to be, and one that is not yet.
+	third := build(t, c, "empty:test", "FROM BASE\nLABEL sandbox.language="+language+"-third\n", language+":three")
+	if _, _, _, err := b.Runners(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ImageRemove(t.Context(), language+":three", client.ImageRemoveOptions{Force: true, PruneChildren: true}); err != nil {
+		t.Fatal(err)
+	}
 	uid, _ := b.Owner(t.Context())
-	_, err := b.Start(t.Context(), sandbox.Spec{ID: sandboxtest.ID(), Image: second, Workspace: sandboxtest.Workspace(t, uid)})
-	if err == nil || !strings.Contains(err.Error(), "gone") {
-		t.Errorf("an image that is gone: %v", err)
+	for _, image := range []string{second, third, third} {
+		_, err := b.Start(t.Context(), sandbox.Spec{ID: sandboxtest.ID(), Image: image, Workspace: sandboxtest.Workspace(t, uid)})
+		if err == nil || !strings.Contains(err.Error(), "make images") {
+			t.Errorf("an image that is gone: %v", err)
+		}
 	}
 
 	chosen, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Image = language + ":one" })

@@ -167,27 +167,16 @@ func (b *Backend) tryRun(ctx context.Context, id string, r runner.Runner, networ
 		return err
 	}
 	defer box.Close(context.WithoutCancel(ctx))
-	conn := wire.NewConn(box.Conn(), wire.ServerSide, nil)
-	defer conn.Close()
 	frame := &wire.Run{} // an empty program, for an image that takes it on its stdin
 	if len(r.Argv) > 0 {
 		frame.Argv = []string{"true"}
 	}
-	run, err := conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
+	exit, err := wire.Execute(ctx, box.Conn(), frame)
 	if err != nil {
 		return err
 	}
-	for {
-		f, err := run.Recv(ctx)
-		if err != nil {
-			return err
-		}
-		if f.Type != wire.TypeExit {
-			continue
-		}
-		if f.Exit.Error != "" || f.Exit.Code != 0 {
-			return fmt.Errorf("a run inside ended with %d %s", f.Exit.Code, f.Exit.Error)
-		}
-		return nil
+	if exit.Error != "" || exit.Code != 0 {
+		return fmt.Errorf("a run inside ended with %d %s", exit.Code, exit.Error)
 	}
+	return nil
 }

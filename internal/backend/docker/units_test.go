@@ -60,7 +60,7 @@ func TestAgentConn(t *testing.T) {
 		{"not multiplexed", "hello, world", "", "", true},
 		{"no such stream", "\x07\x00\x00\x00\x00\x00\x00\x01a", "", "", true},
 		{"a terabyte", "\x01\x00\x00\x00\xff\xff\xff\xffabc", "abc", "", false},
-		{"much to stderr", piece(2, strings.Repeat("x", 60000)) + piece(1, "a"), "a", strings.Repeat("x", tailBytes), false},
+		{"much to stderr", piece(2, strings.Repeat("x", 60000)) + piece(1, "a"), "a", strings.Repeat("x", sandbox.TailBytes), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			near, far := net.Pipe()
@@ -106,6 +106,8 @@ func TestExplain(t *testing.T) {
 		{syscall.EACCES, "usermod -aG docker"},
 		{errors.New("Error response from daemon: mkdir /x: no space left on device"), "docker system prune"},
 		{errors.New("invalid mount config for type \"bind\": bind source path does not exist: /x"), "SANDBOX_HOST_PATH"},
+		{errors.New("client version 1.40 is too new. Maximum supported API version is 1.38"), "20.10"},
+		{errors.New("invalid mount config for type \"bind\": stat /x: permission denied"), "whose engine it is"},
 	} {
 		var known *sandbox.Error
 		if err := b.explain(t.Context(), "try", test.err); !errors.As(err, &known) || !strings.Contains(known.Fix, test.fix) {

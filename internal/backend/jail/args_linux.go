@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"mcp-code-sandbox/internal/agent"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -22,12 +23,9 @@ var etcPaths = []string{
 
 var deviceNodes = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 
-// workspacePaths are the names of the workspace inside.
-var workspacePaths = []string{"/data", "/mnt/data", "/workspace"}
-
 // agentCaps are the capabilities of the agent in the sandbox's own user namespace: to make each run's
-// namespaces and mounts, to lower limits for good, to drop what is left.
-var agentCaps = []string{"CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_SYS_RESOURCE"}
+// namespaces and mounts, to enter them, to lower limits for good, to drop what is left.
+var agentCaps = []string{"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SYS_RESOURCE"}
 
 // bwrapArgs is bubblewrap's command line. place turns a host path into one that the sandbox's uid can reach.
 func (b *Backend) bwrapArgs(spec sandbox.Spec, agentConfig string, place func(string) (string, error)) ([]string, error) {
@@ -45,25 +43,7 @@ func (b *Backend) bwrapArgs(spec sandbox.Spec, agentConfig string, place func(st
 		args = append(args, "--cap-add", c)
 	}
 
-	args = append(args, "--ro-bind", "/usr", "/usr")
-	for _, path := range systemLinks {
-		if target, err := os.Readlink(path); err == nil {
-			args = append(args, "--symlink", target, path)
-		} else if fi, err := os.Stat(path); err == nil && fi.IsDir() {
-			args = append(args, "--ro-bind", path, path)
-		}
-	}
-	for _, path := range etcPaths {
-		args = append(args, "--ro-bind-try", path, path)
-	}
-	args = append(args, "--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/tmp", "--proc", "/proc")
-	for _, path := range deviceNodes {
-		args = append(args, "--dev-bind", path, path)
-	}
-	for _, l := range [][2]string{{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"}, {"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"}} {
-		args = append(args, "--symlink", l[0], l[1])
-	}
-
+	args = append(args, systemArgs()...)
 	bind := func(flag, source, target string) error {
 		path, err := place(source)
 		if err == nil {
@@ -87,10 +67,37 @@ func (b *Backend) bwrapArgs(spec sandbox.Spec, agentConfig string, place func(st
 			return nil, err
 		}
 	}
-	for _, target := range workspacePaths {
+	for _, target := range agent.WorkspacePaths() {
+		if spec.Workspace == "" { // it comes later
+			args = append(args, "--dir", target)
+			continue
+		}
 		if err := bind("--bind", spec.Workspace, target); err != nil {
 			return nil, err
 		}
 	}
 	return append(args, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", agentPath, agentConfig), nil
+}
+
+// systemArgs are the parts of a root that are the same for everybody.
+func systemArgs() []string {
+	args := []string{"--ro-bind", "/usr", "/usr"}
+	for _, path := range systemLinks {
+		if target, err := os.Readlink(path); err == nil {
+			args = append(args, "--symlink", target, path)
+		} else if fi, err := os.Stat(path); err == nil && fi.IsDir() {
+			args = append(args, "--ro-bind", path, path)
+		}
+	}
+	for _, path := range etcPaths {
+		args = append(args, "--ro-bind-try", path, path)
+	}
+	args = append(args, "--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/tmp", "--proc", "/proc")
+	for _, path := range deviceNodes {
+		args = append(args, "--dev-bind", path, path)
+	}
+	for _, l := range [][2]string{{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"}, {"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"}} {
+		args = append(args, "--symlink", l[0], l[1])
+	}
+	return args
 }

@@ -285,21 +285,32 @@ func (g *cgroup) start(attr *syscall.SysProcAttr, fork func() error) error {
 	return errors.Join(err, move(g.home))
 }
 
+// add moves a process into the group.
+func (g *cgroup) add(pid int) error {
+	if g == nil {
+		return nil
+	}
+	if g.v2() {
+		return os.WriteFile(filepath.Join(g.dirs["memory"], "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+	}
+	for _, name := range controllers {
+		if err := os.WriteFile(filepath.Join(g.dirs[name], "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // usage reads the group's counters.
 func (g *cgroup) usage() (sandbox.Usage, error) {
 	if g == nil {
 		return sandbox.Usage{}, errors.ErrUnsupported
 	}
 	var u sandbox.Usage
-	mem, events, peak := "memory.usage_in_bytes", "memory.oom_control", "memory.max_usage_in_bytes"
+	events := "memory.oom_control"
 	if g.v2() {
-		mem, events, peak = "memory.current", "memory.events", "memory.peak"
+		events = "memory.events"
 	}
-	var err error
-	if u.MemoryBytes, err = readInt(filepath.Join(g.dirs["memory"], mem)); err != nil {
-		return u, err
-	}
-	u.MemoryPeakBytes, _ = readInt(filepath.Join(g.dirs["memory"], peak))
 	u.OOMKills = readCounter(filepath.Join(g.dirs["memory"], events), "oom_kill")
 	u.PIDsRefused = readCounter(filepath.Join(g.dirs["pids"], "pids.events"), "max")
 	return u, nil
@@ -375,14 +386,6 @@ func reapGroups(instance string, homes []string) {
 			removeGroup(home)
 		}
 	}
-}
-
-func readInt(path string) (int64, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 }
 
 // readCounter reads a number from a file of "name value" lines.

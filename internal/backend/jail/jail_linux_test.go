@@ -1,7 +1,9 @@
 package jail_test
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -18,7 +20,40 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
+	t.Run("Exec", func(t *testing.T) {
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir(), sandboxtest.ID())) })
+	})
+	t.Run("Zygote", func(t *testing.T) {
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
+			return zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+		})
+	})
+	t.Run("Attached", func(t *testing.T) {
+		needRoot(t, "only root's sandboxes can be prepared")
+		sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
+			b := open(t, t.TempDir(), sandboxtest.ID())
+			h := zygoteHarness(t, b)
+			h.Backend = attaching{b}
+			return h
+		})
+	})
+}
+
+// attaching is a backend whose sandboxes all get their workspaces late.
+type attaching struct{ *jail.Backend }
+
+func (b attaching) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	workspace := spec.Workspace
+	spec.Workspace = ""
+	p, err := b.Prepare(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Attach(ctx, workspace); err != nil {
+		_ = p.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return p, nil
 }
 
 // The environment of a test binary that was started by another: by what name it acts, and the agent it uses.
@@ -89,6 +124,10 @@ func open(t *testing.T, root, instance string, allow ...netip.Prefix) *jail.Back
 }
 
 func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, error) {
+	return openLogging(root, instance, nil, allow...)
+}
+
+func openLogging(root, instance string, log *slog.Logger, allow ...netip.Prefix) (*jail.Backend, error) {
 	agent, err := os.ReadFile(agentFile)
 	if err != nil {
 		return nil, err
@@ -97,7 +136,7 @@ func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, e
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow})
+	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow, Logger: log})
 }
 
 func harness(t *testing.T, b *jail.Backend) sandboxtest.Harness {

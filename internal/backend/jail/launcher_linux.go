@@ -28,12 +28,19 @@ type launcher struct {
 	done chan struct{}
 
 	// Of the thread alone:
-	below  *os.File          // what the stage covers
-	staged map[string]string // source → its path on the stage
+	below    *os.File          // what the stage covers
+	staged   map[string]staged // by source
+	stagings int               // how many there have been
+}
+
+// staged is a source on the stage.
+type staged struct {
+	path     string
+	dev, ino uint64 // of the source
 }
 
 func newLauncher(private bool) (*launcher, error) {
-	l := &launcher{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{}), staged: map[string]string{}}
+	l := &launcher{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{}), staged: map[string]staged{}}
 	ready := make(chan error)
 	go l.run(private, ready, func() {})
 	if err := <-ready; err != nil {
@@ -142,14 +149,24 @@ func (l *launcher) onStage(source string) (string, error) {
 	if l.below == nil {
 		return source, nil
 	}
-	if path, ok := l.staged[source]; ok {
-		return path, nil
+	var now unix.Stat_t
+	if err := unix.Stat(l.uncovered(source), &now); err != nil {
+		return "", &os.PathError{Op: "stat", Path: source, Err: err}
 	}
-	path := filepath.Join(stage, "s"+strconv.Itoa(len(l.staged)))
+	was, ok := l.staged[source]
+	if ok && was.dev == now.Dev && was.ino == now.Ino {
+		return was.path, nil
+	}
+	l.stagings++
+	path := filepath.Join(stage, "s"+strconv.Itoa(l.stagings))
 	if err := l.bind(source, path); err != nil {
 		return "", err
 	}
-	l.staged[source] = path
+	if ok { // another one has taken its place, as when a runner is installed anew
+		_ = unix.Unmount(was.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		_ = os.Remove(was.path)
+	}
+	l.staged[source] = staged{path, now.Dev, now.Ino}
 	return path, nil
 }
 
@@ -168,10 +185,16 @@ func (l *launcher) lend(source, name string) (path string, back func(), err erro
 	}, nil
 }
 
-func (l *launcher) bind(source, path string) error {
+// uncovered is a path of source that the stage does not cover.
+func (l *launcher) uncovered(source string) string {
 	if rest, ok := strings.CutPrefix(source, stage+"/"); ok {
-		source = fmt.Sprintf("/proc/self/fd/%d/%s", l.below.Fd(), rest)
+		return fmt.Sprintf("/proc/self/fd/%d/%s", l.below.Fd(), rest)
 	}
+	return source
+}
+
+func (l *launcher) bind(source, path string) error {
+	source = l.uncovered(source)
 	fi, err := os.Stat(source)
 	if err != nil {
 		return err

@@ -75,7 +75,7 @@ func (b *Backend) attachNetwork(pid int, blocked []netip.Prefix) (*userNet, erro
 		readyW.Close()
 		return fail(err)
 	}
-	var said tail
+	var said sandbox.Tail
 	n := &userNet{exit: exitW, done: make(chan struct{})}
 	n.cmd = exec.Command(path, "--configure", "--enable-seccomp", "--mtu=65520", "--disable-host-loopback", "--cidr="+slirpCIDR,
 		"--ready-fd=3", "--exit-fd=4",

@@ -63,23 +63,12 @@ func (b *Backend) tryRun(ctx context.Context, id string, network bool) error {
 		return err
 	}
 	defer box.Close(context.WithoutCancel(ctx))
-	conn := wire.NewConn(box.Conn(), wire.ServerSide, nil)
-	defer conn.Close()
-	run, err := conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{Argv: []string{"true"}}})
+	exit, err := wire.Execute(ctx, box.Conn(), &wire.Run{Argv: []string{"true"}})
 	if err != nil {
 		return err
 	}
-	for {
-		f, err := run.Recv(ctx)
-		if err != nil {
-			return err
-		}
-		if f.Type != wire.TypeExit {
-			continue
-		}
-		if f.Exit.Error != "" || f.Exit.Code != 0 {
-			return fmt.Errorf("a run inside ended with %d %s", f.Exit.Code, f.Exit.Error)
-		}
-		return nil
+	if exit.Error != "" || exit.Code != 0 {
+		return fmt.Errorf("a run inside ended with %d %s", exit.Code, exit.Error)
 	}
+	return nil
 }

@@ -1,7 +1,6 @@
 package jail
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +23,9 @@ import (
 
 // Start implements sandbox.Backend.
 func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if spec.Workspace == "" {
+		return nil, errors.New("start a sandbox: it has no workspace")
+	}
 	s := &jailed{id: spec.ID, backend: b, ended: make(chan struct{})}
 	if err := s.start(ctx, spec); err != nil {
 		return nil, err
@@ -37,9 +39,10 @@ type jailed struct {
 	backend *Backend
 
 	cmd    *exec.Cmd
-	conn   *os.File // to the agent
-	output tail     // what bubblewrap and the agent printed
+	conn   *os.File     // to the agent
+	output sandbox.Tail // what bubblewrap and the agent printed
 	group  *cgroup
+	attach *os.File // to the agent, for its workspace; nil if that was there from the start
 
 	mu    sync.Mutex
 	first *os.File // pidfd of the agent: process 1, whose end is the end of all inside
@@ -66,6 +69,13 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		spec.Limits.PIDs += agent.OwnThreads
 	}
 	cfg := agent.Config{Forward: spec.Forward}
+	template := b.template(spec)
+	if template != nil {
+		cfg.Zygote = &agent.Adopted{Name: spec.Zygote.Name, Env: spec.Zygote.Env, Soon: template.isReady()}
+	}
+	if spec.Workspace == "" {
+		cfg.Expect = &agent.Expected{TmpBytes: spec.Limits.TmpBytes}
+	}
 	if !b.cgroups.available() { // the limits that a process can carry itself
 		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)
 		cfg.Processes = uint64(spec.Limits.PIDs)
@@ -87,8 +97,10 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		return &sandbox.Error{Op: "make a cgroup", Err: err, Fix: "run mcp-code-sandbox doctor"}
 	}
 	giveBack := func() {}
-	info, err := s.spawn(spec, string(config), &giveBack)
+	var zygote *os.File
+	info, err := s.spawn(spec, string(config), template != nil, &zygote, &giveBack)
 	if err != nil {
+		_ = s.attach.Close()
 		s.group.remove()
 		return &sandbox.Error{Op: "start bubblewrap", Err: err, Fix: "run mcp-code-sandbox doctor"}
 	}
@@ -102,7 +114,15 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	}()
 	stop := context.AfterFunc(ctx, s.kill)
 	defer stop()
-	if err := s.ready(info, spec.Network, blocked); err != nil {
+	pid, err := s.ready(info, spec.Network, blocked)
+	if zygote != nil {
+		if err == nil {
+			go s.adopt(template, zygote, pid)
+		} else {
+			zygote.Close()
+		}
+	}
+	if err != nil {
 		s.kill()
 		<-s.ended
 		if ctx.Err() != nil {
@@ -115,7 +135,7 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 
 // spawn starts bubblewrap on the launcher's thread. giveBack is set to what must be called on that thread
 // when the sandbox has made its mounts.
-func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info *os.File, err error) {
+func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os.File, giveBack *func()) (info *os.File, err error) {
 	b := s.backend
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -130,6 +150,34 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info
 		return nil, err
 	}
 	defer infoW.Close()
+	extra := []*os.File{theirs, infoW, info, nil, nil}
+	if spec.Workspace == "" {
+		agents, err := s.expectAttach()
+		if err != nil {
+			s.conn.Close()
+			info.Close()
+			return nil, err
+		}
+		defer agents.Close()
+		extra[agent.WorkspaceFD-agent.ConnFD] = agents
+	}
+	if adopt {
+		pair, pairErr := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if pairErr != nil {
+			s.conn.Close()
+			info.Close()
+			return nil, pairErr
+		}
+		*zygote = os.NewFile(uintptr(pair[0]), "zygote")
+		agents := os.NewFile(uintptr(pair[1]), "agent's")
+		defer agents.Close()
+		defer func() {
+			if err != nil {
+				(*zygote).Close()
+			}
+		}()
+		extra[agent.ZygoteFD-agent.ConnFD] = agents
+	}
 
 	err = b.launch.do(func() error {
 		place := b.launch.onStage
@@ -154,10 +202,10 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info
 		s.cmd.Dir = "/"
 		s.cmd.Env = []string{}
 		s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
-		// 3: agent.ConnFD, 4: --info-fd, 5: its other end. A server that dies now must not take bubblewrap along
+		// 3: agent.ConnFD, 4: --info-fd, 5: its other end, 6: agent.ZygoteFD, 7: agent.WorkspaceFD. A server that dies now must not take bubblewrap along
 		// before its child has been let go, or that child waits for ever: so no death signal from here, only
 		// bubblewrap's own, and an info-fd that can be written to though nobody reads.
-		s.cmd.ExtraFiles = []*os.File{theirs, infoW, info}
+		s.cmd.ExtraFiles = extra
 		s.cmd.WaitDelay = killDelay
 		s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential()}
 		return s.group.start(s.cmd.SysProcAttr, s.cmd.Start)
@@ -175,19 +223,28 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, giveBack *func()) (info
 	return info, nil
 }
 
-// ready waits until the agent has said hello.
-func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) error {
-	defer info.Close()
+// childPID reads from bubblewrap's --info-fd which process its child is. Bubblewrap has not reaped it while it runs, so until then
+// the number names that child.
+func childPID(info io.Reader) (int, error) {
 	var about struct {
 		ChildPID int `json:"child-pid"`
 	}
 	if err := json.NewDecoder(io.LimitReader(info, 4096)).Decode(&about); err != nil {
-		return fmt.Errorf("bubblewrap did not start: %w", err)
+		return 0, fmt.Errorf("bubblewrap did not start: %w", err)
 	}
-	// Bubblewrap has not reaped its child while it runs, so the number still names that child.
-	fd, err := unix.PidfdOpen(about.ChildPID, 0)
+	return about.ChildPID, nil
+}
+
+// ready waits until the agent has said hello, and returns its pid.
+func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) (int, error) {
+	defer info.Close()
+	pid, err := childPID(info)
 	if err != nil {
-		return err
+		return 0, err
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return 0, err
 	}
 	s.mu.Lock()
 	s.first = os.NewFile(uintptr(fd), "agent process")
@@ -195,15 +252,15 @@ func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) erro
 	s.mu.Unlock()
 	if asked {
 		s.signalFirst()
-		return context.Canceled
+		return 0, context.Canceled
 	}
 	if _, err := wire.ReadHello(s.conn); err != nil || !network {
-		return err
+		return pid, err
 	}
 	// Not before the hello: bubblewrap sets up loopback itself and trips over one that is already up.
-	net, err := s.backend.attachNetwork(about.ChildPID, blocked)
+	net, err := s.backend.attachNetwork(pid, blocked)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	s.mu.Lock()
 	over := s.over
@@ -212,7 +269,7 @@ func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) erro
 	if over {
 		net.close()
 	}
-	return nil
+	return pid, nil
 }
 
 // explain turns a failed start into an error that says what to do.
@@ -234,6 +291,7 @@ func (s *jailed) explain(err error) error {
 
 // wait ends when nothing of the sandbox is left.
 func (s *jailed) wait() {
+	awaitEnd(s.cmd.Process.Pid)
 	err := s.cmd.Wait() // bubblewrap ends after process 1, and process 1 after all the others
 	s.mu.Lock()
 	first, net, asked := s.first, s.net, s.asked
@@ -244,6 +302,7 @@ func (s *jailed) wait() {
 	}
 	net.close()
 	_ = s.conn.Close()
+	_ = s.attach.Close() // a nil file says so and does nothing
 	used, _ := s.group.usage()
 	s.group.remove()
 	switch {
@@ -276,12 +335,25 @@ func (s *jailed) kill() {
 	s.signalFirst()
 }
 
-func (s *jailed) signalFirst() {
-	raw, err := s.first.SyscallConn()
+func (s *jailed) signalFirst() { signalPidfd(s.first, unix.SIGKILL) }
+
+// firstLives reports whether process 1 has not been waited for, so that its number is its own.
+func (s *jailed) firstLives() bool {
+	s.mu.Lock()
+	first := s.first
+	s.mu.Unlock()
+	return signalPidfd(first, 0)
+}
+
+// signalPidfd signals a process, and reports whether there was one.
+func signalPidfd(f *os.File, sig unix.Signal) bool {
+	raw, err := f.SyscallConn()
 	if err != nil {
-		return // closed: it has ended
+		return false // closed: it has ended
 	}
-	_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	var sent error
+	err = raw.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
+	return err == nil && sent == nil
 }
 
 func (s *jailed) ID() string               { return s.id }
@@ -307,30 +379,6 @@ func (s *jailed) Close(ctx context.Context) error {
 }
 
 func (s *jailed) Usage() (sandbox.Usage, error) { return s.group.usage() }
-
-// tail keeps the last bytes written to it.
-type tail struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-const tailBytes = 4096
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf.Write(p[max(0, len(p)-tailBytes):])
-	if over := t.buf.Len() - tailBytes; over > 0 {
-		t.buf.Next(over)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.buf.String()
-}
 
 // killDelay bounds the wait for a bubblewrap that is slow to say what to kill, and for an output that
 // somebody holds open after its end.

@@ -165,7 +165,6 @@ func (w *wrapped) Usage() (sandbox.Usage, error) {
 	sum := w.used
 	for p := range w.live {
 		if u, err := p.usage(); err == nil {
-			sum.MemoryBytes += u.MemoryBytes
 			sum.OOMKills += u.OOMKills
 			sum.PIDsRefused += u.PIDsRefused
 		}

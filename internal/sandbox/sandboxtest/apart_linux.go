@@ -61,10 +61,16 @@ for p in others:
 for p in others:
     fails("changes the limits of", lambda p: resource.prlimit(p, resource.RLIMIT_NOFILE, (1, 1)), p)
     fails("changes the priority of", lambda p: os.setpriority(os.PRIO_PROCESS, p, 19), p)
+    for task in os.listdir(f"/proc/{p}/task"):
+        fails("chooses the processors of", lambda p: os.sched_setaffinity(p, os.sched_getaffinity(p)), int(task))
+        fails("changes the scheduling of", lambda p: os.sched_setscheduler(p, os.SCHED_OTHER, os.sched_param(0)), int(task))
+        fails("changes the scheduling of", lambda p: os.sched_setparam(p, os.sched_param(0)), int(task))
+        refused("sched_setattr", int(task), struct.pack("=IIQiIQQQ", 48, 0, 0, 0, 0, 0, 0, 0), 0)
 fails("changes everybody's priority", lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19))
 fails("changes everybody's priority", lambda: os.setpriority(os.PRIO_USER, 0, 19))
 refused("ioprio_set", 1, 1, 3 << 13)
 os.setpriority(os.PRIO_PROCESS, 0, 1)
+os.sched_setaffinity(0, os.sched_getaffinity(0)); os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 `, false},
 		{"files", `

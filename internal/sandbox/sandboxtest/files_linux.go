@@ -120,7 +120,7 @@ if not PODMAN and any(l.split(":", 2)[2].strip() not in ("/", "") for l in open(
 		b.Probe(t, `SECRET = `+quote(secret)+`
 open("/data/plain", "w").write("x")
 os.symlink(SECRET, "/data/link")
-for uid in (0, 1, 65534, 61000): fails("gives a file away to", os.chown, "/data/plain", uid, uid)
+for uid in {0, 1, 65534, 61000} - {os.getuid()}: fails("gives a file away to", os.chown, "/data/plain", uid, uid)
 try:
     open("/data/link").read(); breach("reads through a link")
 except OSError: pass

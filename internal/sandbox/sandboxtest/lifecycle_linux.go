@@ -113,6 +113,8 @@ func (s *suite) testLifecycle(t *testing.T) {
 		}
 	})
 	t.Run("many at once", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
 		var wg sync.WaitGroup
 		boxes := make([]*Box, 6)
 		for i := range boxes {

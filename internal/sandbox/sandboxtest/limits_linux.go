@@ -156,6 +156,31 @@ except RuntimeError:
 		bomb.Wait(t)
 		b.Alive(t)
 	})
+	t.Run("descriptors on their way", func(t *testing.T) {
+		// The kernel counts them by user: all sandboxes' together.
+		other := s.start(t, sandbox.Spec{})
+		flood := b.Begin(t, Python(`
+import array
+many = array.array("i", [0] * 253)
+held = []
+try:
+    while True:
+        held.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+        for _ in range(8): held[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)])
+except OSError as e:
+    print("full" if e.errno == errno.ETOOMANYREFS else e, flush=True)
+    signal.pause()
+`))
+		flood.Until(t, "full\n")
+		for range 3 { // the first has what was ready before
+			other.Alive(t)
+			if res := other.Run(t, Python("print(1)")); string(res.Stdout) != "1\n" {
+				t.Errorf("a run in another sandbox: %+v %s", res.Exit, res.Stderr)
+			}
+		}
+		flood.Send(t, wire.TypeKill)
+		flood.Wait(t)
+	})
 	t.Run("file size", func(t *testing.T) {
 		r := Python(`
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -21,7 +21,7 @@ var numbers = map[string]int{
 	"pidfd_getfd": unix.SYS_PIDFD_GETFD, "pidfd_open": unix.SYS_PIDFD_OPEN, "pivot_root": unix.SYS_PIVOT_ROOT,
 	"prlimit64": unix.SYS_PRLIMIT64, "process_madvise": unix.SYS_PROCESS_MADVISE, "process_vm_readv": unix.SYS_PROCESS_VM_READV,
 	"process_vm_writev": unix.SYS_PROCESS_VM_WRITEV, "ptrace": unix.SYS_PTRACE, "quotactl": unix.SYS_QUOTACTL,
-	"reboot": unix.SYS_REBOOT, "request_key": unix.SYS_REQUEST_KEY, "seccomp": unix.SYS_SECCOMP, "sethostname": unix.SYS_SETHOSTNAME,
+	"reboot": unix.SYS_REBOOT, "request_key": unix.SYS_REQUEST_KEY, "sched_setattr": unix.SYS_SCHED_SETATTR, "seccomp": unix.SYS_SECCOMP, "sethostname": unix.SYS_SETHOSTNAME,
 	"setns": unix.SYS_SETNS, "settimeofday": unix.SYS_SETTIMEOFDAY, "socketpair": unix.SYS_SOCKETPAIR, "statmount": unix.SYS_STATMOUNT,
 	"swapon": unix.SYS_SWAPON, "syslog": unix.SYS_SYSLOG, "umount2": unix.SYS_UMOUNT2, "unshare": unix.SYS_UNSHARE,
 	"userfaultfd": unix.SYS_USERFAULTFD, "vhangup": unix.SYS_VHANGUP,

@@ -33,12 +33,13 @@ if not SHARED:
     try: os.kill(p, 0)
     except ProcessLookupError: continue
     if status(p)["Tgid"].strip() != "1": breach("signals process", p)  # the others are threads of init
-  if os.getppid() != 1: breach("parent", os.getppid())
+  if os.getppid() not in (0, 1): breach("parent", os.getppid())  # a zygote is outside
 if os.getsid(0) != os.getpid(): breach("not a session of its own")
 `},
 		{"init", `
 for f in ("environ", "maps", "mem", "auxv", "stack", "syscall", "io", "pagemap", "mountstats", "root", "cwd", "exe", "fd", "fd/0", "fd/3", "fd/4", "fdinfo", "map_files", "task/1/fd", "task/1/mem", "ns/mnt", "ns/pid", "ns/user"):
     path = "/proc/1/" + f
+    if os.getuid() == 0 and f in ("mountstats", "fd", "task/1/fd"): continue  # a rootless engine's; what is behind the numbers is closed
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode): breach("follows", path, os.readlink(path))
         elif os.path.isdir(path): breach("lists", path, os.listdir(path))

@@ -37,6 +37,10 @@ type Harness struct {
 	Podman bool
 	// NoLandlock says that the sandboxes cannot use this kernel's Landlock.
 	NoLandlock bool
+	// Zygote, when set, is one for Python, and all probes come from it.
+	Zygote *wire.Zygote
+	// Template says that the backend provides the zygote.
+	Template bool
 }
 
 // Run tests a backend. open is called once; what it opens it closes by t.Cleanup.
@@ -62,6 +66,9 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("Lifecycle", s.testLifecycle)
 	t.Run("Cells", s.testCells)
 	t.Run("Displays", s.testDisplays)
+	if s.Zygote != nil {
+		t.Run("Zygote", s.testZygote)
+	}
 }
 
 // RequireAll is set in the environment where a test that cannot run is a failure.
@@ -86,6 +93,7 @@ type Box struct {
 	sandbox.Sandbox
 	Conn      *wire.Conn
 	Workspace string
+	zygote    *wire.Zygote
 }
 
 // ID returns a new id for a sandbox.
@@ -123,6 +131,9 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 		spec.Workspace = Workspace(t, h.Owner)
 	}
 	spec.Image = h.Image
+	if z := h.Zygote; h.Template {
+		spec.Zygote = &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	sb, err := h.Backend.Start(ctx, spec)
@@ -141,7 +152,25 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 		}
 		_ = b.Conn.Close()
 	})
+	if b.zygote = h.Zygote; b.zygote != nil {
+		b.awaitZygote(t)
+	}
 	return b
+}
+
+// awaitZygote runs a program until one has come from the zygote.
+func (b *Box) awaitZygote(t *testing.T) {
+	t.Helper()
+	for range 1000 {
+		res := b.Run(t, Python("print('up')"))
+		if string(res.Stdout) != "up\n" {
+			t.Fatalf("%+v %s%s", res.Exit, res.Stdout, res.Stderr)
+		}
+		if res.Exit.Forked {
+			return
+		}
+	}
+	t.Fatal("the zygote does not come up")
 }
 
 func (s *suite) start(t *testing.T, spec sandbox.Spec) *Box {
@@ -159,6 +188,9 @@ type Result struct {
 // Begin starts a run.
 func (b *Box) Begin(t *testing.T, r wire.Run) *Running {
 	t.Helper()
+	if len(r.Argv) > 0 && r.Argv[0] == python {
+		r.Zygote = b.zygote
+	}
 	stream, err := b.Conn.Open(wire.Frame{Type: wire.TypeRun, Run: &r})
 	if err != nil {
 		t.Fatalf("open a run: %v", err)
@@ -240,15 +272,21 @@ func (r *Running) Send(t *testing.T, typ wire.Type) {
 // Run runs a program to its end.
 func (b *Box) Run(t *testing.T, r wire.Run) Result {
 	t.Helper()
-	return b.Begin(t, r).Wait(t)
+	res := b.Begin(t, r).Wait(t)
+	if b.zygote != nil && r.Interpreter != "" && r.Argv[0] == python && !res.Exit.Forked {
+		t.Errorf("the interpreter did not come from the zygote: %+v", res.Exit)
+	}
+	return res
 }
 
 // Shell is a run of a shell script.
 func Shell(script string) wire.Run { return wire.Run{Argv: []string{"/bin/sh", "-c", script}} }
 
+const python = "/usr/bin/python3"
+
 // Python is a run of a Python program, after the prelude.
 func Python(code string) wire.Run {
-	return wire.Run{Argv: []string{"/usr/bin/python3", "-I", "{file}"}, File: "probe.py", Code: []byte(prelude() + code)}
+	return wire.Run{Argv: []string{python, "-I", "{file}"}, File: "probe.py", Code: []byte(prelude() + code)}
 }
 
 // Probe runs an attack. It prints a line for each thing that it got away with; the prelude's last words prove
@@ -262,6 +300,9 @@ func (b *Box) Probe(t *testing.T, code string) {
 func (b *Box) ProbeRun(t *testing.T, r wire.Run) {
 	t.Helper()
 	res := b.Run(t, r)
+	if b.zygote != nil && !res.Exit.Forked {
+		t.Error("the probe did not come from the zygote")
+	}
 	if got := string(res.Stdout); got != "finished\n" || res.Exit.Code != 0 || res.Exit.Error != "" {
 		t.Errorf("exit %d signal %d %s\n%s%s", res.Exit.Code, res.Exit.Signal, res.Exit.Error, got, res.Stderr)
 	}

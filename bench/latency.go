@@ -1,0 +1,181 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// work is a piece of code that contenders run, and what it prints.
+type work struct {
+	key      string // begins the names of its values
+	title    string
+	language string
+	code     string
+	plain    []string // the command that runs plainCode; without its first word's directory
+	want     string
+	rounds   int // of the quick contenders
+	slow     int // of those that take long
+
+	plainCode string // where the command's code is another than code
+	cells     bool   // also as persistent
+	sessions  bool   // also as the first run of a session
+}
+
+const (
+	trivial = "print(40000 + 2)"
+	groupBy = `import pandas as pd
+df = pd.DataFrame({"region": ["n", "s", "e", "w"] * 25, "amount": range(100)})
+print(df.groupby("region").amount.sum().to_dict())`
+	plot = `import os
+import matplotlib.pyplot as plt
+plt.plot([1, 3, 2, 4])
+plt.title("Sales")
+plt.savefig("plot.png")
+print(os.path.getsize("plot.png") > 1000)`
+)
+
+var works = map[string]work{
+	"python": {key: "python", title: "Python, trivial", language: "python", code: trivial, plain: []string{"python", "-c"}, want: "40002",
+		rounds: 60, slow: 20, cells: true, sessions: true},
+	"pandas": {key: "pandas", title: "Python, pandas: a groupby", language: "python", code: groupBy, plain: []string{"python", "-c"}, want: "1200",
+		rounds: 24, slow: 12, sessions: true},
+	"plot": {key: "plot", title: "Python, a plot to a PNG file", language: "python", code: plot, plain: []string{"python", "-c"}, want: "True",
+		rounds: 10, slow: 6},
+	"typescript": {key: "typescript", title: "TypeScript, trivial", language: "typescript", code: "const x: number = 40000; console.log(x + 2)",
+		plain: []string{"node", "-e"}, plainCode: "console.log(40000 + 2)", want: "40002", rounds: 30, slow: 10},
+	"shell": {key: "shell", title: "Shell, trivial", language: "shell", code: "echo $((40000 + 2))", plain: []string{"bash", "-c"}, want: "40002",
+		rounds: 60, slow: 10},
+}
+
+var latencyHeader = []string{"what", "p50", "p99", "n", "to plain", "to bwrap", "to docker exec", "to docker run"}
+
+// latency measures a work by every way there is.
+func (b *bench) latency(w work) func(context.Context) (*section, error) {
+	return func(ctx context.Context) (*section, error) {
+		s := &section{Title: w.title, Header: latencyHeader}
+		jail, err := b.jail(ctx)
+		if err != nil {
+			return nil, err
+		}
+		contenders := b.plain(w)
+		docker, err := b.docker(ctx)
+		var none *noEngine
+		switch {
+		case errors.As(err, &none):
+			s.Notes = append(s.Notes, none.Error())
+			contenders = append(contenders, b.ours(w, "jail", jail)...)
+		case err != nil:
+			return nil, err
+		default:
+			contenders = append(contenders, docker.commands(b, w)...)
+			contenders = append(contenders, b.ours(w, "jail", jail)...)
+			contenders = append(contenders, b.ours(w, "docker", docker.server)...)
+		}
+		taken, err := measure(ctx, b.budget, contenders)
+		if err != nil {
+			return nil, err
+		}
+		b.tabulate(s, w, taken)
+		return s, nil
+	}
+}
+
+// yardsticks are what the last columns compare with, in the header's order.
+var yardsticks = []string{"plain", "bwrap", "docker exec", "docker run"}
+
+func (b *bench) tabulate(s *section, w work, taken []series) {
+	medians := map[string]time.Duration{}
+	for _, t := range taken {
+		medians[t.name] = t.p50()
+		s.set(w.key+" "+t.name, float64(t.p50().Nanoseconds())/1e6)
+	}
+	for _, t := range taken {
+		row := []string{t.name, ms(t.p50()), ms(t.p99()), fmt.Sprint(len(t.times))}
+		for _, y := range yardsticks {
+			if m, ok := medians[y]; ok && y != t.name {
+				row = append(row, times(float64(t.p50())/float64(m)))
+			} else {
+				row = append(row, "")
+			}
+		}
+		s.row(row...)
+	}
+}
+
+// plain are the contenders without us: the runner's own interpreter as a process, and under a bare bubblewrap.
+func (b *bench) plain(w work) []contender {
+	argv := append([]string{b.program(w.plain[0])}, w.plain[1:]...)
+	argv = append(argv, w.command())
+	// What runners/python/runner.json sets.
+	env := []string{"MPLBACKEND=Agg", "MPLCONFIGDIR=" + filepath.Join(b.dir, "matplotlib"), "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1"}
+	bwrap := append(b.bubblewrap(argv[0]), argv...)
+	return []contender{
+		{name: "plain", n: b.scaled(w.rounds), do: command(b.dir, env, argv...), want: w.want},
+		{name: "bwrap", n: b.scaled(w.rounds), do: command(b.dir, env, bwrap...), want: w.want},
+	}
+}
+
+// bubblewrap is the beginning of a command that shows a program no more than it needs.
+func (b *bench) bubblewrap(program string) []string {
+	argv := []string{"bwrap", "--unshare-all", "--proc", "/proc", "--dev", "/dev"}
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc"} {
+		argv = append(argv, "--ro-bind-try", dir, dir)
+	}
+	if real, err := filepath.EvalSymlinks(program); err == nil {
+		if prefix := filepath.Dir(filepath.Dir(real)); prefix != "/" && prefix != "/usr" {
+			argv = append(argv, "--ro-bind", prefix, prefix)
+		}
+	}
+	return append(argv, "--ro-bind", b.runners, b.runners, "--bind", b.dir, b.dir, "--chdir", b.dir)
+}
+
+func (w *work) command() string {
+	if w.plainCode != "" {
+		return w.plainCode
+	}
+	return w.code
+}
+
+// program is the path of an interpreter.
+func (b *bench) program(name string) string {
+	if name == "python" {
+		return filepath.Join(b.runners, "python", "bin", "python")
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	return name
+}
+
+// ours are the contenders of a server, on a backend.
+func (b *bench) ours(w work, backend string, s *server) []contender {
+	session := "warm-" + w.key
+	list := []contender{{
+		name: "warm " + backend, n: b.scaled(w.rounds), want: w.want,
+		do: func(ctx context.Context) ([]byte, error) { return s.run(ctx, session, w.language, w.code) },
+	}}
+	if w.cells {
+		list = append(list, contender{
+			name: "persistent " + backend, n: b.scaled(w.rounds), want: w.want,
+			do: func(ctx context.Context) ([]byte, error) { return s.cell(ctx, "persistent-"+w.key, w.language, w.code) },
+		})
+	}
+	if w.sessions {
+		var last string
+		list = append(list, contender{
+			name: "new session " + backend, n: b.scaled(max(w.slow, w.rounds/2)), want: w.want, rest: 15 * pause,
+			do: func(ctx context.Context) ([]byte, error) {
+				last = b.newSession()
+				return s.run(ctx, last, w.language, w.code)
+			},
+			after: func(ctx context.Context) error { return s.closeSession(ctx, last) },
+		})
+	}
+	return list
+}

@@ -1,0 +1,123 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+)
+
+// contender is one way of doing a piece of work, which is measured beside others.
+type contender struct {
+	name string
+	n    int // measurements
+
+	do    func(context.Context) ([]byte, error)
+	want  string                      // what its output must have in it
+	after func(context.Context) error // tidies up, outside the measurement; may be nil
+	rest  time.Duration               // pause after it, for work that it has left in the background; pause when zero
+}
+
+// pause lets what a measurement started in the background end before the next one begins.
+const pause = 10 * time.Millisecond
+
+// series is what a contender took.
+type series struct {
+	name  string
+	times []time.Duration
+}
+
+func (s series) p50() time.Duration { return percentile(s.times, 50) }
+func (s series) p99() time.Duration { return percentile(s.times, 99) }
+
+func percentile(d []time.Duration, p int) time.Duration {
+	s := slices.Sorted(slices.Values(d))
+	return s[min(len(s)-1, len(s)*p/100)]
+}
+
+// warmUps is how often a contender goes before it is measured.
+const warmUps = 2
+
+// few is how often each contender is measured at least, however long that takes.
+const few = 3
+
+// measure lets the contenders take turns, so that a slow moment of the machine hits all of them. Those with fewer measurements than
+// the others have them spread over all rounds. When the budget of time is used up, it ends with what it has.
+func measure(ctx context.Context, budget time.Duration, contenders []contender) ([]series, error) {
+	taken := make([]series, len(contenders))
+	for k, c := range contenders {
+		taken[k].name = c.name
+		for range warmUps {
+			if _, err := c.once(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
+	rounds := slices.MaxFunc(contenders, func(a, b contender) int { return a.n - b.n }).n
+	start := time.Now()
+	for i := range rounds {
+		if time.Since(start) > budget && !slices.ContainsFunc(taken, func(s series) bool { return len(s.times) < few }) {
+			break
+		}
+		for k, c := range contenders {
+			if i*c.n/rounds == (i+1)*c.n/rounds {
+				continue
+			}
+			took, err := c.once(ctx)
+			if err != nil {
+				return nil, err
+			}
+			taken[k].times = append(taken[k].times, took)
+		}
+	}
+	return taken, nil
+}
+
+// once is one measurement, with what belongs to it and is not measured.
+func (c *contender) once(ctx context.Context) (time.Duration, error) {
+	start := time.Now()
+	out, err := c.do(ctx)
+	took := time.Since(start)
+	if err == nil && !bytes.Contains(out, []byte(c.want)) {
+		err = fmt.Errorf("%q is not in its output: %.2000s", c.want, out)
+	}
+	if err == nil && c.after != nil {
+		err = c.after(ctx)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", c.name, err)
+	}
+	rest := c.rest
+	if rest == 0 {
+		rest = pause
+	}
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-time.After(rest):
+		return took, nil
+	}
+}
+
+// command runs a program to its end, with an environment as bare as a sandbox's: one variable of a machine can make an interpreter
+// start three times slower (NODE_EXTRA_CA_CERTS), and ours would look fast beside it.
+func command(dir string, env []string, argv ...string) func(context.Context) ([]byte, error) {
+	return func(ctx context.Context) ([]byte, error) {
+		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+		cmd.Dir = dir
+		cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "LANG=C.UTF-8"}, env...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			said := bytes.TrimSpace(stderr.Bytes())
+			return nil, fmt.Errorf("%w: %s", err, said[max(0, len(said)-500):])
+		}
+		return out, nil
+	}
+}

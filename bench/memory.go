@@ -1,0 +1,219 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// use is what a server and the processes below it have of the machine.
+type use struct {
+	processes, threads   int   // below the server
+	pss, agents          int64 // of all of them; of the agents alone
+	serverRSS, serverPSS int64
+	cpu                  float64 // processors in use, of the server and all below it
+}
+
+// settled measures when the server's processes have stopped coming and going: what follows a run in the background has ended then.
+func (s *server) settled(ctx context.Context) (use, error) {
+	const looks, every = 40, 500 * time.Millisecond
+	last, same := -1, 0
+	for range looks {
+		pids, err := s.descendants()
+		if err != nil {
+			return use{}, err
+		}
+		if len(pids) == last {
+			same++
+		} else {
+			last, same = len(pids), 0
+		}
+		if same == 2 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return use{}, ctx.Err()
+		case <-time.After(every):
+		}
+	}
+	return s.use(ctx)
+}
+
+func (s *server) use(ctx context.Context) (use, error) {
+	var u use
+	pids, err := s.descendants()
+	if err != nil {
+		return u, err
+	}
+	const spell = 2 * time.Second
+	before := processorTicks(append(pids, s.cmd.Process.Pid))
+	select {
+	case <-ctx.Done():
+		return u, ctx.Err()
+	case <-time.After(spell):
+	}
+	u.cpu = float64(processorTicks(append(pids, s.cmd.Process.Pid))-before) / ticksPerSecond / spell.Seconds()
+	for _, pid := range pids {
+		m, err := memoryOf(pid)
+		if gone(err) {
+			continue
+		} else if err != nil {
+			return u, err
+		}
+		u.processes++
+		u.threads += m.threads
+		u.pss += m.pss
+		if m.agent {
+			u.agents += m.pss
+		}
+	}
+	m, err := memoryOf(s.cmd.Process.Pid)
+	u.serverPSS, u.serverRSS = m.pss, m.rss
+	return u, err
+}
+
+// gone says that a process has ended while it was looked at.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
+
+// descendants are the processes below the server, and those that live in a pid namespace of one of them, whoever their parent is.
+func (s *server) descendants() ([]int, error) {
+	parent := map[int]int{}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has just ended
+		}
+		var state string
+		var ppid int
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			return nil, err
+		}
+		if _, err := fmt.Sscan(string(text[bytes.LastIndexByte(text, ')')+1:]), &state, &ppid); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if state != "Z" {
+			parent[pid] = ppid
+		}
+	}
+	spaces := map[string]bool{}
+	below := func(pid int) bool {
+		p := parent[pid]
+		for p > 1 && p != s.cmd.Process.Pid {
+			p = parent[p]
+		}
+		return p == s.cmd.Process.Pid
+	}
+	for pid := range parent {
+		if below(pid) {
+			spaces[pidNamespace(pid)] = true
+		}
+	}
+	delete(spaces, pidNamespace(os.Getpid()))
+	delete(spaces, "")
+	var pids []int
+	for pid := range parent {
+		if below(pid) || spaces[pidNamespace(pid)] {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// pidNamespace names the pid namespace of a process; empty when it has ended.
+func pidNamespace(pid int) string {
+	name, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	return name
+}
+
+// ticksPerSecond is USER_HZ, the unit of /proc/PID/stat on every architecture we build for.
+const ticksPerSecond = 100
+
+// processorTicks is the processor time that processes have had. One that has ended counts nothing.
+func processorTicks(pids []int) int64 {
+	var sum int64
+	for _, pid := range pids {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		const utime, stime = 14 - 3, 15 - 3 // as proc(5) counts them, after the first two
+		for _, f := range []int{utime, stime} {
+			ticks, _ := strconv.ParseInt(fields[f], 10, 64)
+			sum += ticks
+		}
+	}
+	return sum
+}
+
+// memory is what a process has.
+type memory struct {
+	pss, rss int64
+	threads  int
+	agent    bool
+}
+
+func memoryOf(pid int) (memory, error) {
+	var m memory
+	dir := fmt.Sprintf("/proc/%d", pid)
+	rollup, err := os.ReadFile(dir + "/smaps_rollup")
+	if err != nil {
+		return m, fmt.Errorf("memory of %d: %w", pid, err)
+	}
+	status, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		return m, fmt.Errorf("memory of %d: %w", pid, err)
+	}
+	command, err := os.ReadFile(dir + "/cmdline")
+	if err != nil {
+		return m, err
+	}
+	m.agent = bytes.HasPrefix(command, []byte("/.sandbox-agent"))
+	for line := range strings.Lines(string(rollup) + string(status)) {
+		var n int64
+		if _, err := fmt.Sscanf(line, "Pss: %d kB", &n); err == nil {
+			m.pss = n << 10
+		} else if _, err := fmt.Sscanf(line, "Rss: %d kB", &n); err == nil {
+			m.rss = n << 10
+		} else if _, err := fmt.Sscanf(line, "Threads: %d", &n); err == nil {
+			m.threads = int(n)
+		}
+	}
+	return m, nil
+}
+
+// room says whether the machine has room for so many threads more, which take process ids from everybody.
+func room(more float64) error {
+	text, err := os.ReadFile("/proc/sys/kernel/pid_max")
+	if err != nil {
+		return err
+	}
+	most, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return err
+	}
+	tasks, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
+	if err != nil {
+		return err
+	}
+	if need := len(tasks) + int(more); need > most*9/10 {
+		return fmt.Errorf("they would bring the machine to %d threads, and it has %d process ids (sysctl kernel.pid_max)", need, most)
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+//go:build linux
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestGoals(t *testing.T) {
+	const (
+		run   = "| warm pandas beside `docker run` of the same code | ≤ 1/40 | "
+		fresh = "| new session with pandas | ≤ 25 ms, or ≤ 1/20 of `docker run` | "
+	)
+	for name, test := range map[string]struct {
+		values values
+		want   string
+	}{
+		"met":                    {values{"pandas warm jail": 10, "pandas docker run": 400}, run + "1/40 (10.0 ms to 400 ms) | yes |"},
+		"missed":                 {values{"pandas warm jail": 11, "pandas docker run": 400}, run + "1/36.4 (11.0 ms to 400 ms) | **no** |"},
+		"without an engine":      {values{"pandas warm jail": 11}, run + "not measured |  |"},
+		"the one or":             {values{"pandas new session jail": 25, "pandas docker run": 100}, fresh + "1/4 (25.0 ms to 100 ms) | yes |"},
+		"the other":              {values{"pandas new session jail": 50, "pandas docker run": 1000}, fresh + "1/20 (50.0 ms to 1000 ms) | yes |"},
+		"neither":                {values{"pandas new session jail": 51, "pandas docker run": 1000}, fresh + "1/19.6 (51.0 ms to 1000 ms) | **no** |"},
+		"a number that is there": {values{"memory server": 201e6}, "| 201.0 MB | **no** |"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := goalsTable([]*section{{Values: test.values}}); !strings.Contains(got, test.want) {
+				t.Errorf("%s is not in\n%s", test.want, got)
+			}
+		})
+	}
+}
+
+// TestRender has neighbours of one header share a table, and a note of both said once.
+func TestRender(t *testing.T) {
+	header := []string{"what", "p50"}
+	got := render([]string{"a machine"}, []*section{
+		{Title: "one", Header: header, Rows: [][]string{{"a", "1 ms"}}, Notes: []string{"no engine"}},
+		{Title: "two", Header: header, Rows: [][]string{{"b"}}, Notes: []string{"no engine"}},
+		{Title: "three", Header: []string{"other", "p50"}},
+	})
+	for _, want := range []string{
+		"- a machine\n",
+		"| what | p50 |\n|---|---|\n| **one** | |\n| a | 1 ms |\n| **two** | |\n| b | |\n\n| other | p50 |\n|---|---|\n| **three** | |\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is not in\n%s", want, got)
+		}
+	}
+	if n := strings.Count(got, "no engine"); n != 1 {
+		t.Errorf("the note is there %d times", n)
+	}
+}
+
+// TestShelf has a run go on with what was measured of the same build, and of no other.
+func TestShelf(t *testing.T) {
+	s := shelf{t.TempDir() + "/parts"}
+	if err := s.put("pandas", &section{Title: "pandas", Build: "a", Values: values{"x": 1}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		part, build string
+		want        bool
+	}{{"pandas", "a", true}, {"pandas", "b", false}, {"plot", "a", false}} {
+		got, err := s.get(test.part, test.build)
+		if err != nil || (got != nil) != test.want || got != nil && got.Values["x"] != 1 {
+			t.Errorf("get(%s, %s) = %+v, %v", test.part, test.build, got, err)
+		}
+	}
+	if err := s.clear(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.get("pandas", "a"); got != nil || err != nil {
+		t.Errorf("after clear: %+v, %v", got, err)
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	var d []time.Duration
+	for i := range 200 {
+		d = append(d, time.Duration(200-i))
+	}
+	if p50, p99 := percentile(d, 50), percentile(d, 99); p50 != 101 || p99 != 199 {
+		t.Errorf("p50 %d, p99 %d", p50, p99)
+	}
+}

@@ -1,0 +1,161 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// server is a started mcp-code-sandbox on a data directory of its own.
+type server struct {
+	url    string
+	token  string
+	client *http.Client
+
+	cmd  *exec.Cmd
+	log  string // the file of what it has written
+	root string
+	done chan struct{} // closed when it has ended
+}
+
+// stopTimeout is what a server has to end a thousand sandboxes.
+const stopTimeout = 90 * time.Second
+
+// startServer starts the built server and waits until it is ready. Settings of this process's environment hold for it, too.
+func (b *bench) startServer(ctx context.Context, name string, settings ...string) (*server, error) {
+	root := filepath.Join(b.dir, name)
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Symlink(b.runners, filepath.Join(root, "runners")); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	addr := l.Addr().String()
+	_ = l.Close()
+	s := &server{
+		url: "http://" + addr, token: "bench-token-of-this-run-only", root: root, log: root + ".log", done: make(chan struct{}),
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}},
+	}
+	log, err := os.Create(s.log)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	s.cmd = exec.Command(b.binary, "serve")
+	s.cmd.Env = append(os.Environ(), "SANDBOX_ROOT="+root, "MCP_HTTP_ADDR="+addr, "MCP_API_TOKEN="+s.token, "PUBLIC_BASE_URL="+s.url,
+		"SANDBOX_MAX_SESSIONS=2000", "SANDBOX_SESSION_TTL_M=60m", "SANDBOX_LOG_LEVEL=WARN")
+	s.cmd.Env = append(s.cmd.Env, settings...)
+	s.cmd.Stderr = log
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true} // an interrupt is ours to pass on
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		_ = s.cmd.Wait()
+		close(s.done)
+	}()
+	if err := s.awaitReady(ctx); err != nil {
+		s.stop()
+		text, _ := os.ReadFile(s.log)
+		return nil, fmt.Errorf("the server on %s: %w\n%s", name, err, text)
+	}
+	return s, nil
+}
+
+func (s *server) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		resp, err := s.client.Get(s.url + "/readyz")
+		if err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-s.done:
+			return errors.New("it has ended")
+		case <-ctx.Done():
+			return fmt.Errorf("it did not become ready: %w", ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// stop ends the server and everything it has started.
+func (s *server) stop() {
+	if s == nil {
+		return
+	}
+	s.client.CloseIdleConnections()
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-s.done:
+	case <-time.After(stopTimeout):
+		_ = s.cmd.Process.Kill() // its sandboxes end with it
+		<-s.done
+	}
+}
+
+// call calls a tool as curl would. Its answer must have success in it.
+func (s *server) call(ctx context.Context, tool, success string, arguments map[string]any) ([]byte, error) {
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+		"params": map[string]any{"name": tool, "arguments": arguments}})
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/mcp", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+s.token)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, err
+	}
+	if !bytes.Contains(answer, []byte(success)) {
+		return nil, fmt.Errorf("%s: %s: %s", tool, resp.Status, answer)
+	}
+	return answer, nil
+}
+
+// ranWell is in the answer of every run tool whose code has ended well.
+const ranWell = `\"exit_code\": 0`
+
+// run is a fresh run.
+func (s *server) run(ctx context.Context, session, language, code string) ([]byte, error) {
+	return s.call(ctx, "run_code", ranWell, map[string]any{"conversationId": session, "language": language, "code": code})
+}
+
+// cell is a run of an interpreter that lives on.
+func (s *server) cell(ctx context.Context, session, language, code string) ([]byte, error) {
+	return s.call(ctx, "run", ranWell, map[string]any{"session": session, "env": language, "code": code})
+}
+
+func (s *server) closeSession(ctx context.Context, session string) error {
+	_, err := s.call(ctx, "close_session", `\"closed\"`, map[string]any{"session_id": session})
+	return err
+}

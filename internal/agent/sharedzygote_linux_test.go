@@ -1,0 +1,117 @@
+package agent_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/runners"
+)
+
+// withZygote is a harness whose Python programs come from a zygote.
+func withZygote(t *testing.T) sandboxtest.Harness {
+	t.Helper()
+	source, err := runners.Files.ReadFile("python/zygote.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sandboxtest.Harness{
+		Backend: newContainers(t), Owner: containerUID, SharedPIDs: true,
+		Zygote: &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source},
+	}
+}
+
+// TestSharedZygote is TestShared with programs that are forks of a zygote.
+func TestSharedZygote(t *testing.T) {
+	sandboxtest.Run(t, withZygote)
+}
+
+// TestSharedZygoteLost: where Landlock cannot forbid it, a run may kill or stop the zygote. A run after that begins later, once,
+// and sees nothing else of it.
+func TestSharedZygoteLost(t *testing.T) {
+	h := withZygote(t)
+	b := sandboxtest.Start(t, h, sandbox.Spec{})
+	for n, sig := range []unix.Signal{unix.SIGKILL, unix.SIGSTOP} {
+		zygote := zygoteOf(t, b)
+		if err := unix.Kill(zygote, sig); err != nil {
+			t.Fatal(err)
+		}
+		for again := range 3 { // the first may have been made ready before
+			begin := time.Now()
+			res := b.Run(t, sandboxtest.Python("with open('/data/runs', 'a') as f: f.write('x')"))
+			if res.Exit.Code != 0 || time.Since(begin) > 10*time.Second {
+				t.Errorf("after %v, %v: %+v %s", sig, time.Since(begin), res.Exit, res.Stderr)
+			}
+			if runs, err := os.ReadFile(filepath.Join(b.Workspace, "runs")); len(runs) != 3*n+again+1 {
+				t.Errorf("after %v the program has run %d times, not %d: %v", sig, len(runs), 3*n+again+1, err)
+			}
+		}
+		for tries := 0; !b.Run(t, sandboxtest.Python("pass")).Exit.Forked; tries++ {
+			if tries == 1000 {
+				t.Fatalf("after %v no other zygote comes", sig)
+			}
+		}
+	}
+}
+
+// TestSharedZygoteStays: the end of a run, whatever it has left behind, is not the end of the zygote.
+func TestSharedZygoteStays(t *testing.T) {
+	h := withZygote(t)
+	b := sandboxtest.Start(t, h, sandbox.Spec{})
+	before := zygoteOf(t, b)
+	for _, code := range []string{
+		"pass",
+		"if not os.fork():\n    os.setsid()\n    if not os.fork():\n        while True: os.fork() or os._exit(0)",
+		"subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+		"os.kill(os.getpid(), 9)",
+	} {
+		if res := b.Run(t, sandboxtest.Python(code)); !res.Exit.Forked {
+			t.Errorf("%s: %+v %s", code, res.Exit, res.Stderr)
+		}
+	}
+	if after := zygoteOf(t, b); after != before {
+		t.Errorf("the zygote was process %d and is process %d", before, after)
+	}
+}
+
+// zygoteOf finds a sandbox's zygote.
+func zygoteOf(t *testing.T, b *sandboxtest.Box) int {
+	t.Helper()
+	pids := zygotesBelow(t, b.Sandbox.(*container).cmd.Process.Pid)
+	if len(pids) == 0 {
+		t.Fatal("there is no zygote")
+	}
+	return slices.Min(pids) // the others come from it
+}
+
+func zygotesBelow(t *testing.T, pid int) (pids []int) {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		children, _ := os.ReadFile(thread) // it may have ended
+		for _, field := range strings.Fields(string(children)) {
+			child, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if cmd, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child)); err == nil && strings.Contains(string(cmd), "\x00/proc/self/fd/4\x00") {
+				pids = append(pids, child)
+			}
+			pids = append(pids, zygotesBelow(t, child)...)
+		}
+	}
+	return pids
+}

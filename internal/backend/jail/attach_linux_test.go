@@ -1,0 +1,202 @@
+package jail_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// prepare starts a sandbox without a workspace. It ends with the test.
+func prepare(t *testing.T, b sandbox.Preparer) sandbox.Prepared {
+	t.Helper()
+	p, err := b.Prepare(t.Context(), sandbox.Spec{ID: sandboxtest.ID(), Limits: sandbox.Limits{TmpBytes: 1 << 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close(context.Background()) })
+	return p
+}
+
+// TestAttach: a workspace that comes late is as one that was there from the start.
+func TestAttach(t *testing.T) {
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	h := harness(t, b)
+	if os.Geteuid() != 0 {
+		if _, err := b.Prepare(t.Context(), sandbox.Spec{ID: sandboxtest.ID()}); !errors.Is(err, errors.ErrUnsupported) {
+			t.Fatalf("an ordinary user's jail: %v", err)
+		}
+		return
+	}
+	ws := sandboxtest.Workspace(t, h.Owner)
+	if err := os.WriteFile(filepath.Join(ws, "old"), []byte("kept\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := sandboxtest.Start(t, h, sandbox.Spec{Workspace: ws})
+	p := prepare(t, b)
+	if err := p.Attach(t.Context(), ws); err != nil {
+		t.Fatal(err)
+	}
+	late := &sandboxtest.Box{Sandbox: p, Conn: wire.NewConn(p.Conn(), wire.ServerSide, nil), Workspace: ws}
+	t.Cleanup(func() { _ = late.Conn.Close() })
+	// The first run gets the run-init that had waited before the workspace came, the second one that was made after.
+	for range 2 {
+		run := sandboxtest.Shell(`pwd; cat old; for d in /data /mnt/data /workspace; do echo > $d/new && ls $d; done; rm new`)
+		run.Limits.TmpBytes = 1 << 20
+		res := late.Run(t, run)
+		if want := "/data\nkept\n" + strings.Repeat("new\nold\n", 3); string(res.Stdout) != want || res.Exit.Code != 0 {
+			t.Errorf("%+v: %s%s", res.Exit, res.Stdout, res.Stderr)
+		}
+	}
+	// Flags and root of each of the three mounts; the topmost is the last.
+	mounts := sandboxtest.Shell(`for d in /data /mnt/data /workspace; do awk -v d=$d '$5 == d { m = $4 " " $5 " " $6 " " ($7 ~ /shared/ ? "shared" : "private") } END { print m }' /proc/self/mountinfo; done`)
+	if got, want := late.Run(t, mounts), before.Run(t, mounts); string(got.Stdout) != string(want.Stdout) || !strings.Contains(string(got.Stdout), "nosuid,nodev") {
+		t.Errorf("mounts:\n%swant:\n%s", got.Stdout, want.Stdout)
+	}
+	if got := string(late.Run(t, sandboxtest.Shell(`cat /proc/self/mountinfo`)).Stdout); strings.Contains(got, "shared:") {
+		t.Errorf("a run's mounts are shared:\n%s", got)
+	}
+	if err := p.Attach(t.Context(), ws); err == nil {
+		t.Error("attached twice")
+	}
+}
+
+// TestAttachRefusals: what cannot be attached is an error in bounded time, and nothing is left.
+func TestAttachRefusals(t *testing.T) {
+	needRoot(t, "only root's sandboxes can be prepared")
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	h := harness(t, b)
+	dir := t.TempDir()
+	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
+	if err := errors.Join(os.Symlink("/etc", link), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, tt := range map[string]struct {
+		ctx  context.Context
+		path string
+		want error
+	}{
+		"missing":   {t.Context(), filepath.Join(dir, "missing"), os.ErrNotExist},
+		"link":      {t.Context(), link, nil},
+		"file":      {t.Context(), file, nil},
+		"cancelled": {cancelled, sandboxtest.Workspace(t, h.Owner), context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := prepare(t, b).Attach(tt.ctx, tt.path); err == nil || tt.want != nil && !errors.Is(err, tt.want) || errors.Is(err, errors.ErrUnsupported) {
+				t.Errorf("Attach: %v", err)
+			}
+		})
+	}
+	t.Run("ended", func(t *testing.T) {
+		p := prepare(t, b)
+		if err := p.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Attach(t.Context(), sandboxtest.Workspace(t, h.Owner)); err == nil {
+			t.Error("attached to a sandbox that has ended")
+		}
+	})
+	t.Run("deaf agent", func(t *testing.T) {
+		p := prepare(t, b)
+		freeze(t, p.ID())
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		if err := p.Attach(ctx, sandboxtest.Workspace(t, h.Owner)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Attach: %v", err)
+		}
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestFailedStarts: a start that fails leaves no descriptor, whatever the sandbox was to have.
+func TestFailedStarts(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	z := zygoteHarness(t, b).Zygote
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what is forgotten
+	const n = 5
+	descriptors := func() int {
+		for range n {
+			spec := sandbox.Spec{ID: sandboxtest.ID(), Workspace: filepath.Join(t.TempDir(), "missing"),
+				Zygote: &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Source: z.Source}}
+			if _, err := b.Start(t.Context(), spec); err == nil {
+				t.Fatal("started without a workspace")
+			}
+		}
+		open, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(open)
+	}
+	if before, after := descriptors(), descriptors(); after >= before+n {
+		t.Errorf("%d descriptors, and %d after %d more failures", before, after, n)
+	}
+}
+
+// freeze stops the agent of a sandbox.
+func freeze(t *testing.T, id string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range all {
+		groups, _ := os.ReadFile(path)
+		argv, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		if !strings.Contains(string(groups), id) || !strings.HasPrefix(string(argv), "/.sandbox-agent\x00") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err == nil {
+			err = syscall.Kill(pid, syscall.SIGSTOP)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the agent to stop", func() bool { // each of its threads does by itself
+			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+			return !slices.ContainsFunc(threads, func(thread string) bool { return !strings.HasPrefix(status(thread, "State"), "T") })
+		})
+		return
+	}
+	t.Fatal("the agent was not found")
+}
+
+// await waits until something holds that nobody tells of.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(30 * time.Second); !holds(); {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatal("waited for " + what)
+		}
+	}
+}
+
+// reads reports whether a process waits for something to read.
+func reads(pid int) bool {
+	call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+	return strings.HasPrefix(string(call), fmt.Sprint(unix.SYS_READ)+" ")
+}

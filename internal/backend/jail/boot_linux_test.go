@@ -1,0 +1,195 @@
+package jail_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// ahead is Python that can be started before its code is there. In the code, booted says whether it was.
+const ahead = `
+import json, os, sys
+file, booted = sys.argv[1], not os.path.exists(sys.argv[1])
+if booted:
+    %s
+    os.write(0, b"ready\n")
+    text = b""
+    while part := os.read(0, 1 << 16): text += part
+    told = json.loads(text)
+    os.write(0, b"taken\n")
+    os.close(0)
+    os.open("/dev/null", os.O_RDONLY)
+    os.environ.clear()
+    os.environ.update(told["env"])
+    file = told["file"]
+exec(open(file).read())
+`
+
+// bootable is a run by ahead; first is what that does before it is ready.
+func bootable(first, code string) wire.Run {
+	return wire.Run{
+		Argv: []string{"/usr/bin/python3", "-I", "-c", fmt.Sprintf(ahead, first), "{file}"}, File: "ahead.py", Code: []byte(code),
+		Boot: &wire.Boot{Env: map[string]string{"OWN": "1"}, Reads: []string{"EARLY_"}},
+	}
+}
+
+// waitingPrograms lists those that wait for their code.
+func waitingPrograms(t *testing.T, workspace string) (pids []int) {
+	t.Helper()
+	for _, pid := range processes(t, workspace) {
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if strings.HasPrefix(string(cmdline), "/usr/bin/python3\x00") && strings.Contains(string(cmdline), "told = json.loads(text)") {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func awaitWaiting(t *testing.T, workspace string) int {
+	t.Helper()
+	var pids []int
+	await(t, "a program to wait for the next run", func() bool {
+		pids = waitingPrograms(t, workspace)
+		return len(pids) == 1
+	})
+	return pids[0]
+}
+
+func parent(t *testing.T, pid int) (ppid int) {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var state string
+	if _, err := fmt.Sscan(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), &state, &ppid); err != nil {
+		t.Fatal(err)
+	}
+	return ppid
+}
+
+// TestBoot: a program that waits for the next run is confined as the run will be, has nothing of the one before, is no run's neighbour,
+// and can fail without anybody noticing.
+func TestBoot(t *testing.T) {
+	needRoot(t, "reads other users' /proc")
+	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
+	want := func(t *testing.T, r wire.Run, stdout string) {
+		t.Helper()
+		if res := b.Run(t, r); string(res.Stdout) != stdout || len(res.Stderr) > 0 || res.Exit.Code != 0 {
+			t.Errorf("%+v %s%s, want %s", res.Exit, res.Stdout, res.Stderr, stdout)
+		}
+	}
+	const whether = "print(booted)"
+
+	t.Run("confined and clean", func(t *testing.T) {
+		r := bootable("pass", "open('/tmp/left', 'w') # s3cr3t")
+		r.Env = map[string]string{"OWN": "1", "MINE": "s3cr3t"}
+		want(t, r, "")
+		pid := awaitWaiting(t, b.Workspace)
+		await(t, "the program to be ready", func() bool { return reads(pid) })
+		proc := fmt.Sprintf("/proc/%d/", pid)
+		if !powerless(t, pid) {
+			t.Error("it has a privilege")
+		}
+		agent := parent(t, parent(t, pid)) // of run-init
+		for _, name := range []string{"pid", "mnt", "ipc"} {
+			ns, err := os.Readlink(proc + "ns/" + name)
+			if theirs, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", agent, name)); err != nil || ns == theirs {
+				t.Errorf("its %s namespace is %s, the agent's %s; %v", name, ns, theirs, err)
+			}
+		}
+		for _, name := range []string{"environ", "cmdline"} {
+			if text, err := os.ReadFile(proc + name); err != nil || strings.Contains(string(text), "s3cr3t") {
+				t.Errorf("%s: %q, %v", name, text, err)
+			}
+		}
+		if score, _ := os.ReadFile(proc + "oom_score_adj"); string(score) != "1000\n" {
+			t.Errorf("when memory runs out, it is worth %s", score)
+		}
+		if files, err := os.ReadDir(proc + "root/tmp"); err != nil || len(files) > 0 {
+			t.Errorf("its /tmp: %v, %v", files, err)
+		}
+		fds, _ := filepath.Glob(proc + "fd/*")
+		for _, fd := range fds {
+			if to, _ := os.Readlink(fd); !strings.HasPrefix(to, "socket:") && !strings.HasPrefix(to, "pipe:") || len(filepath.Base(fd)) > 1 || filepath.Base(fd) > "2" {
+				t.Errorf("descriptor %s is %s", filepath.Base(fd), to)
+			}
+		}
+		r = bootable("pass", "import resource\nprint(booted, os.environ.get('OWN'), os.environ.get('NEW'), 'HOME' in os.environ, resource.getrlimit(resource.RLIMIT_FSIZE)[1], os.path.exists('/tmp/left'), os.listdir('/proc/self/fd')[:3])")
+		r.Env = map[string]string{"NEW": "2"}
+		r.Limits.FileBytes = 5000
+		want(t, r, "True None 2 True 5000 False ['0', '1', '2']\n")
+	})
+	t.Run("another name", func(t *testing.T) {
+		awaitWaiting(t, b.Workspace)
+		r := bootable("pass", "print(booted, file[:11], file[-4:])")
+		r.File = "named.txt"
+		want(t, r, "True /tmp/named- .txt\n")
+	})
+	t.Run("variables that are read early", func(t *testing.T) {
+		pid := awaitWaiting(t, b.Workspace)
+		r := bootable("pass", whether)
+		r.Env = map[string]string{"EARLY_X": "1"}
+		want(t, r, "False\n")
+		if pids := waitingPrograms(t, b.Workspace); len(pids) > 0 && pids[0] == pid {
+			t.Error("it waits on")
+		}
+	})
+	t.Run("another program", func(t *testing.T) {
+		pid := awaitWaiting(t, b.Workspace)
+		run := b.Begin(t, sandboxtest.Shell("echo up; sleep 1000"))
+		run.Until(t, "up\n")
+		if pids := waitingPrograms(t, b.Workspace); len(pids) > 0 {
+			t.Errorf("%v wait beside a run; %d did before it", pids, pid)
+		}
+		want(t, bootable("pass", whether), "False\n")
+		want(t, bootable("pass", whether), "False\n") // the other run is still going on
+		run.Send(t, wire.TypeKill)
+		run.Wait(t)
+		want(t, bootable("pass", ""), "")
+	})
+
+	for name, first := range map[string]string{
+		"hangs up":              "os.close(0); import time; time.sleep(1000)",
+		"says something else":   "os.write(0, b'reading'); import time; time.sleep(1000)",
+		"ends when it is ready": "os.write(0, b'ready\\n'); os._exit(1)",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b.Run(t, bootable(first, ""))
+			want(t, bootable(first, whether), "False\n")
+			want(t, bootable(first, whether), "False\n")
+		})
+	}
+	t.Run("killed", func(t *testing.T) {
+		const loud = "print('loud', flush=True); print('loud', file=sys.stderr, flush=True)"
+		b.Run(t, bootable("pass", "")) // in the place of what has failed
+		b.Run(t, bootable(loud, ""))
+		pid := awaitWaiting(t, b.Workspace)
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
+			t.Fatalf("it does not die: %v", err)
+		}
+		want(t, bootable(loud, whether), "False\n")
+	})
+	if err := b.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := processes(t, b.Workspace); len(left) > 0 {
+		t.Errorf("processes %v are left", left)
+	}
+}

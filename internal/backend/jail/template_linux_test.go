@@ -1,0 +1,410 @@
+package jail_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/backend/jail"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/runners"
+)
+
+// zygoteHarness is a harness all of whose Python comes from zygotes.
+func zygoteHarness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
+	t.Helper()
+	t.Setenv("CANARY", "of the server") // none of its forks has it
+	h := harness(t, b)
+	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: zygoteSource(t),
+		Preload: []string{"multiprocessing.process"}, OnUse: []string{"xml.dom.minidom"}}
+	h.Template = os.Geteuid() == 0 // others start their own
+	return h
+}
+
+func zygoteSource(t *testing.T) []byte {
+	t.Helper()
+	source, err := runners.Files.ReadFile("python/zygote.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return source
+}
+
+// templates finds the templates that this process has started: not their forks, and not bubblewrap.
+func templates(t *testing.T) (found []int) {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parents := map[int]int{}
+	for _, path := range stats {
+		if stat, err := os.ReadFile(path); err == nil {
+			fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			parents[pid], _ = strconv.Atoi(fields[1])
+		}
+	}
+	for pid, parent := range parents {
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if parents[parent] == os.Getpid() && bytes.HasSuffix(cmdline, []byte("/.zygote.py\x00template\x00")) {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+func theTemplate(t *testing.T) int {
+	t.Helper()
+	found := templates(t)
+	if len(found) != 1 {
+		t.Fatalf("templates: %v", found)
+	}
+	return found[0]
+}
+
+// killed kills a process, unless it is 0, and returns when victim has ended.
+func killed(t *testing.T, pid, victim int) {
+	t.Helper()
+	fd, err := unix.PidfdOpen(victim, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if pid > 0 {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
+		t.Fatalf("process %d lives on: %v", victim, err)
+	}
+}
+
+// described is the harness's zygote as a backend is told it.
+func described(h sandboxtest.Harness) *sandbox.Zygote {
+	z := h.Zygote
+	return &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
+}
+
+// TestTemplateLife: a template may go at any time. Runs go on, and there is another one later.
+func TestTemplateLife(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	for name, victim := range map[string]func(template int) int{
+		"killed": func(template int) int { return template },
+		"its bubblewrap killed": func(template int) int {
+			stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", template))
+			parent, _ := strconv.Atoi(strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))[1])
+			return parent
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+			old := sandboxtest.Start(t, h, sandbox.Spec{})
+			first := theTemplate(t)
+			killed(t, victim(first), first)
+			old.Probe(t, "") // from its zygote, still
+			sandboxtest.Start(t, h, sandbox.Spec{}).Probe(t, "")
+			sandboxtest.Start(t, h, sandbox.Spec{}).Probe(t, "")
+			if again := theTemplate(t); again == first {
+				t.Error("no new template was started")
+			}
+		})
+	}
+	t.Run("stuck", func(t *testing.T) {
+		h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+		old := sandboxtest.Start(t, h, sandbox.Spec{})
+		first := theTemplate(t)
+		if err := unix.Kill(first, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			sandboxtest.Start(t, sandboxtest.Harness{Backend: h.Backend, Owner: h.Owner}, sandbox.Spec{Zygote: described(h)}).Alive(t)
+		}
+		killed(t, 0, first)
+		if err := old.Close(t.Context()); err != nil { // which waits for its zygote
+			t.Error(err)
+		}
+		sandboxtest.Start(t, h, sandbox.Spec{}).Probe(t, "")
+	})
+	t.Run("closed", func(t *testing.T) {
+		for _, warm := range []bool{false, true} { // in mid-start, and at leisure
+			b := open(t, t.TempDir(), sandboxtest.ID())
+			h := zygoteHarness(t, b)
+			b.Warm(sandbox.Spec{Zygote: described(h)})
+			if warm {
+				_ = sandboxtest.Start(t, h, sandbox.Spec{}).Close(t.Context())
+			}
+			b.Close()
+			if left := templates(t); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		}
+	})
+	t.Run("runner installed anew", func(t *testing.T) {
+		h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+		dir := filepath.Join(t.TempDir(), "runner")
+		install := func(version string) {
+			if err := os.Rename(dir, dir+"-old"); err != nil && version != "1" {
+				t.Fatal(err)
+			}
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "version"), []byte(version), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var seen []int
+		for _, version := range []string{"1", "2"} {
+			install(version)
+			b := sandboxtest.Start(t, h, sandbox.Spec{Mounts: []sandbox.Mount{{Source: dir, Target: "/opt/runner"}}})
+			b.Probe(t, "v = open('/opt/runner/version').read()\nif v != '"+version+"': breach('is still version', v)")
+			seen = append(seen, theTemplate(t))
+		}
+		if seen[0] == seen[1] {
+			t.Error("the template is the old runner's")
+		}
+	})
+	shares := append([]byte("import mmap\nheld = mmap.mmap(-1, 4096)\n"), zygoteSource(t)...)
+	for says, source := range map[string][]byte{
+		"broken here":       []byte("raise SystemExit('broken here')"),
+		"forks would share": shares, // what one run wrote there, those in other sandboxes would read
+	} {
+		t.Run(says, func(t *testing.T) {
+			log := &lockedLog{wrote: make(chan struct{}, 1)}
+			b, err := openLogging(t.TempDir(), sandboxtest.ID(), slog.New(slog.NewTextHandler(log, nil)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(b.Close)
+			h := harness(t, b)
+			spec := sandbox.Spec{Zygote: &sandbox.Zygote{Name: "broken", Argv: []string{"/usr/bin/python3"}, Source: source}}
+			sandboxtest.Start(t, h, spec).Alive(t)
+			<-log.wrote
+			sandboxtest.Start(t, h, spec).Alive(t)
+			b.Close()
+			if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), says) {
+				t.Errorf("%d warnings: %s", n, log)
+			}
+		})
+	}
+}
+
+// zygotesOf lists the forks of a template.
+func zygotesOf(t *testing.T, template int) string {
+	t.Helper()
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", template, template))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(children))
+}
+
+// TestZygoteLost: a run goes on without the zygote that it came from, and ends as it ends.
+func TestZygoteLost(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+	b := sandboxtest.Start(t, h, sandbox.Spec{})
+	gate := filepath.Join(b.Workspace, "gate")
+	for exit, want := range map[string]wire.Exit{"sys.exit(7)": {Code: 7}, "os.kill(os.getpid(), 15)": {Code: 143, Signal: 15}} {
+		if err := unix.Mkfifo(gate, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(gate, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		r := b.Begin(t, sandboxtest.Python("print('up', flush=True)\nopen('/data/gate').read()\n"+exit))
+		r.Until(t, "up\n")
+		zygote, err := strconv.Atoi(zygotesOf(t, theTemplate(t)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		killed(t, zygote, zygote)
+		if err := os.WriteFile(gate, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		if res := r.Wait(t); res.Exit.Code != want.Code || res.Exit.Signal != want.Signal || !res.Exit.Forked {
+			t.Errorf("%s: %+v %s", exit, res.Exit, res.Stderr)
+		}
+		if err := os.Remove(gate); err != nil {
+			t.Fatal(err)
+		}
+		b = sandboxtest.Start(t, h, sandbox.Spec{Workspace: b.Workspace})
+	}
+}
+
+// TestZygoteFails: one that does not come up is not tried again after every run.
+func TestZygoteFails(t *testing.T) {
+	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
+	tries := filepath.Join(b.Workspace, "tries")
+	run := sandboxtest.Shell("true")
+	run.Zygote = &wire.Zygote{Name: "broken", Argv: []string{"/usr/bin/python3"}, Source: []byte("open('/data/tries', 'a').write('x')")}
+	after := 0
+	for i := 0; i < 1000 && after < 30; i++ {
+		if res := b.Run(t, run); res.Exit.Code != 0 {
+			t.Fatalf("%+v", res.Exit)
+		}
+		if x, _ := os.ReadFile(tries); len(x) > 0 {
+			after++
+		}
+	}
+	if x, err := os.ReadFile(tries); string(x) != "x" {
+		t.Errorf("tries: %q, %v", x, err)
+	}
+}
+
+// TestForkedAhead: the program of the next run waits without rights and with nothing of the zygote's open; when it dies, nobody loses a run.
+func TestForkedAhead(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	b := sandboxtest.Start(t, zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
+	zygote := zygotesOf(t, theTemplate(t))
+	next := func() (pid int) {
+		t.Helper()
+		await(t, "a fork of the zygote to wait", func() bool {
+			children, _ := os.ReadFile("/proc/" + zygote + "/task/" + zygote + "/children")
+			pid, _ = strconv.Atoi(strings.TrimSpace(string(children)))
+			return pid > 0 && reads(pid)
+		})
+		return pid
+	}
+	forked := func(code string) {
+		t.Helper()
+		if res := b.Run(t, sandboxtest.Python(code)); string(res.Stdout) != "4\n" || res.Exit.Code != 0 || !res.Exit.Forked {
+			t.Fatalf("%+v %s %s", res.Exit, res.Stdout, res.Stderr)
+		}
+	}
+	forked("print(4)")
+	pid := next()
+	proc := fmt.Sprintf("/proc/%d", pid)
+	for name, want := range map[string]string{"CapEff": strings.Repeat("0", 16), "CapPrm": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "NoNewPrivs": "1"} {
+		if got := status(proc, name); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	fds, err := os.ReadDir(proc + "/fd")
+	if err != nil || len(fds) != 4 {
+		t.Errorf("descriptors: %v, %v", fds, err)
+	}
+	for _, fd := range fds {
+		if to, _ := os.Readlink(proc + "/fd/" + fd.Name()); to != "/dev/null" && !strings.HasPrefix(to, "pipe:") {
+			t.Errorf("descriptor %s is %s", fd.Name(), to)
+		}
+	}
+	forked(fmt.Sprintf("import os\nprint(4 if os.getpid() == %s else os.getpid())", status(proc, "NSpid")[strings.LastIndex(status(proc, "NSpid"), "\t")+1:]))
+	pid = next()
+	killed(t, pid, pid)
+	forked("print(4)")
+	n, _ := strconv.Atoi(zygote)
+	next()
+	killed(t, n, n) // the agent hears of it though the fork lives
+	if res := b.Run(t, sandboxtest.Python("print(4)")); string(res.Stdout) != "4\n" {
+		t.Errorf("%+v %s", res.Exit, res.Stderr)
+	}
+}
+
+// TestZygoteFromOutside: a fork of the template is in everything that its sandbox's agent is in, and has nothing else.
+func TestZygoteFromOutside(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	h := zygoteHarness(t, b)
+	sandboxtest.Start(t, h, sandbox.Spec{})
+	template := theTemplate(t)
+	zygote := zygotesOf(t, template)
+	agent := ""
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range procs {
+		ns, _ := os.Readlink(p + "/ns/pid")
+		if its, _ := os.Readlink("/proc/" + zygote + "/ns/pid"); ns == its && strings.HasSuffix(status(p, "NSpid"), "\t1") {
+			agent = p
+		}
+	}
+	if agent == "" {
+		t.Fatalf("zygotes %q are in no sandbox", zygote)
+	}
+	for _, ns := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
+		mine, _ := os.Readlink("/proc/" + zygote + "/ns/" + ns)
+		its, _ := os.Readlink(agent + "/ns/" + ns)
+		own, _ := os.Readlink("/proc/self/ns/" + ns)
+		if mine != its || mine == own {
+			t.Errorf("%s namespace: zygote %s, agent %s, host %s", ns, mine, its, own)
+		}
+	}
+	groups := func(p string) string { b, _ := os.ReadFile(p + "/cgroup"); return string(b) }
+	if limited(t, b) && groups("/proc/"+zygote) != groups(agent) {
+		t.Errorf("control groups: %s\nthe agent's: %s", groups("/proc/"+zygote), groups(agent))
+	}
+	fds, err := os.ReadDir("/proc/" + zygote + "/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		to, _ := os.Readlink("/proc/" + zygote + "/fd/" + fd.Name())
+		n, _ := strconv.Atoi(fd.Name())
+		ok := n <= 2 && to == "/dev/null" || n == 3 && strings.HasPrefix(to, "socket:") || n > 3 && (strings.HasPrefix(to, "pid:[") || to == "anon_inode:[pidfd]")
+		if !ok {
+			t.Errorf("descriptor %d is %s", n, to)
+		}
+	}
+	uid, _ := jail.Owner()
+	caps := fmt.Sprintf("%016x", 1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SYS_CHROOT) // of the sandbox's user namespace
+	for name, want := range map[string]string{
+		"CapEff": caps, "CapPrm": caps, "CapInh": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "CapAmb": strings.Repeat("0", 16),
+		"NoNewPrivs": "1", "Threads": "1", "Groups": "", "Uid": strings.TrimSpace(strings.Repeat(fmt.Sprintf("%d\t", uid), 4)),
+	} {
+		if got := status("/proc/"+zygote, name); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	for name, want := range map[string]string{"CapEff": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "NoNewPrivs": "1"} {
+		if got := status(fmt.Sprintf("/proc/%d", template), name); got != want {
+			t.Errorf("the template's %s: %q, want %q", name, got, want)
+		}
+	}
+	if env, _ := os.ReadFile("/proc/" + zygote + "/environ"); len(env) == 0 || bytes.Contains(env, []byte("CANARY")) {
+		t.Errorf("environment: %q", env)
+	}
+}
+
+// status is a line of a process's status.
+func status(proc, name string) string {
+	b, _ := os.ReadFile(proc + "/status")
+	for line := range strings.Lines(string(b)) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+type lockedLog struct {
+	wrote chan struct{}
+	mu    sync.Mutex
+	b     bytes.Buffer
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case l.wrote <- struct{}{}:
+	default:
+	}
+	return l.b.Write(p)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}

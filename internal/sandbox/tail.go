@@ -1,0 +1,49 @@
+package sandbox
+
+import (
+	"bytes"
+	"io"
+	"sync"
+)
+
+// Tail keeps the last TailBytes written to it: what a process had to say when it ended, for Exit.Detail. The zero value is
+// ready; it is safe for concurrent use.
+type Tail struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+// TailBytes is how much a Tail keeps.
+const TailBytes = 4096
+
+func (t *Tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf.Write(p[max(0, len(p)-TailBytes):])
+	if over := t.buf.Len() - TailBytes; over > 0 {
+		t.buf.Next(over)
+	}
+	return len(p), nil
+}
+
+// ReadFrom spares each sandbox the large buffer of io.Copy, for an output that hardly ever comes.
+func (t *Tail) ReadFrom(r io.Reader) (n int64, err error) {
+	var buf [512]byte
+	for {
+		m, err := r.Read(buf[:])
+		_, _ = t.Write(buf[:m])
+		n += int64(m)
+		if err == io.EOF {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}
+
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buf.String()
+}

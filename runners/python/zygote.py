@@ -1,0 +1,567 @@
+"""Python that has already imported its libraries, and forks a process for each run. See internal/agent/zygote_linux.go for what is said on
+descriptor 3. The agent starts it; or, with the argument "template", the server does, outside of all sandboxes, and it forks a zygote into each:
+see internal/backend/jail/template_linux.go.
+
+The zygote itself never sees anything of a run: neither code nor environment pass through its memory, which every later run inherits.
+A run's process reads them itself, after it has moved into the run's namespaces and given up every privilege.
+"""
+
+import array
+import atexit
+import builtins
+import ctypes
+import fcntl
+import gc
+import importlib
+import importlib.machinery
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import types
+
+CHANNEL = 3
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 38, 47, 4
+PR_SET_CHILD_SUBREAPER = 36
+CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
+LINUX_CAPABILITY_VERSION_3 = 0x20080522
+SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
+MADV_COLLAPSE, LARGE = 25, 2 << 20
+SYS_LANDLOCK_RESTRICT_SELF = 446
+CLONE, CLONE_PARENT = {"x86_64": 56, "aarch64": 220}, 0x8000
+INIT_FDS = 6  # of a run-init
+HIGH = 64  # descriptors from here on are in nobody's way
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+
+
+def check(result):
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def prctl(option, *args):
+    check(libc.prctl(option, *(ctypes.c_ulong(a) for a in (args + (0, 0, 0, 0))[:4])))
+
+
+def setns(fd):
+    check(libc.setns(fd, 0))
+
+
+class Filter(ctypes.Structure):
+    """A struct sock_fprog that owns its program."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_void_p)]
+
+    def __init__(self, program):
+        self.memory = ctypes.create_string_buffer(program, len(program))
+        super().__init__(len(program) // 8, ctypes.addressof(self.memory))
+
+
+# ---- The zygote ----
+
+
+def main():
+    prctl(PR_SET_DUMPABLE, 0)
+    channel = socket.socket(fileno=CHANNEL)
+    config = json.loads(channel.recv(1 << 20))
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # the two that Python ignores
+        if signal.getsignal(number) == signal.SIG_IGN:  # as a server that was started by nohup does
+            signal.signal(number, signal.SIG_DFL)
+    if sys.path and sys.path[0] != sys.prefix and not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # where this file lies
+    template = sys.argv[1:] == ["template"]
+    if template:
+        die_with_server(channel)
+        os.setpriority(os.PRIO_PROCESS, 0, 10)  # runs go first; the server takes that back
+    preload(config["preload"])
+    filter = Filter(bytes.fromhex(config["filter"]))
+    drop_bounding_set()
+    if template:
+        live_on(channel)
+        channel.send(b"ready %d" % os.getpid())
+        channel = serve_template(channel)
+    if "shared" in config:
+        channel.send(b"ready")
+        serve_shared(channel, config["shared"]["program"], [Filter(bytes.fromhex(config["shared"]["filter"])), filter])
+    while True:
+        channel.send(b"ready")
+        names = serve(channel, filter)
+        channel.send(b"grown %d" % os.getpid())
+        preload(names)
+
+
+# ---- The template ----
+
+
+def die_with_server(channel):
+    """Has the kernel end this process while it imports, when the server hangs up. A death signal would not do: bubblewrap, its parent, has
+    another uid and no right to send it."""
+    os.closerange(CHANNEL + 1, 1 << 16)
+    fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO, which nobody handles
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        os._exit(0)  # it has hung up before
+
+
+def live_on(channel):
+    """Takes that back: from now on the process hears for itself."""
+    fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) & ~os.O_ASYNC)
+
+
+def serve_template(channel):
+    """Forks zygotes until the server hangs up. Returns, in a zygote, the connection to its agent."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # a zygote's parent ends, and a sandbox does not before its zygote has been waited for
+    wake, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == wake:
+                os.read(wake, 512)
+                reap()
+                continue
+            word, fds = receive(channel)
+            if not word:
+                os._exit(0)
+            try:
+                pid = os.fork()
+            except OSError:
+                pid = -1
+            if pid == 0:
+                try:
+                    channel.detach()
+                    return move(fds)
+                except BaseException:
+                    os._exit(1)
+            for each in fds:
+                os.close(each)
+            channel.send(b"forked %d" % pid)
+
+
+def reap():
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def move(fds):
+    """Moves a fork of the template into a sandbox, with nothing of the outside but its memory. Returns in the zygote alone."""
+    gate, agent, user, *others = fds
+    if os.read(gate, 1) != b"1":  # when the server has put this process into the sandbox's control group
+        os._exit(1)
+    setns(user)
+    for namespace in others:
+        setns(namespace)
+    if os.fork():
+        os._exit(0)
+    prctl(PR_SET_DUMPABLE, 0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    agent = os.dup2(agent, 100, inheritable=False)
+    for target in range(3):
+        os.dup2(null, target)
+    os.dup2(agent, CHANNEL, inheritable=False)
+    os.closerange(CHANNEL + 1, 1 << 16)
+    drop_bounding_set()
+    keep = 1 << CAP_SYS_ADMIN | 1 << CAP_SYS_CHROOT
+    check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), struct.pack("6I", keep, keep, 0, 0, 0, 0)))
+    return socket.socket(fileno=CHANNEL)
+
+
+def drop_bounding_set():
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break
+
+
+def preload(names):
+    for name in names or ():
+        try:
+            importlib.import_module(name)
+        except Exception:
+            pass  # the run that wants it will say why
+    if shares_memory():
+        sys.exit("a library that is imported ahead has memory that forks would share: no run may come from here")
+    gc.collect()
+    gc.freeze()
+    collapse()
+
+
+def collapse():
+    """Moves what is in memory into large pages, where the kernel has them: they are faster to share."""
+    with open("/proc/self/maps") as f:
+        maps = [line.split() for line in f]
+    for place, mode, _, _, _, *name in maps:
+        if mode == "rw-p" and name in ([], ["[heap]"]):
+            begin, end = (int(x, 16) for x in place.split("-"))
+            for page in range(-(-begin // LARGE) * LARGE, end - LARGE + 1, LARGE):
+                libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(LARGE), MADV_COLLAPSE)
+
+
+def shares_memory():
+    """Whether forks would have memory in common that one of them could write to and another reads, as with mmap.mmap(-1, n)."""
+    with open("/proc/self/smaps") as f:
+        flags = [set(line.split()) for line in f if line.startswith("VmFlags:")]
+    return any("sh" in each and "dc" not in each for each in flags)  # shared, and not left out of forks
+
+
+def serve(channel, filter):
+    """Forks until the agent hangs up. Returns in a zygote that was forked to grow, on whose channel is another connection to the agent by
+    then, what it shall import."""
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    children = {}  # by descriptor
+    while True:
+        for fd, _ in poll.poll():
+            if fd != CHANNEL:
+                end(channel, poll, fd, *children.pop(fd))
+                continue
+            word, fds = receive(channel)
+            if not word:
+                os._exit(0)
+            if word.startswith(b"grow "):
+                if succeed(fds):
+                    return word.decode().split()[1:]
+                continue
+            pid = fork(fds, own, filter)
+            for each in fds:
+                os.close(each)
+            if pid is None:
+                channel.send(b"failed")
+                continue
+            number, memory = facts(pid)
+            channel.send(b"started %d %d" % (pid, number))
+            child = os.pidfd_open(pid)
+            children[child] = pid, memory
+            poll.register(child, select.POLLIN)
+
+
+def succeed(fds):
+    """Forks a zygote and leaves it to the agent, process 1 here. Returns True in it."""
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid:
+        for each in fds:
+            os.close(each)
+        if pid > 0:
+            os.waitpid(pid, 0)
+        return False
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    os.dup2(fds[0], CHANNEL, inheritable=False)
+    os.closerange(CHANNEL + 1, 1 << 16)
+    return True
+
+
+def receive(channel):
+    fds = array.array("i")
+    word, control, _, _ = channel.recvmsg(4096, socket.CMSG_SPACE(16 * fds.itemsize))
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return word, list(fds)
+
+
+def fork(fds, own, filter):
+    """Starts a run's process, the descriptors of whose namespaces come first."""
+    try:
+        setns(fds[0])
+        pid = os.fork()
+    except OSError:
+        pid = None  # too many processes, or too little memory
+    if pid == 0:
+        try:
+            become(fds[1:], filter)
+        except BaseException as e:
+            os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
+        finally:
+            os._exit(126)
+    setns(own)
+    return pid
+
+
+def facts(pid):
+    """The process's id in its own namespace, and how much of the zygote's memory it began with."""
+    number = memory = 0
+    with open(f"/proc/{pid}/status", "rb") as f:
+        for line in f:
+            if line.startswith(b"NSpid:"):
+                number = int(line.split()[-1])
+            elif line.startswith(b"VmRSS:"):
+                memory = int(line.split()[1])
+    return number, memory
+
+
+def end(channel, poll, fd, pid, inherited):
+    poll.unregister(fd)
+    os.close(fd)
+    _, status, usage = os.wait4(pid, 0)
+    own = max(0, usage.ru_maxrss - inherited) << 10
+    channel.send(b"ended %d %d %d %d %d" % (pid, status, usage.ru_utime * 1e6, usage.ru_stime * 1e6, own))
+
+
+# ---- Where there are no namespaces; see internal/agent/sharedzygote_linux.go ----
+
+
+def serve_shared(channel, program, filters):
+    """Forks until the agent hangs up. Returns in none of the processes."""
+    # Without Python's own preparations, which the fork of the run's process makes.
+    clone = CLONE[os.uname().machine], ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4
+    while True:
+        word, fds = receive(channel)
+        if not word:
+            os._exit(0)
+        pid = libc.syscall(*clone)
+        if pid == 0:
+            become_init(channel, program, fds, filters)
+        if pid < 0:
+            channel.send(b"failed")
+        for each in fds:
+            os.close(each)
+
+
+def become_init(channel, program, fds, filters):
+    """Forks a run's process and becomes its init."""
+    try:
+        init, (spec, rules, *driver) = fds[:INIT_FDS], fds[INIT_FDS:]
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        gate, opener = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:  # too many processes, or too little memory
+            channel.send(b"failed")
+            os._exit(1)
+        if pid == 0:
+            channel.close()
+            os.close(opener)
+            become_shared(gate, spec, rules, [*init[1:3], *driver[1:]], filters)
+        channel.send(b"started %d %d" % (os.getpid(), pid))
+        own = [*init, opener, *driver[:1]]
+        arrange(own)
+        os.closerange(len(own), 1 << 16)
+        os.execve(program, ["run-init", "shared"], {})
+    finally:
+        os._exit(1)
+
+
+def become_shared(gate, spec, rules, streams, filters):
+    """Turns a fork of the zygote into the program of a run, which has the streams from descriptor 1 on."""
+    try:
+        os.setsid()
+        os.chdir("/data")
+        # From here on it is a process like any other; nothing of anybody's is in its memory.
+        prctl(PR_SET_DUMPABLE, 1)
+        worth = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        check(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, rules, 0))
+        for filter in filters:
+            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
+        spec, gate, worth = arrange([os.open(os.devnull, os.O_RDONLY), *streams], spec, gate, worth)
+        os.closerange(1 + len(streams), spec)
+        rehearse()
+        if os.read(gate, 1):
+            os.write(worth, b"1000")  # not while it waits: others' runs are to go first when memory runs out
+            with open(spec, "rb", closefd=False) as f:
+                text = f.read()
+            os.closerange(1 + len(streams), 1 << 16)
+            run = json.loads(text)
+            limit(run["limits"])
+            start(run)
+    except BaseException as e:
+        os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
+    finally:
+        os._exit(126)
+
+
+def arrange(fds, *others):
+    """Gives descriptors the numbers from 0 on, and returns others out of their way."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in [*others, *fds]]
+    for target, fd in enumerate(high[len(others) :]):
+        os.dup2(fd, target)
+    return high[: len(others)]
+
+
+# ---- A run's process ----
+
+
+def become(fds, filter):
+    """Turns a fork of the zygote into the program of a run."""
+    mount, ipc, spec, out, err, *driver = fds
+    setns(mount)
+    setns(ipc)
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), bytes(24)))
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    streams = [os.open(os.devnull, os.O_RDONLY), out, err, *driver]
+    (spec,) = arrange(streams, spec)
+    os.closerange(len(streams), spec)  # the zygote's connection above all, whose end the agent would not see
+    os.closerange(spec + 1, 1 << 16)
+    rehearse()
+    with open(spec, "rb") as f:  # waits for the run
+        text = f.read()
+    if not text:
+        os._exit(0)  # there is none
+    run = json.loads(text)
+    os.chdir("/data")
+    os.setsid()
+    limit(run["limits"])  # before the filter, which forbids one of them
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
+    # From here on it is a process like any other; nothing of anybody's is in its memory.
+    prctl(PR_SET_DUMPABLE, 1)
+    with open("/proc/self/oom_score_adj", "w") as f:
+        f.write("1000")
+    start(run)
+
+
+def rehearse():
+    """Does, before there is a run, what touches the zygote's memory in every run: that is copied then, and not while somebody waits."""
+    exec(compile("for each in [0]: pass", "<rehearsal>", "exec"), {})
+    json.loads('{"a": ["b", 1]}')
+    chance()
+    gc.collect()
+
+
+def start(run):
+    if run["display"]:
+        os.mkdir(run["env"]["SANDBOX_DISPLAY"], 0o700)
+    with open(os.open(run["path"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(bytes.fromhex(run["code"]))
+    environment(run["env"])
+    sys.argv = [run["path"]]
+    sys.orig_argv = [sys.executable, run["path"]]
+    sys.path[:0] = [os.path.dirname(run["path"])] + [p for p in run["env"].get("PYTHONPATH", "").split(":") if p]
+    run_program(run["path"])
+
+
+def limit(limits):
+    for name, most in limits.items():
+        kind = getattr(resource, name)
+        most = min(most, resource.getrlimit(kind)[1]) if resource.getrlimit(kind)[1] != resource.RLIM_INFINITY else most
+        resource.setrlimit(kind, (most, most))
+
+
+def environment(env):
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None  # what TMPDIR was
+    runner = sys.modules.get("sandbox_runner")
+    if runner is not None:
+        runner.process = os.getpid()
+
+
+def chance():
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # Python's own generator sees to itself
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        multiprocessing.current_process().authkey = os.urandom(32)  # by which its processes know each other
+
+
+def run_program(path):
+    """Runs a file as the interpreter runs its main program, and ends the process as it does."""
+    known = set(sys.modules)
+    program = types.ModuleType("__main__")
+    program.__dict__.update(
+        __annotations__={}, __builtins__=builtins, __file__=path, __cached__=None, __loader__=importlib.machinery.SourceFileLoader("__main__", path)
+    )
+    sys.modules["__main__"] = program
+    status = 0
+    try:
+        with open(path, "rb") as f:
+            code = compile(f.read(), path, "exec", dont_inherit=True)
+        exec(code, program.__dict__)
+    except BaseException as e:
+        status = failed(e)
+    code = None
+    finish(status, program, known)
+
+
+def failed(e):
+    """Reports an exception as the interpreter does, and returns the exit status that it makes."""
+    if isinstance(e, SystemExit):
+        if e.code is None:
+            return 0
+        if isinstance(e.code, int):
+            return e.code & 0xFF
+        flush()
+        print(e.code, file=sys.stderr)
+        return 1
+    trace = e.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    e.__traceback__ = trace
+    try:
+        sys.excepthook(type(e), e, trace)
+    except BaseException:
+        sys.__excepthook__(type(e), e, trace)
+    return -signal.SIGINT if isinstance(e, KeyboardInterrupt) else 1
+
+
+def finish(status, program, known):
+    """What Py_FinalizeEx does, for what the program itself has made. The libraries' own objects are left alone: to touch them
+    would be to copy them."""
+    try:
+        threading._shutdown()
+    except BaseException as e:
+        failed(e)
+    atexit._run_exitfuncs()
+    flushed = flush()
+    modules = [m for name, m in sys.modules.items() if name not in known and isinstance(m, types.ModuleType)]
+    for module in [program] + modules[::-1]:
+        clear(module.__dict__)
+    gc.collect()
+    flushed = flush() and flushed
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status if flushed or status else 120)
+
+
+def clear(names):
+    """Drops a module's values in the interpreter's order: private ones first, builtins never."""
+    for private in (True, False):
+        for name in list(names):
+            if name != "__builtins__" and (name.startswith("_") and not name.startswith("__")) == private:
+                names[name] = None
+
+
+def flush():
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BaseException:
+            if stream is sys.stdout:
+                return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
