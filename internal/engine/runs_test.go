@@ -64,7 +64,7 @@ func TestBackground(t *testing.T) {
 			t.Fatalf("after one step and %v: %+v, %v", time.Since(start), first, err)
 		}
 		var streamed strings.Builder
-		go func() { steps <- "two\n"; close(steps) }()
+		go func() { time.Sleep(time.Second); steps <- "two\n"; close(steps) }() // while it is waited for
 		last, err := r.WaitRun(t.Context(), session.Local, id, WaitRequest{Timeout: time.Hour, Cursor: first.Recent.Cursor,
 			Output: func(_ Stream, p []byte) { streamed.Write(p) }})
 		if err != nil || last.Running || string(last.Recent.Data) != "two\n" || string(last.Stdout) != "one\ntwo\n" || streamed.String() != "two\n" ||
