@@ -29,10 +29,13 @@ func TestForked(t *testing.T) {
 		}
 		return decode[result](t, json.RawMessage(res.Content[0].Text))
 	}
-	const imported = "import sys; print('pandas' in sys.modules)"
-	for n := 0; strings.TrimSpace(run(t, imported, nil).Stdout) != "True"; n++ {
-		if n == 2000 {
-			t.Fatal("no run comes from the zygote")
+	const imported = "import sys; print('pandas' in sys.modules, 'sqlite3' in sys.modules)"
+	const heavy = "\n'import'" // as far as anybody can tell without parsing it
+	for code, want := range map[string]string{imported: "False True", imported + heavy: "True False"} {
+		for n := 0; strings.TrimSpace(run(t, code, nil).Stdout) != want; n++ {
+			if n == 2000 {
+				t.Fatalf("no run comes from the zygote that it should come from: %s", want)
+			}
 		}
 	}
 	t.Run("chance", func(t *testing.T) {
@@ -55,14 +58,14 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 		if r := run(t, "import sys; print('seaborn' in sys.modules); import seaborn", nil); r.Stdout != "False\n" {
 			t.Fatalf("%+v", r)
 		}
-		for n := 0; strings.TrimSpace(run(t, "import sys; print('seaborn' in sys.modules)", nil).Stdout) != "True"; n++ {
+		for n := 0; strings.TrimSpace(run(t, "import sys; print('seaborn' in sys.modules)"+heavy, nil).Stdout) != "True"; n++ {
 			if n == 2000 {
 				t.Fatal("no run has it")
 			}
 		}
 	})
 	cold := map[string]string{"PYTHONHASHSEED": "0"} // what is read at the start needs a start
-	if r := run(t, imported, cold); r.Stdout != "False\n" {
+	if r := run(t, imported, cold); r.Stdout != "False False\n" {
 		t.Fatalf("%+v", r)
 	}
 
@@ -114,11 +117,16 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 		"bad UTF-8 output": "import sys; sys.stdout.buffer.write(b'\\xff'); sys.stdout.flush()",
 	} {
 		t.Run(name, func(t *testing.T) {
-			forked, plain := run(t, code, nil), run(t, code, cold)
-			forked.Stdout, forked.Stderr = volatile.ReplaceAllString(forked.Stdout, ""), volatile.ReplaceAllString(forked.Stderr, "")
-			plain.Stdout, plain.Stderr = volatile.ReplaceAllString(plain.Stdout, ""), volatile.ReplaceAllString(plain.Stderr, "")
-			if forked != plain {
-				t.Errorf("forked: %+v\nplain:  %+v", forked, plain)
+			stable := func(code string, env map[string]string) result {
+				r := run(t, code, env)
+				r.Stdout, r.Stderr = volatile.ReplaceAllString(r.Stdout, ""), volatile.ReplaceAllString(r.Stderr, "")
+				return r
+			}
+			plain := stable(code, cold)
+			for _, code := range []string{code, code + heavy} {
+				if forked := stable(code, nil); forked != plain {
+					t.Errorf("forked: %+v\nplain:  %+v", forked, plain)
+				}
 			}
 		})
 	}
@@ -127,7 +135,7 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 // TestSeparateZygotes: with SANDBOX_SHARED_ZYGOTE=off a sandbox imports for itself, and nothing outside of sandboxes does.
 func TestSeparateZygotes(t *testing.T) {
 	s := serve(t, "SANDBOX_SHARED_ZYGOTE=off")
-	for n := 0; s.python(t, "separate", "import sys; print('pandas' in sys.modules)").Stdout != "True\n"; n++ {
+	for n := 0; s.python(t, "separate", "import sys, numpy; print('pandas' in sys.modules)").Stdout != "True\n"; n++ {
 		if n == 2000 {
 			t.Fatal("no run comes from a zygote")
 		}

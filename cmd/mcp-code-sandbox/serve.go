@@ -70,7 +70,7 @@ func (a *app) warm(context.Context) {
 		p.Cool(a.environments.runners().Names())
 	}
 	for _, r := range a.environments.runners() {
-		if r.SandboxZygote() != nil {
+		if r.Zygote != nil {
 			a.sessions.Warm(r)
 		}
 	}

@@ -31,8 +31,8 @@ import (
 // ConnFD is the descriptor on which the agent finds its connection to the server.
 const ConnFD = 3
 
-// ZygoteFD is the descriptor on which the agent hears from a zygote that its Config announces.
-const ZygoteFD = 6
+// ZygoteFD is the descriptor on which the agent hears from the first zygote that its Config announces.
+const ZygoteFD = 7
 
 // Main runs the agent until the server closes the connection. It is process 1 of the sandbox, so its end
 // is the end of everything inside.
@@ -65,11 +65,12 @@ func Main(configJSON, version string) error {
 		return fmt.Errorf("connection: %w", err)
 	}
 	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting)}
-	if cfg.Zygote != nil {
-		if err := unix.SetNonblock(ZygoteFD, true); err != nil {
+	for i, z := range cfg.Zygotes {
+		fd := ZygoteFD + i
+		if err := unix.SetNonblock(fd, true); err != nil {
 			return fmt.Errorf("zygote: %w", err)
 		}
-		a.zygotes.add(cfg.Zygote.Name, &zygote{env: cfg.Zygote.Env, soon: cfg.Zygote.Soon, conn: os.NewFile(ZygoteFD, "zygote")})
+		a.zygotes.add(z.Name, &zygote{env: z.Env, soon: z.Soon, conn: os.NewFile(uintptr(fd), "zygote")})
 	}
 	if cfg.Expect != nil {
 		if err := expectWorkspace(); err != nil {
@@ -80,8 +81,8 @@ func Main(configJSON, version string) error {
 		}
 		a.spare.life = expectedLife
 		next := initSpec{TmpBytes: cfg.Expect.TmpBytes}
-		if cfg.Zygote != nil {
-			next.zygote = &wire.Zygote{Name: cfg.Zygote.Name}
+		if len(cfg.Zygotes) > 0 { // the first one takes longest to fork
+			next.zygote = &wire.Zygote{Name: cfg.Zygotes[0].Name}
 		}
 		go a.spare.prepare(nil, func() (*initProcess, error) { return a.newSpare(next, nil) })
 		go awaitWorkspace(os.NewFile(WorkspaceFD, "workspace"))

@@ -20,8 +20,8 @@ type Config struct {
 	Processes uint64 `json:"processes,omitempty"`
 	// NoZygote says that there is too little memory for one.
 	NoZygote bool `json:"no_zygote,omitempty"`
-	// Zygote announces one that comes from outside and speaks on ZygoteFD.
-	Zygote *Adopted `json:"zygote,omitempty"`
+	// Zygotes announces those that come from outside. They speak on ZygoteFD and the descriptors after it.
+	Zygotes []Adopted `json:"zygotes,omitempty"`
 	// Expect says that the workspace comes later, on WorkspaceFD.
 	Expect *Expected `json:"expect,omitempty"`
 }

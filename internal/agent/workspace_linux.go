@@ -12,7 +12,7 @@ import (
 
 // WorkspaceFD is the descriptor on which an agent whose Config says so hears of its workspace: a packet socket that
 // carries one mount, and one answer: WorkspaceAttached, or what went wrong.
-const WorkspaceFD = 7
+const WorkspaceFD = 6
 
 // WorkspaceAttached is the answer of an agent that has its workspace.
 const WorkspaceAttached = "attached"

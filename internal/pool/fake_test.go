@@ -122,7 +122,7 @@ func (s *box) Attach(ctx context.Context, workspace string) error {
 func python(session string) sandbox.Spec {
 	return sandbox.Spec{
 		ID: session + "-1", Session: session, SessionID: "its " + session, Workspace: "/sessions/" + session,
-		Runner: "python", Mounts: []sandbox.Mount{{Source: "/a", Target: "/b"}}, Zygote: &sandbox.Zygote{Name: "python", Source: []byte("x")},
+		Runner: "python", Mounts: []sandbox.Mount{{Source: "/a", Target: "/b"}}, Zygotes: []sandbox.Zygote{{Name: "python", Source: []byte("x")}},
 	}
 }
 

@@ -140,7 +140,7 @@ func TestKinds(t *testing.T) {
 		"mounts":  {func(s *sandbox.Spec) { s.Mounts = []sandbox.Mount{{Source: "/new", Target: "/b"}} }, true},
 		"image":   {func(s *sandbox.Spec) { s.Image = "sha256:2" }, true},
 		"limits":  {func(s *sandbox.Spec) { s.Limits.MemoryBytes = 1 }, true},
-		"zygote":  {func(s *sandbox.Spec) { s.Zygote = &sandbox.Zygote{Name: "python", Source: []byte("y")} }, true},
+		"zygote":  {func(s *sandbox.Spec) { s.Zygotes = []sandbox.Zygote{{Name: "python", Source: []byte("y")}} }, true},
 		"forward": {func(s *sandbox.Spec) { s.Forward = true }, true},
 		"runner":  {func(s *sandbox.Spec) { s.Runner = "shell" }, false},
 		"network": {func(s *sandbox.Spec) { s.Network = true }, false},
@@ -207,7 +207,7 @@ func TestInstalledAnew(t *testing.T) {
 func TestDemand(t *testing.T) {
 	bubble(t, func(c *pool.Config, _ *backend) { c.Total = 0 }, func(t *testing.T, r *rig) {
 		r.Warm(python(""))
-		shell := with(python("s"), func(s *sandbox.Spec) { s.Runner, s.Zygote = "shell", nil })
+		shell := with(python("s"), func(s *sandbox.Spec) { s.Runner, s.Zygotes = "shell", nil })
 		r.after(time.Minute)
 		r.wantReady(1)
 		if pooled(r.start(shell)) {

@@ -58,7 +58,9 @@ type Zygote struct {
 	// zygote of a session whose code has mentioned it.
 	Preload []string `json:"preload"`
 	OnUse   []string `json:"preload_on_use"`
-	Source  []byte   `json:"-"`
+	// Light is what a second zygote imports, for programs that import nothing else: they need not carry the libraries' memory.
+	Light  []string `json:"light"`
+	Source []byte   `json:"-"`
 }
 
 // Boot describes a program that can wait for its code. Reads is how the names begin of the variables that it reads while it starts: a
@@ -79,12 +81,30 @@ type Runner struct {
 	Wrapper string
 }
 
-// SandboxZygote is the runner's zygote as backends know it; nil if it has none.
-func (r Runner) SandboxZygote() *sandbox.Zygote {
+// Zygotes are the runner's as backends know them: the one that has imported the libraries, then the light one.
+func (r Runner) Zygotes() (all []sandbox.Zygote) {
 	if r.Zygote == nil || len(r.Argv) == 0 {
 		return nil
 	}
-	return &sandbox.Zygote{Name: r.Name, Argv: r.Argv[:1], Env: r.Env, Source: r.Zygote.Source, Preload: r.Zygote.Preload, OnUse: r.Zygote.OnUse}
+	z := sandbox.Zygote{Name: r.Name, Argv: r.Argv[:1], Env: r.Env, Source: r.Zygote.Source, Preload: r.Zygote.Preload, OnUse: r.Zygote.OnUse}
+	all = append(all, z)
+	if len(r.Zygote.Light) > 0 {
+		z.Name, z.Preload, z.OnUse = r.Name+" light", r.Zygote.Light, nil
+		all = append(all, z)
+	}
+	return all
+}
+
+// ZygoteFor is the one that a program is to come from; nil if there is none. Who knows what an interpreter that lives on will import.
+func (r Runner) ZygoteFor(code string, persistent bool) *sandbox.Zygote {
+	all := r.Zygotes()
+	switch {
+	case len(all) == 0:
+		return nil
+	case len(all) > 1 && !persistent && importsOnly(code, all[1].Preload):
+		return &all[1]
+	}
+	return &all[0]
 }
 
 // Set is the runners of this host, in the order of the definitions.

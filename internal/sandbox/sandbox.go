@@ -48,7 +48,7 @@ type Spec struct {
 	Network   bool
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
-	Zygote    *Zygote // for backends that can share one; else runs start their own
+	Zygotes   []Zygote // those that its runs may come from, for backends that can share them; else runs start their own
 }
 
 // Zygote is an interpreter that imports libraries once and forks a process for each run.

@@ -53,21 +53,20 @@ type box struct {
 	retired  bool            // out of its session's boxes: no new run gets it, and it ends with its last one
 }
 
-// zygote is what the agent needs to be told for a run of r to come from a zygote, if the runner has one.
-func (b *box) zygote(r runner.Runner) *wire.Zygote {
-	z := r.SandboxZygote()
+// tell is what the agent needs to be told for a run to come from that zygote.
+func (b *box) tell(z *sandbox.Zygote) *wire.Zygote {
 	if z == nil {
 		return nil
 	}
 	b.s.m.mu.Lock()
 	defer b.s.m.mu.Unlock()
-	if b.zygotes[r.Name] {
-		return &wire.Zygote{Name: r.Name}
+	if b.zygotes[z.Name] {
+		return &wire.Zygote{Name: z.Name}
 	}
 	if b.zygotes == nil {
 		b.zygotes = map[string]bool{}
 	}
-	b.zygotes[r.Name] = true
+	b.zygotes[z.Name] = true
 	return &wire.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
 }
 
@@ -265,7 +264,7 @@ func (m *Manager) kind(r runner.Runner, network bool) sandbox.Spec {
 		Network: network,
 		Forward: m.cfg.Dial != nil,
 		Limits:  limits,
-		Zygote:  r.SandboxZygote(),
+		Zygotes: r.Zygotes(),
 	}
 }
 

@@ -302,7 +302,7 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 		frame.Argv, frame.Driver, frame.Interpreter, frame.Displays = r.Persistent, r.DriverSource, r.Name, false
 		frame.Env, frame.CellEnv = r.Env, env
 	}
-	frame.Zygote = b.zygote(r)
+	frame.Zygote = b.tell(r.ZygoteFor(req.Code, req.Persistent))
 	if r.Boot != nil && !req.Persistent {
 		frame.Boot = &wire.Boot{Env: r.Env, Reads: r.Boot.Reads}
 	}

@@ -136,7 +136,7 @@ func TestFailedStarts(t *testing.T) {
 	descriptors := func() int {
 		for range n {
 			spec := sandbox.Spec{ID: sandboxtest.ID(), Workspace: filepath.Join(t.TempDir(), "missing"),
-				Zygote: &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Source: z.Source}}
+				Zygotes: []sandbox.Zygote{{Name: z.Name, Argv: z.Argv, Source: z.Source}}}
 			if _, err := b.Start(t.Context(), spec); err == nil {
 				t.Fatal("started without a workspace")
 			}

@@ -69,9 +69,9 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		spec.Limits.PIDs += agent.OwnThreads
 	}
 	cfg := agent.Config{Forward: spec.Forward}
-	template := b.template(spec)
-	if template != nil {
-		cfg.Zygote = &agent.Adopted{Name: spec.Zygote.Name, Env: spec.Zygote.Env, Soon: template.isReady()}
+	templates := b.templatesFor(spec)
+	for _, t := range templates {
+		cfg.Zygotes = append(cfg.Zygotes, agent.Adopted{Name: t.zygote.Name, Env: t.zygote.Env, Soon: t.isReady()})
 	}
 	if spec.Workspace == "" {
 		cfg.Expect = &agent.Expected{TmpBytes: spec.Limits.TmpBytes}
@@ -97,8 +97,8 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		return &sandbox.Error{Op: "make a cgroup", Err: err, Fix: "run mcp-code-sandbox doctor"}
 	}
 	giveBack := func() {}
-	var zygote *os.File
-	info, err := s.spawn(spec, string(config), template != nil, &zygote, &giveBack)
+	zygotes := make([]*os.File, len(templates))
+	info, err := s.spawn(spec, string(config), zygotes, &giveBack)
 	if err != nil {
 		_ = s.attach.Close()
 		s.group.remove()
@@ -115,11 +115,11 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	stop := context.AfterFunc(ctx, s.kill)
 	defer stop()
 	pid, err := s.ready(info, spec.Network, blocked)
-	if zygote != nil {
+	for i, z := range zygotes {
 		if err == nil {
-			go s.adopt(template, zygote, pid)
+			go s.adopt(templates[i], z, pid)
 		} else {
-			zygote.Close()
+			z.Close()
 		}
 	}
 	if err != nil {
@@ -133,9 +133,9 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	return context.Cause(ctx)
 }
 
-// spawn starts bubblewrap on the launcher's thread. giveBack is set to what must be called on that thread
-// when the sandbox has made its mounts.
-func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os.File, giveBack *func()) (info *os.File, err error) {
+// spawn starts bubblewrap on the launcher's thread. zygotes become the ends of the sockets over which the agent hears from them, and
+// giveBack what must be called on that thread when the sandbox has made its mounts.
+func (s *jailed) spawn(spec sandbox.Spec, config string, zygotes []*os.File, giveBack *func()) (info *os.File, err error) {
 	b := s.backend
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -150,7 +150,7 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os
 		return nil, err
 	}
 	defer infoW.Close()
-	extra := []*os.File{theirs, infoW, info, nil, nil}
+	extra := []*os.File{theirs, infoW, info, nil}
 	if spec.Workspace == "" {
 		agents, err := s.expectAttach()
 		if err != nil {
@@ -161,22 +161,24 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os
 		defer agents.Close()
 		extra[agent.WorkspaceFD-agent.ConnFD] = agents
 	}
-	if adopt {
-		pair, pairErr := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if pairErr != nil {
+	defer func() {
+		for _, z := range zygotes {
+			if err != nil {
+				_ = z.Close() // a nil file says so and does nothing
+			}
+		}
+	}()
+	for i := range zygotes {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
 			s.conn.Close()
 			info.Close()
-			return nil, pairErr
+			return nil, err
 		}
-		*zygote = os.NewFile(uintptr(pair[0]), "zygote")
+		zygotes[i] = os.NewFile(uintptr(pair[0]), "zygote")
 		agents := os.NewFile(uintptr(pair[1]), "agent's")
 		defer agents.Close()
-		defer func() {
-			if err != nil {
-				(*zygote).Close()
-			}
-		}()
-		extra[agent.ZygoteFD-agent.ConnFD] = agents
+		extra = append(extra, agents)
 	}
 
 	err = b.launch.do(func() error {
@@ -202,7 +204,7 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, adopt bool, zygote **os
 		s.cmd.Dir = "/"
 		s.cmd.Env = []string{}
 		s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
-		// 3: agent.ConnFD, 4: --info-fd, 5: its other end, 6: agent.ZygoteFD, 7: agent.WorkspaceFD. A server that dies now must not take bubblewrap along
+		// 3: agent.ConnFD, 4: --info-fd, 5: its other end, 6: agent.WorkspaceFD, from 7 on: agent.ZygoteFD. A server that dies now must not take bubblewrap along
 		// before its child has been let go, or that child waits for ever: so no death signal from here, only
 		// bubblewrap's own, and an info-fd that can be written to though nobody reads.
 		s.cmd.ExtraFiles = extra

@@ -31,6 +31,7 @@ import (
 // It owns no sandbox's user namespace, but has the uid that does; so a fork of it may enter one, and has every capability
 // there and none elsewhere. What it does then is in runners/python/zygote.py.
 type template struct {
+	zygote sandbox.Zygote
 	key    string
 	cmd    *exec.Cmd    // bubblewrap, which ends after it
 	output sandbox.Tail // what it and bubblewrap printed
@@ -71,25 +72,34 @@ type templateSlot struct {
 // would make it fail again.
 const templatePause = time.Minute
 
-// template returns the one for a spec, and starts it if there is none: also when it has died since, or the runner has changed.
-// It is nil where there can be none, or is none at the moment.
-func (b *Backend) template(spec sandbox.Spec) *template {
-	if spec.Zygote == nil || b.cfg.NoTemplates || os.Geteuid() != 0 {
+// templatesFor returns those for a spec's zygotes, as far as there are any at the moment, and starts the others.
+func (b *Backend) templatesFor(spec sandbox.Spec) (all []*template) {
+	if b.cfg.NoTemplates || os.Geteuid() != 0 {
 		return nil
 	}
-	key := templateKey(spec)
+	for _, z := range spec.Zygotes {
+		if t := b.template(spec, z); t != nil {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// template returns the one for a zygote, and starts it if there is none: also when it has died since, or the runner has changed.
+func (b *Backend) template(spec sandbox.Spec, z sandbox.Zygote) *template {
+	key := templateKey(spec, z)
 	b.templates.mu.Lock()
 	defer b.templates.mu.Unlock()
 	if b.templates.closed {
 		return nil
 	}
-	slot := b.templates.byName[spec.Zygote.Name]
+	slot := b.templates.byName[z.Name]
 	if slot == nil {
 		if b.templates.byName == nil {
 			b.templates.byName = map[string]*templateSlot{}
 		}
 		slot = &templateSlot{}
-		b.templates.byName[spec.Zygote.Name] = slot
+		b.templates.byName[z.Name] = slot
 	}
 	if t := slot.template; t != nil {
 		switch {
@@ -105,35 +115,35 @@ func (b *Backend) template(spec sandbox.Spec) *template {
 		return nil
 	}
 	slot.next = time.Now().Add(templatePause)
-	t, err := b.startTemplate(spec, key)
+	t, err := b.startTemplate(spec, z, key)
 	slot.template = t
 	if err != nil {
-		b.warnLocked(slot, spec.Runner, err, "")
+		b.warnLocked(slot, z.Name, err, "")
 		return nil
 	}
-	b.templates.wg.Go(func() { b.watch(t, slot, spec.Runner) })
+	b.templates.wg.Go(func() { b.watch(t, slot) })
 	return t
 }
 
 // warnLocked tells once that a template does not work.
-func (b *Backend) warnLocked(slot *templateSlot, runner string, err error, detail string) {
+func (b *Backend) warnLocked(slot *templateSlot, zygote string, err error, detail string) {
 	level := slog.LevelWarn
 	if slot.warned {
 		level = slog.LevelDebug
 	}
 	slot.warned = true
 	b.log.Log(context.Background(), level, "no template of interpreters: each sandbox imports libraries for itself",
-		"runner", runner, "err", err, "detail", detail)
+		"zygote", zygote, "err", err, "detail", detail)
 }
 
 // watch lasts as long as the template.
-func (b *Backend) watch(t *template, slot *templateSlot, runner string) {
+func (b *Backend) watch(t *template, slot *templateSlot) {
 	err := t.awaitReady()
 	if err == nil {
 		b.templates.mu.Lock()
 		slot.warned, slot.next = false, time.Time{}
 		b.templates.mu.Unlock()
-		b.log.Debug("template of interpreters is ready", "runner", runner)
+		b.log.Debug("template of interpreters is ready", "zygote", t.zygote.Name)
 	} else {
 		t.kill()
 	}
@@ -143,15 +153,15 @@ func (b *Backend) watch(t *template, slot *templateSlot, runner string) {
 	if !t.ending.Load() {
 		b.templates.mu.Lock()
 		defer b.templates.mu.Unlock()
-		b.warnLocked(slot, runner, errors.Join(errors.New("it has ended"), err), t.output.String())
+		b.warnLocked(slot, t.zygote.Name, errors.Join(errors.New("it has ended"), err), t.output.String())
 	}
 }
 
 // Warm implements sandbox.Warmer.
-func (b *Backend) Warm(spec sandbox.Spec) { b.template(spec) }
+func (b *Backend) Warm(spec sandbox.Spec) { b.templatesFor(spec) }
 
 // templateKey tells templates apart by all that they are made of. A directory that was installed anew is another one.
-func templateKey(spec sandbox.Spec) string {
+func templateKey(spec sandbox.Spec, z sandbox.Zygote) string {
 	var sources []string
 	for _, m := range spec.Mounts {
 		var st unix.Stat_t
@@ -161,21 +171,21 @@ func templateKey(spec sandbox.Spec) string {
 	text, _ := json.Marshal(struct {
 		Mounts  []sandbox.Mount
 		Sources []string
-		Zygote  *sandbox.Zygote
-	}{spec.Mounts, sources, spec.Zygote}) // plain data
+		Zygote  sandbox.Zygote
+	}{spec.Mounts, sources, z}) // plain data
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:8])
 }
 
 const templateSource = "/.zygote.py"
 
-func (b *Backend) startTemplate(spec sandbox.Spec, key string) (*template, error) {
+func (b *Backend) startTemplate(spec sandbox.Spec, z sandbox.Zygote, key string) (*template, error) {
 	setpriv, err := exec.LookPath("setpriv")
 	if err != nil {
 		return nil, err
 	}
 	source := filepath.Join(b.files, "zygote-"+key+".py")
-	if err := os.WriteFile(source, spec.Zygote.Source, 0o644); err != nil {
+	if err := os.WriteFile(source, z.Source, 0o644); err != nil {
 		return nil, err
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -188,7 +198,7 @@ func (b *Backend) startTemplate(spec sandbox.Spec, key string) (*template, error
 		_ = unix.Close(fds[0])
 		return nil, err
 	}
-	t := &template{key: key, conn: os.NewFile(uintptr(fds[0]), "template"), ready: make(chan struct{}), known: make(chan struct{}), gone: make(chan struct{})}
+	t := &template{zygote: z, key: key, conn: os.NewFile(uintptr(fds[0]), "template"), ready: make(chan struct{}), known: make(chan struct{}), gone: make(chan struct{})}
 	info, infoW, err := os.Pipe()
 	if err != nil {
 		_ = t.conn.Close()
@@ -196,13 +206,13 @@ func (b *Backend) startTemplate(spec sandbox.Spec, key string) (*template, error
 	}
 	defer infoW.Close()
 	err = b.launch.do(func() error {
-		args, err := b.templateArgs(spec, source, setpriv)
+		args, err := b.templateArgs(spec, z.Argv, source, setpriv)
 		if err != nil {
 			return err
 		}
 		t.cmd = exec.Command(b.bwrap, append([]string{"--info-fd", "4"}, args...)...)
 		t.cmd.Dir = "/"
-		t.cmd.Env = environ(spec.Zygote.Env)
+		t.cmd.Env = environ(z.Env)
 		t.cmd.ExtraFiles = []*os.File{theirs, infoW, info} // as for a sandbox
 		t.cmd.Stdout, t.cmd.Stderr = &t.output, &t.output
 		t.cmd.WaitDelay = killDelay
@@ -213,7 +223,7 @@ func (b *Backend) startTemplate(spec sandbox.Spec, key string) (*template, error
 		_ = t.conn.Close()
 		return nil, err
 	}
-	config, err := json.Marshal(map[string]any{"preload": slices.Concat([]string{}, spec.Zygote.Preload), "filter": agent.RunFilter()})
+	config, err := json.Marshal(map[string]any{"preload": slices.Concat([]string{}, z.Preload), "filter": agent.RunFilter()})
 	if err == nil {
 		_, _ = t.conn.Write(config) // if it has ended already, wait says so
 	}
@@ -258,7 +268,7 @@ func environ(vars map[string]string) []string {
 }
 
 // templateArgs is bubblewrap's command line for a template: a sandbox's, without user and pid namespaces and workspace.
-func (b *Backend) templateArgs(spec sandbox.Spec, source, setpriv string) ([]string, error) {
+func (b *Backend) templateArgs(spec sandbox.Spec, interpreter []string, source, setpriv string) ([]string, error) {
 	args := []string{
 		"--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox", "--new-session", "--die-with-parent",
 		"--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP",
@@ -298,7 +308,7 @@ func (b *Backend) templateArgs(spec sandbox.Spec, source, setpriv string) ([]str
 	uid := fmt.Sprint(b.uid)
 	args = append(args, "--tmpfs", "/tmp", "--chmod", "1777", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/",
 		setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--bounding-set", "-all", "--no-new-privs")
-	return append(append(args, spec.Zygote.Argv...), templateSource, "template"), nil
+	return append(append(args, interpreter...), templateSource, "template"), nil
 }
 
 // awaitReady waits until it has imported.

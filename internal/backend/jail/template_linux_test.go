@@ -92,9 +92,35 @@ func killed(t *testing.T, pid, victim int) {
 }
 
 // described is the harness's zygote as a backend is told it.
-func described(h sandboxtest.Harness) *sandbox.Zygote {
+func described(h sandboxtest.Harness) []sandbox.Zygote {
 	z := h.Zygote
-	return &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
+	return []sandbox.Zygote{{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}}
+}
+
+// TestTwoZygotes: each run comes from the one that it names.
+func TestTwoZygotes(t *testing.T) {
+	h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+	light := *h.Zygote
+	light.Name, light.Preload = "light", []string{"colorsys"}
+	spec := sandbox.Spec{}
+	if h.Template {
+		spec.Zygotes = append(described(h), sandbox.Zygote{Name: light.Name, Argv: light.Argv, Source: light.Source, Preload: light.Preload})
+	}
+	box := sandboxtest.Start(t, sandboxtest.Harness{Backend: h.Backend, Owner: h.Owner}, spec)
+	for _, c := range []struct {
+		zygote *wire.Zygote
+		want   string
+	}{{h.Zygote, "True False\n"}, {&light, "False True\n"}, {h.Zygote, "True False\n"}, {&light, "False True\n"}} {
+		run := sandboxtest.Python("import sys; print('multiprocessing.process' in sys.modules, 'colorsys' in sys.modules)")
+		run.Zygote = c.zygote
+		res := box.Run(t, run)
+		for n := 0; n < 1000 && !res.Exit.Forked; n++ { // until it is up
+			res = box.Run(t, run)
+		}
+		if !res.Exit.Forked || string(res.Stdout) != c.want {
+			t.Errorf("%s: %+v %s%s", c.zygote.Name, res.Exit, res.Stdout, res.Stderr)
+		}
+	}
 }
 
 // TestTemplateLife: a template may go at any time. Runs go on, and there is another one later.
@@ -129,7 +155,7 @@ func TestTemplateLife(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 {
-			sandboxtest.Start(t, sandboxtest.Harness{Backend: h.Backend, Owner: h.Owner}, sandbox.Spec{Zygote: described(h)}).Alive(t)
+			sandboxtest.Start(t, sandboxtest.Harness{Backend: h.Backend, Owner: h.Owner}, sandbox.Spec{Zygotes: described(h)}).Alive(t)
 		}
 		killed(t, 0, first)
 		if err := old.Close(t.Context()); err != nil { // which waits for its zygote
@@ -141,7 +167,7 @@ func TestTemplateLife(t *testing.T) {
 		for _, warm := range []bool{false, true} { // in mid-start, and at leisure
 			b := open(t, t.TempDir(), sandboxtest.ID())
 			h := zygoteHarness(t, b)
-			b.Warm(sandbox.Spec{Zygote: described(h)})
+			b.Warm(sandbox.Spec{Zygotes: described(h)})
 			if warm {
 				_ = sandboxtest.Start(t, h, sandbox.Spec{}).Close(t.Context())
 			}
@@ -189,7 +215,7 @@ func TestTemplateLife(t *testing.T) {
 			}
 			t.Cleanup(b.Close)
 			h := harness(t, b)
-			spec := sandbox.Spec{Zygote: &sandbox.Zygote{Name: "broken", Argv: []string{"/usr/bin/python3"}, Source: source}}
+			spec := sandbox.Spec{Zygotes: []sandbox.Zygote{{Name: "broken", Argv: []string{"/usr/bin/python3"}, Source: source}}}
 			sandboxtest.Start(t, h, spec).Alive(t)
 			<-log.wrote
 			sandboxtest.Start(t, h, spec).Alive(t)

@@ -132,7 +132,7 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 	}
 	spec.Image = h.Image
 	if z := h.Zygote; h.Template {
-		spec.Zygote = &sandbox.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
+		spec.Zygotes = []sandbox.Zygote{{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -188,7 +188,7 @@ type Result struct {
 // Begin starts a run.
 func (b *Box) Begin(t *testing.T, r wire.Run) *Running {
 	t.Helper()
-	if len(r.Argv) > 0 && r.Argv[0] == python {
+	if r.Zygote == nil && len(r.Argv) > 0 && r.Argv[0] == python {
 		r.Zygote = b.zygote
 	}
 	stream, err := b.Conn.Open(wire.Frame{Type: wire.TypeRun, Run: &r})
