@@ -21,7 +21,7 @@ type rule struct {
 }
 
 var rules = []rule{
-	{"python warm jail", "python plain", 2},
+	{"python warm jail", "python plain", 1},
 	{"python persistent jail", "python plain", 1},
 	{"python new session jail", "python plain", 6},
 	{"python warm jail, 100 sessions open", "python warm jail", 1.6},
