@@ -29,7 +29,7 @@ func TestForked(t *testing.T) {
 		}
 		return decode[result](t, json.RawMessage(res.Content[0].Text))
 	}
-	const imported = "import sys; print('pandas' in sys.modules, 'sqlite3' in sys.modules)"
+	const imported = "import sys; print('pandas' in sys.modules, 'statistics' in sys.modules)"
 	const heavy = "\n'import'" // as far as anybody can tell without parsing it
 	for code, want := range map[string]string{imported: "False True", imported + heavy: "True False"} {
 		for n := 0; strings.TrimSpace(run(t, code, nil).Stdout) != want; n++ {

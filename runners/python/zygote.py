@@ -37,6 +37,8 @@ CLONE, CLONE_PARENT = {"x86_64": 56, "aarch64": 220}, 0x8000
 INIT_FDS = 6  # of a run-init
 HIGH = 64  # descriptors from here on are in nobody's way
 
+known = {}  # the modules that no run has imported
+
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 
@@ -200,6 +202,7 @@ def preload(names):
             pass  # the run that wants it will say why
     if shares_memory():
         sys.exit("a library that is imported ahead has memory that forks would share: no run may come from here")
+    known.update(sys.modules)
     gc.collect()
     gc.freeze()
     collapse()
@@ -439,8 +442,12 @@ def become(fds, filter):
 
 def rehearse():
     """Does, before there is a run, what touches the zygote's memory in every run: that is copied then, and not while somebody waits."""
-    exec(compile("for each in [0]: pass", "<rehearsal>", "exec"), {})
-    json.loads('{"a": ["b", 1]}')
+    run = json.loads('{"path": "/dev/null", "code": "", "env": {"PYTHONPATH": "/"}}')
+    put(run, os.O_WRONLY)
+    environment({**os.environ, **run["env"]})
+    paths(run)
+    exec(load(run["path"]), vars(main_module(run["path"])))
+    exec(compile("for each in [0]: print(end='')", "<rehearsal>", "exec"), {})
     chance()
     gc.collect()
 
@@ -448,13 +455,21 @@ def rehearse():
 def start(run):
     if run["display"]:
         os.mkdir(run["env"]["SANDBOX_DISPLAY"], 0o700)
-    with open(os.open(run["path"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-        f.write(bytes.fromhex(run["code"]))
+    put(run, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     environment(run["env"])
     sys.argv = [run["path"]]
     sys.orig_argv = [sys.executable, run["path"]]
-    sys.path[:0] = [os.path.dirname(run["path"])] + [p for p in run["env"].get("PYTHONPATH", "").split(":") if p]
+    sys.path[:0] = paths(run)
     run_program(run["path"])
+
+
+def put(run, flags):
+    with open(os.open(run["path"], flags, 0o600), "wb") as f:
+        f.write(bytes.fromhex(run["code"]))
+
+
+def paths(run):
+    return [os.path.dirname(run["path"])] + [p for p in run["env"].get("PYTHONPATH", "").split(":") if p]
 
 
 def limit(limits):
@@ -486,21 +501,26 @@ def chance():
 
 def run_program(path):
     """Runs a file as the interpreter runs its main program, and ends the process as it does."""
-    known = set(sys.modules)
+    program = sys.modules["__main__"] = main_module(path)
+    status = 0
+    try:
+        exec(load(path), program.__dict__)
+    except BaseException as e:
+        status = failed(e)
+    finish(status, program)
+
+
+def main_module(path):
     program = types.ModuleType("__main__")
     program.__dict__.update(
         __annotations__={}, __builtins__=builtins, __file__=path, __cached__=None, __loader__=importlib.machinery.SourceFileLoader("__main__", path)
     )
-    sys.modules["__main__"] = program
-    status = 0
-    try:
-        with open(path, "rb") as f:
-            code = compile(f.read(), path, "exec", dont_inherit=True)
-        exec(code, program.__dict__)
-    except BaseException as e:
-        status = failed(e)
-    code = None
-    finish(status, program, known)
+    return program
+
+
+def load(path):
+    with open(path, "rb") as f:
+        return compile(f.read(), path, "exec", dont_inherit=True)
 
 
 def failed(e):
@@ -524,7 +544,7 @@ def failed(e):
     return -signal.SIGINT if isinstance(e, KeyboardInterrupt) else 1
 
 
-def finish(status, program, known):
+def finish(status, program):
     """What Py_FinalizeEx does, for what the program itself has made. The libraries' own objects are left alone: to touch them
     would be to copy them."""
     try:
@@ -533,8 +553,7 @@ def finish(status, program, known):
         failed(e)
     atexit._run_exitfuncs()
     flushed = flush()
-    modules = [m for name, m in sys.modules.items() if name not in known and isinstance(m, types.ModuleType)]
-    for module in [program] + modules[::-1]:
+    for module in [program, *imported()]:
         clear(module.__dict__)
     gc.collect()
     flushed = flush() and flushed
@@ -542,6 +561,18 @@ def finish(status, program, known):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(status if flushed or status else 120)
+
+
+def imported():
+    """The modules that the program has imported, the last one first. The others are not looked at."""
+    modules = []
+    for name in reversed(sys.modules):
+        module = sys.modules[name]
+        if known.get(name) is module:
+            break  # those before it were there
+        if isinstance(module, types.ModuleType):
+            modules.append(module)
+    return modules
 
 
 def clear(names):
