@@ -53,23 +53,31 @@ func landlockVersion() (int, string) {
 // outside, use files of another run's private directory, write below /proc (code could make itself as worthy as the agent
 // when memory runs out) or, where the kernel can, signal a process outside. no_new_privs must be set.
 func enterDomain(version int, private string) error {
-	rules, err := domain(version, private)
+	rules, err := domain(version)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(rules)
+	if err := allowPrivate(version, rules, private); err != nil {
+		return err
+	}
 	if _, _, e := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); e != 0 {
 		return fmt.Errorf("enter a Landlock domain: %w", e)
 	}
 	return nil
 }
 
-// domain makes the rules of a domain, as a descriptor.
-func domain(version int, private string) (_ int, err error) {
-	attr := struct{ files, network, scoped uint64 }{files: landlockFiles}
+// fileRights are landlockFiles and what else that version knows.
+func fileRights(version int) uint64 {
 	if version >= landlockTrunc {
-		attr.files |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+		return landlockFiles | unix.LANDLOCK_ACCESS_FS_TRUNCATE
 	}
+	return landlockFiles
+}
+
+// domain makes the rules of a domain, as a descriptor: all but the one for a private directory.
+func domain(version int) (_ int, err error) {
+	attr := struct{ files, network, scoped uint64 }{files: fileRights(version)}
 	if version >= landlockSignals {
 		attr.scoped = unix.LANDLOCK_SCOPE_SIGNAL | unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
 	}
@@ -103,10 +111,12 @@ func domain(version int, private string) (_ int, err error) {
 			return -1, err
 		}
 	}
-	if err := allow(rules, filepath.Clean(private), attr.files); err != nil {
-		return -1, err
-	}
 	return rules, nil
+}
+
+// allowPrivate adds the rule for the private directory.
+func allowPrivate(version, rules int, private string) error {
+	return allow(rules, filepath.Clean(private), fileRights(version))
 }
 
 // allow grants rights on a path and all that is below it. What cannot even be named needs no grant.

@@ -303,7 +303,7 @@ func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
 func (p *initProcess) close() {
 	p.closePipes()
 	if p.fork != nil {
-		_ = p.fork.spec.Close()
+		p.fork.close()
 	}
 	p.ahead.drop()
 	_ = p.channel.Close() // a nil file says so and does nothing

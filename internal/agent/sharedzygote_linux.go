@@ -18,7 +18,8 @@ import (
 // Landlock domain, and for an interpreter that lives on the two ends of its channel. The zygote clones itself, as a child of the agent;
 // that process forks the program, answers, and becomes run-init by an exec. From there on all is as without a zygote,
 // and what becomes of the zygote is nothing to the run. The program waits at a gate until run-init cannot be read
-// any more.
+// any more, and enters its domain. Its private directory is made when there is a run, not before: Landlock does not keep other runs from
+// changing a directory's mode.
 //
 // Processes of one user may signal each other where Landlock does not forbid it. A zygote that is killed costs a run its head start; so
 // does one that is stopped, when it has not answered in time. What it may have forked then has no spec. Where runs cannot signal each
@@ -32,8 +33,8 @@ const (
 
 // kept is a child of the agent's that no run has.
 type kept struct {
-	dir     string
-	program int // its child that waits for a run; 0 if it is a zygote
+	dir     string // a zygote's
+	program int    // its child that waits for a run; 0 if it is a zygote
 }
 
 // fork is what a zygote has made of itself: a run-init and a program that wait for a run.
@@ -41,7 +42,12 @@ type fork struct {
 	zygote  *zygote
 	program int
 	spec    *os.File // for the program
-	dir     string
+	rules   *os.File // of its domain, which lack the private directory
+}
+
+func (f *fork) close() {
+	_ = f.spec.Close()
+	_ = f.rules.Close()
 }
 
 // answerTimeout is how long a zygote may take to fork.
@@ -120,39 +126,33 @@ func (z *zygote) isReady() bool {
 
 // fork has the zygote start run-init and the program. theirs are run-init's descriptors; if it fails, nobody else may have them.
 func (s *shared) fork(p *initProcess, z *zygote, theirs []*os.File, spec initSpec) (err error) {
-	files := slices.Clone(theirs)
+	made := &fork{zygote: z}
 	defer func() {
-		for _, f := range files[len(theirs):] {
-			_ = f.Close()
+		if err != nil {
+			made.close()
 		}
 	}()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	files = append(files, r)
+	defer r.Close()
+	made.spec = w
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err = os.Mkdir(spec.Dir, 0o700)
-	defer func() {
-		if err != nil {
-			_ = w.Close()
-			_ = os.Remove(spec.Dir)
-		}
-	}()
+	rules, err := domain(s.landlock)
 	if err != nil {
 		return err
 	}
-	rules, err := domain(s.landlock, spec.Dir)
-	if err != nil {
-		return err
-	}
-	files = append(files, os.NewFile(uintptr(rules), "rules"))
+	made.rules = os.NewFile(uintptr(rules), "rules")
+	files := append(slices.Clone(theirs), r, made.rules)
 	if spec.Channel {
 		driver, program, err := driverSocket()
 		if err != nil {
 			return err
 		}
+		defer driver.Close()
+		defer program.Close()
 		files = append(files, driver, program)
 	}
 	f, err := z.fork(files...)
@@ -162,8 +162,9 @@ func (s *shared) fork(p *initProcess, z *zygote, theirs []*os.File, spec initSpe
 	if p.proc, err = os.FindProcess(f.pid); err != nil {
 		return err
 	}
-	p.forked, p.fork = true, &fork{zygote: z, program: f.inner, spec: w, dir: spec.Dir}
-	s.kept[f.pid] = kept{dir: spec.Dir, program: f.inner}
+	made.program = f.inner
+	p.forked, p.fork = true, made
+	s.kept[f.pid] = kept{program: f.inner}
 	p.reap = func() (*os.ProcessState, error) { return s.drop(p) }
 	return nil
 }
@@ -173,8 +174,24 @@ func (s *shared) drop(p *initProcess) (*os.ProcessState, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.kept, p.proc.Pid)
-	_ = os.RemoveAll(p.fork.dir)
 	return p.proc.Wait()
+}
+
+// give gives a run to what was forked, with a private directory.
+func (s *shared) give(p *initProcess, dir string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if err := allowPrivate(s.landlock, int(p.fork.rules.Fd()), dir); err != nil {
+		_ = os.Remove(dir)
+		return err
+	}
+	_ = p.fork.rules.Close()
+	delete(s.kept, p.proc.Pid)
+	s.begin(p, dir)
+	return nil
 }
 
 // forkingZygote is the one from which a run would come with its run-init; nil if there is none.
@@ -202,11 +219,10 @@ func (a *agent) startForked(spec initSpec, z *zygote) (p *initProcess, err error
 			return nil, err
 		}
 	}
-	spec.Dir = p.fork.dir
-	a.shared.mu.Lock()
-	delete(a.shared.kept, p.proc.Pid)
-	a.shared.begin(p, spec.Dir)
-	a.shared.mu.Unlock()
+	if err := a.shared.give(p, spec.Dir); err != nil {
+		go p.discard()
+		return nil, err
+	}
 	z.used()
 	go func() { _ = spec.tellFork(p.fork.spec, spec.limits()) }()
 	go func() { // ends when run-init has read it, or has ended
@@ -245,7 +261,9 @@ func (s *shared) emptyRuns() {
 	}
 	var ours []string
 	for _, k := range s.kept {
-		ours = append(ours, filepath.Base(k.dir))
+		if k.dir != "" {
+			ours = append(ours, filepath.Base(k.dir))
+		}
 	}
 	entries, _ := os.ReadDir(RunsDir)
 	for _, e := range entries {

@@ -84,6 +84,27 @@ func TestSharedZygoteStays(t *testing.T) {
 	}
 }
 
+// TestSharedZygoteWaits: a run finds nothing of the one for which a process waits beside it, and can spoil nothing for it.
+func TestSharedZygoteWaits(t *testing.T) {
+	h := withZygote(t)
+	b := sandboxtest.Start(t, h, sandbox.Spec{})
+	b.Run(t, sandboxtest.Python("pass"))
+	spoil := b.Run(t, sandboxtest.Shell(`
+for try in $(seq 500); do # where runs can signal each other, none waits
+	[ $(cat /proc/[0-9]*/comm | grep -c python) -lt 2 ] || break
+	sleep 0.01
+done
+ls /.runs
+chmod 0 /.runs/*`))
+	if dirs := strings.Fields(string(spoil.Stdout)); len(dirs) != 1 || spoil.Exit.Code != 0 {
+		t.Errorf("a run sees the directories %q: %+v %s", dirs, spoil.Exit, spoil.Stderr)
+	}
+	res := b.Run(t, sandboxtest.Python("open(os.environ['TMPDIR'] + '/x', 'w'); print(oct(os.stat(os.environ['TMPDIR']).st_mode))"))
+	if string(res.Stdout) != "0o40700\n" || !res.Exit.Forked {
+		t.Errorf("the run after it: %q %+v %s", res.Stdout, res.Exit, res.Stderr)
+	}
+}
+
 // zygoteOf finds a sandbox's zygote.
 func zygoteOf(t *testing.T, b *sandboxtest.Box) int {
 	t.Helper()

@@ -217,6 +217,9 @@ class Output(io.RawIOBase):
     def fileno(self):
         return self.fd
 
+    def close(self):
+        """Does nothing: what a cell has wrapped around it closes it when it is freed, be it in a later cell."""
+
     def write(self, data):
         pipe = self.pipes[self.fd]
         if pipe is None or getattr(threading.current_thread(), "sandbox_cell", pipe.number) != pipe.number:
@@ -231,8 +234,23 @@ class Output(io.RawIOBase):
 class Stream(io.TextIOWrapper):
     """An unbuffered text stream: output is seen as it is produced. One that an earlier cell has kept writes to the cell that runs."""
 
+    FORMAT = {"encoding": "utf-8", "errors": "backslashreplace", "line_buffering": False, "write_through": True}
+    current = {}
+    former = []
+
     def __init__(self, fd):
-        super().__init__(Output(fd), encoding="utf-8", errors="backslashreplace", write_through=True)
+        super().__init__(Output(fd), **self.FORMAT)
+
+    @classmethod
+    def of(cls, fd):
+        """The stream of descriptor fd: the same for all cells, unless one has taken it apart. None is ever freed: a print in another thread may be
+        using it without a reference of its own (in CPython before 3.14), and the interpreter would crash."""
+        try:
+            cls.current[fd].reconfigure(**cls.FORMAT)  # a cell may have changed that
+        except Exception:
+            cls.former.append(cls.current.get(fd))
+            cls.current[fd] = cls(fd)
+        return cls.current[fd]
 
 
 def start_thread(thread, start=threading.Thread.start):
@@ -305,8 +323,8 @@ def main():
         if verb != "execute":
             continue
         Cell.number, Cell.directory, Cell.shown = int(number), directory, 0
+        sys.stdout, sys.stderr = Stream.of(1), Stream.of(2)  # what is still in those before goes nowhere
         redirect(directory)
-        sys.stdout, sys.stderr = Stream(1), Stream(2)
         sys.stdin = open(os.devnull)
         with open(os.path.join(directory, "code"), encoding="utf-8", errors="surrogateescape") as f:
             code = f.read()

@@ -380,13 +380,13 @@ def become_shared(gate, spec, rules, streams, filters):
         prctl(PR_SET_DUMPABLE, 1)
         worth = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        check(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, rules, 0))
         for filter in filters:
             prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
-        spec, gate, worth = arrange([os.open(os.devnull, os.O_RDONLY), *streams], spec, gate, worth)
+        spec, gate, worth, rules = arrange([os.open(os.devnull, os.O_RDONLY), *streams], spec, gate, worth, rules)
         os.closerange(1 + len(streams), spec)
         rehearse()
         if os.read(gate, 1):
+            check(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, rules, 0))  # now they are complete
             os.write(worth, b"1000")  # not while it waits: others' runs are to go first when memory runs out
             with open(spec, "rb", closefd=False) as f:
                 text = f.read()

@@ -182,21 +182,51 @@ sys.stderr.write("error\n"); _ = os.write(2, b"\xff\n")
 		if got := string(res.Stdout); got != "print\nos.write\nsubprocess\nC\nthread\n" || string(res.Stderr) != "error\n\xff\n" {
 			t.Errorf("%q %q", res.Stdout, res.Stderr)
 		}
+		next := func(code string) Result { // of the interpreter that has run the cells before
+			t.Helper()
+			res := b.Run(t, Cell(t, "python", code))
+			if res.Exit.Code != 0 || res.Exit.Lost || res.Exit.Fresh {
+				t.Errorf("%s: %+v %q", code, res.Exit, res.Stderr)
+			}
+			return res
+		}
 		// What an earlier cell left running cannot print into a later one.
-		b.Run(t, Cell(t, "python", `subprocess.Popen(["sh", "-c", "while echo late; do sleep 0.01; done"]); None`))
-		if res := b.Run(t, Cell(t, "python", "import time; time.sleep(0.3); print('mine')")); string(res.Stdout) != "mine\n" {
+		next(`subprocess.Popen(["sh", "-c", "while echo late; do sleep 0.01; done"]); None`)
+		if res := next("import time; time.sleep(0.3); print('mine')"); string(res.Stdout) != "mine\n" {
 			t.Errorf("a child of an earlier cell printed into a later one: %q", res.Stdout)
 		}
-		b.Run(t, Cell(t, "python", `
+		next(`
 def chatter():
     while True: print("late"); sys.stdout.buffer.write(b"late"); time.sleep(0.01)
-threading.Thread(target=chatter, daemon=True).start()`))
-		if res := b.Run(t, Cell(t, "python", "import time; time.sleep(0.3); print('mine')")); string(res.Stdout) != "mine\n" {
+threading.Thread(target=chatter, daemon=True).start()`)
+		if res := next("import time; time.sleep(0.3); print('mine')"); string(res.Stdout) != "mine\n" {
 			t.Errorf("a thread of an earlier cell printed into a later one: %q", res.Stdout)
 		}
+		// A thread that prints is in nobody's way when the next cell begins, nor does it crash.
+		next(`
+class Slow:
+    def __str__(self): go.wait(); return "late"
+def slow():
+    try: print(Slow(), "late"); outcome.append("printed")
+    except BaseException as e: outcome.append(repr(e))
+go, outcome, thread = threading.Event(), [], threading.Thread(target=slow)
+thread.start()`)
+		if res := next("go.set(); thread.join(); print(*outcome)"); string(res.Stdout) != "printed\n" {
+			t.Errorf("a thread that printed while a cell began: %q", res.Stdout)
+		}
+		// What a cell does to its streams does not leave the next without.
+		for _, code := range []string{
+			"import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer)", "sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
+			"sys.stdout.reconfigure(encoding='ascii', errors='strict', write_through=False)", "sys.stdout.close()", "sys.stdout = None",
+		} {
+			next(code)
+			if res := next("print('mine', end='é'); os.write(1, b'\\n'); None"); string(res.Stdout) != "mineé\n" {
+				t.Errorf("after %s: %q %s", code, res.Stdout, res.Stderr)
+			}
+		}
 		// A stream that was kept, as logging does, prints into the cell that runs.
-		b.Run(t, Cell(t, "python", "import logging; logging.basicConfig(format='%(message)s')"))
-		if res := b.Run(t, Cell(t, "python", "logging.warning('logged'); subprocess.run(['echo', 'child'], stdout=sys.stdout); None")); string(res.Stderr) != "logged\n" || string(res.Stdout) != "child\n" {
+		next("import logging; logging.basicConfig(format='%(message)s')")
+		if res := next("logging.warning('logged'); subprocess.run(['echo', 'child'], stdout=sys.stdout); None"); string(res.Stderr) != "logged\n" || string(res.Stdout) != "child\n" {
 			t.Errorf("%q %q", res.Stdout, res.Stderr)
 		}
 		// Lines of the driver's protocol, and garbage, on every descriptor there is.
