@@ -56,7 +56,8 @@ func RunInit(where string) error {
 	if err != nil {
 		status.Exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
-	return json.NewEncoder(os.NewFile(statusFD, "status")).Encode(status)
+	f := os.NewFile(statusFD, "status")
+	return errors.Join(json.NewEncoder(f).Encode(status), f.Close())
 }
 
 func runInit(where string) (initStatus, error) {
@@ -194,7 +195,25 @@ func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 	if spec.Displays && err == nil {
 		status.Displays = collectDisplays(p.dir)
 	}
+	if status.Alone = spec.Shared == nil && alone(); status.Alone {
+		account(&status.Exit)
+	}
 	return status, err
+}
+
+// alone reports whether process 1 is the last one of its namespace. There is then nobody left to start another.
+func alone() bool { return errors.Is(unix.Kill(-1, 0), unix.ESRCH) }
+
+// account adds what run-init and its children have used: what the agent would read when it has ended.
+func account(exit *wire.Exit) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var ru unix.Rusage
+		if unix.Getrusage(who, &ru) == nil {
+			exit.UserUS += ru.Utime.Nano() / 1000
+			exit.SysUS += ru.Stime.Nano() / 1000
+			exit.MaxRSSB = max(exit.MaxRSSB, ru.Maxrss<<10)
+		}
+	}
 }
 
 // adopt is launch for a program that a zygote has started.

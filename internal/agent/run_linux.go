@@ -51,6 +51,7 @@ type initSpec struct {
 type initStatus struct {
 	wire.Exit
 	Displays []shown `json:"displays,omitempty"`
+	Alone    bool    `json:"alone,omitempty"` // nothing of the run is left but run-init
 }
 
 // shown is something that a program left to be displayed.
@@ -129,15 +130,24 @@ func (a *agent) runToEnd(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 
 // wait returns how the program ended, when nothing of the run is left.
 func (p *initProcess) wait() (initStatus, error) {
-	// The status comes before run-init's end; its end means that the kernel has killed all the rest.
 	text, statusErr := io.ReadAll(io.LimitReader(p.status, maxStatus))
+	var exit initStatus
+	told := statusErr == nil && json.Unmarshal(text, &exit) == nil
+	if told && exit.Alone { // the kernel takes its time with the namespaces, and nobody needs to wait for that
+		go func() {
+			ended(p.proc.Pid)
+			_, _ = p.reap()
+		}()
+		exit.Forked = p.forked
+		return exit, nil
+	}
+	// Else run-init's end means that the kernel has killed all the rest.
 	ended(p.proc.Pid)
 	state, err := p.reap()
 	if err != nil {
 		return initStatus{}, err
 	}
-	var exit initStatus
-	if statusErr != nil || json.Unmarshal(text, &exit) != nil {
+	if !told {
 		if exit.Exit = exitOf(state.Sys().(syscall.WaitStatus)); exit.Signal == 0 { // run-init was not killed, it broke down
 			exit.Exit = wire.Exit{Code: 126, Error: "the run's init broke down; too few processes or too little memory were left, or the program attacked it"}
 		}
