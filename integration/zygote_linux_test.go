@@ -69,6 +69,7 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 		t.Fatalf("%+v", r)
 	}
 
+	const held = "open('/data/held.py', 'w').write('class A:\\n    def __del__(self): print(1)\\na = A()')\n"
 	// What is different in every process.
 	volatile := regexp.MustCompile(`main-[0-9a-f]{8}|0x[0-9a-f]+|PYTHONHASHSEED=0\n|/\.runs/[a-z2-7]*`)
 	for name, code := range map[string]string{
@@ -108,6 +109,8 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 		"place":            "import os; print(os.getcwd(), os.getpgrp() == os.getpid(), os.getsid(0) == os.getpid(), os.getuid(), os.umask(0))",
 		"module of /data":  "open('/data/mine.py', 'w').write('x = 5')\nimport mine; print(mine.x, mine.__file__)",
 		"frame":            "import pandas as pd; print(pd.DataFrame({'a': [1, 2, 1], 'b': [1, 2, 3]}).groupby('a').sum())",
+		"blocked import":   held + "import held, sys; sys.modules['readline'] = None",
+		"reloaded module":  held + "import held, json, importlib; importlib.reload(json)",
 		"hook":             "import sys\nsys.excepthook = lambda *a: print('hook', a[0].__name__)\n1/0",
 		"recursion":        "def f(n): return f(n + 1)\ntry: f(0)\nexcept RecursionError: print('deep')",
 		"event loop":       "import asyncio\nasync def m(): print('x')\nasyncio.run(m())",

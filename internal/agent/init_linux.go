@@ -54,7 +54,7 @@ func RunInit(where string) error {
 	unix.CloseOnExec(channelFD)
 	status, err := runInit(where)
 	if err != nil {
-		status.Exit = wire.Exit{Code: 126, Error: err.Error()}
+		status = initStatus{Exit: wire.Exit{Code: 126, Error: err.Error()}}
 	}
 	f := os.NewFile(statusFD, "status")
 	return errors.Join(json.NewEncoder(f).Encode(status), f.Close())
@@ -195,7 +195,7 @@ func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 	if spec.Displays && err == nil {
 		status.Displays = collectDisplays(p.dir)
 	}
-	if status.Alone = spec.Shared == nil && alone(); status.Alone {
+	if status.Alone = spec.Shared == nil && alone() && littleToFree(); status.Alone {
 		account(&status.Exit)
 	}
 	return status, err
@@ -203,6 +203,18 @@ func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 
 // alone reports whether process 1 is the last one of its namespace. There is then nobody left to start another.
 func alone() bool { return errors.Is(unix.Kill(-1, 0), unix.ESRCH) }
+
+// littleToFree reports whether next to nothing is in the run's own file systems: their memory counts against the next run until the kernel has
+// freed it.
+func littleToFree() bool {
+	for _, path := range []string{"/tmp", "/dev/shm"} {
+		var st unix.Statfs_t
+		if unix.Statfs(path, &st) != nil || (st.Blocks-st.Bfree)*uint64(st.Bsize) > 4<<20 || st.Files-st.Ffree > 1000 {
+			return false
+		}
+	}
+	return true
+}
 
 // account adds what run-init and its children have used: what the agent would read when it has ended.
 func account(exit *wire.Exit) {

@@ -35,7 +35,8 @@ var missingSyscalls = []uint32{
 	unix.SYS_CLONE3, unix.SYS_IO_SETUP, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
 }
 
-const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+// deniedFlags of clone make namespaces, or a sibling: the parent of what a zygote has forked waits for none.
+const deniedFlags = unix.CLONE_PARENT | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWTIME
 
 // Offsets into struct seccomp_data, on little-endian machines.
@@ -99,7 +100,7 @@ func runFilter() filter {
 	}
 	f.when(unix.SYS_CLONE, func(b *filter) {
 		b.load(arg(0))
-		b.op(unix.BPF_JMP|unix.BPF_JSET|unix.BPF_K, newNamespaces, 0, 1)
+		b.op(unix.BPF_JMP|unix.BPF_JSET|unix.BPF_K, deniedFlags, 0, 1)
 		b.ret(errno(unix.EPERM))
 	})
 	// Unix, IPv4, IPv6 and routing sockets; nothing that reaches a rarely audited protocol.

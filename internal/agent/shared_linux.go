@@ -121,6 +121,14 @@ func privateDir() string {
 	return RunsDir + "/" + strings.ToLower(rand.Text())
 }
 
+// makePrivate makes it. A run may have closed RunsDir, which Landlock cannot forbid.
+func makePrivate(dir string) error {
+	openRuns()
+	return os.Mkdir(dir, 0o700)
+}
+
+func openRuns() { _ = os.Chmod(RunsDir, 0o700) }
+
 // sharedInit is run-init's argument where runs share a pid namespace.
 const sharedInit = "shared"
 
@@ -141,7 +149,7 @@ type shared struct {
 func (s *shared) start(p *initProcess, attr *os.ProcAttr, dir string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := os.Mkdir(dir, 0o700); err != nil { // not before: the end of another run may be emptying the place
+	if err := makePrivate(dir); err != nil { // not before: the end of another run may be emptying the place
 		return err
 	}
 	proc, err := os.StartProcess("/proc/self/exe", []string{"run-init", sharedInit}, attr)
@@ -181,6 +189,7 @@ func (s *shared) reap(proc *os.Process, dir string) (*os.ProcessState, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	openRuns()
 	empty(dir)
 	_ = os.Remove(dir)
 	if s.live--; s.live == 0 {

@@ -199,7 +199,7 @@ func (c *containers) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sand
 	if err != nil {
 		return nil, err
 	}
-	mount := "mode=1777,nosuid,nodev,nr_inodes=65536"
+	mount := fmt.Sprintf("mode=1777,uid=%d,gid=%[1]d,nosuid,nodev,nr_inodes=65536", containerUID) // as docker's
 	if spec.Limits.TmpBytes > 0 {
 		mount += ",size=" + strconv.FormatInt(spec.Limits.TmpBytes, 10)
 	}

@@ -73,7 +73,7 @@ func (z *zygote) keepApart(vars map[string]string) (any, error) {
 func (s *shared) startZygote(z *zygote, argv []string, attr *os.ProcAttr) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := os.Mkdir(z.dir, 0o700); err != nil {
+	if err := makePrivate(z.dir); err != nil {
 		return err
 	}
 	var err error
@@ -181,7 +181,7 @@ func (s *shared) drop(p *initProcess) (*os.ProcessState, error) {
 func (s *shared) give(p *initProcess, dir string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := makePrivate(dir); err != nil {
 		return err
 	}
 	if err := allowPrivate(s.landlock, int(p.fork.rules.Fd()), dir); err != nil {

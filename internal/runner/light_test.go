@@ -2,6 +2,7 @@ package runner
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"mcp-code-sandbox/runners"
@@ -39,6 +40,7 @@ func TestImportsOnly(t *testing.T) {
 		"import":                                          false,
 		"x = __import__('pandas')":                        false,
 		"exec(open('x.py').read())":                       false,
+		strings.Repeat(" ", maxLook+1):                    false,
 		"eval('x')":                                       false,
 		"print('''\nthe import of it''')":                 false,
 	} {

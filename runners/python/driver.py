@@ -234,7 +234,7 @@ class Output(io.RawIOBase):
 class Stream(io.TextIOWrapper):
     """An unbuffered text stream: output is seen as it is produced. One that an earlier cell has kept writes to the cell that runs."""
 
-    FORMAT = {"encoding": "utf-8", "errors": "backslashreplace", "line_buffering": False, "write_through": True}
+    FORMAT = {"encoding": "utf-8", "errors": "backslashreplace", "newline": None, "line_buffering": False, "write_through": True}
     current = {}
     former = []
 
@@ -246,11 +246,18 @@ class Stream(io.TextIOWrapper):
         """The stream of descriptor fd: the same for all cells, unless one has taken it apart. None is ever freed: a print in another thread may be
         using it without a reference of its own (in CPython before 3.14), and the interpreter would crash."""
         try:
-            cls.current[fd].reconfigure(**cls.FORMAT)  # a cell may have changed that
+            cls.current[fd].reset()
         except Exception:
             cls.former.append(cls.current.get(fd))
             cls.current[fd] = cls(fd)
         return cls.current[fd]
+
+    def reset(self):
+        """Takes back what a cell has changed."""
+        self.reconfigure(**self.FORMAT)
+        for own in (vars(self), vars(self.buffer)):
+            for name in own.keys() - {"fd"}:
+                del own[name]
 
 
 def start_thread(thread, start=threading.Thread.start):

@@ -564,14 +564,20 @@ def finish(status, program):
 
 
 def imported():
-    """The modules that the program has imported, the last one first. The others are not looked at."""
-    modules = []
-    for name in reversed(sys.modules):
-        module = sys.modules[name]
-        if known.get(name) is module:
-            break  # those before it were there
-        if isinstance(module, types.ModuleType):
-            modules.append(module)
+    """The modules that the program has imported, the last one first. They come last, but for what has been put there again; the others are not
+    looked at."""
+    modules, new, missing = [], len(sys.modules) - len(known), object()
+    try:
+        for name, module in reversed(sys.modules.items()):
+            if known.get(name, missing) is module:
+                if new <= 0:
+                    break
+                continue
+            new -= 1
+            if isinstance(module, types.ModuleType):
+                modules.append(module)
+    except RuntimeError:
+        pass  # a thread that nobody waits for imports something
     return modules
 
 

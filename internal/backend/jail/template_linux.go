@@ -61,14 +61,14 @@ type templates struct {
 	wg     sync.WaitGroup // of the goroutines that watch them
 }
 
-// templateSlot is where a runner's template is, or will be again.
+// templateSlot is where a zygote's template is, or will be again.
 type templateSlot struct {
 	*template           // nil if the last start failed
 	next      time.Time // no new one before
 	warned    bool      // of a failure, and none has become ready since
 }
 
-// templatePause is the least time between two starts of a runner's template that does not become ready: what made it fail
+// templatePause is the least time between two starts of a template that does not become ready: what made it fail
 // would make it fail again.
 const templatePause = time.Minute
 

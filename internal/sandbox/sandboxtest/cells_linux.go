@@ -217,10 +217,11 @@ thread.start()`)
 		// What a cell does to its streams does not leave the next without.
 		for _, code := range []string{
 			"import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer)", "sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
-			"sys.stdout.reconfigure(encoding='ascii', errors='strict', write_through=False)", "sys.stdout.close()", "sys.stdout = None",
+			"sys.stdout.reconfigure(encoding='ascii', errors='strict', write_through=False)", "sys.stdout.reconfigure(newline='\\r\\n')",
+			"sys.stdout.write = sys.stdout.buffer.write = lambda s: len(s)", "sys.stdout.close()", "sys.stdout = None",
 		} {
 			next(code)
-			if res := next("print('mine', end='é'); os.write(1, b'\\n'); None"); string(res.Stdout) != "mineé\n" {
+			if res := next("print('mine', 'é', sep='\\n', end=''); os.write(1, b'\\n'); None"); string(res.Stdout) != "mine\né\n" {
 				t.Errorf("after %s: %q %s", code, res.Stdout, res.Stderr)
 			}
 		}

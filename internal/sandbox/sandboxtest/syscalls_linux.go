@@ -30,7 +30,7 @@ for args in [("mount", b"none", b"/data", b"tmpfs", 0, 0), ("mount", b"/usr", b"
 `},
 		{"namespaces", `
 SIGCHLD = 17
-for name, flag in {"NEWNS": 0x20000, "NEWCGROUP": 0x2000000, "NEWUTS": 0x4000000, "NEWIPC": 0x8000000, "NEWUSER": 0x10000000, "NEWPID": 0x20000000, "NEWNET": 0x40000000, "NEWTIME": 0x80}.items():
+for name, flag in {"PARENT": 0x8000, "NEWNS": 0x20000, "NEWCGROUP": 0x2000000, "NEWUTS": 0x4000000, "NEWIPC": 0x8000000, "NEWUSER": 0x10000000, "NEWPID": 0x20000000, "NEWNET": 0x40000000, "NEWTIME": 0x80}.items():
     refused("unshare", flag)
     refused("unshare", flag | 0x10000000)
     if name == "NEWTIME": continue  # part of the exit signal in clone
