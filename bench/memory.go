@@ -212,7 +212,7 @@ func room(more float64) error {
 	if err != nil {
 		return err
 	}
-	if need := len(tasks) + int(more); need > most*9/10 {
+	if need := len(tasks) + int(more); need > most*95/100 {
 		return fmt.Errorf("they would bring the machine to %d threads, and it has %d process ids (sysctl kernel.pid_max)", need, most)
 	}
 	return nil

@@ -1,9 +1,6 @@
 package agent
 
-import (
-	"os"
-	"slices"
-)
+import "os"
 
 // ahead is a fork of a zygote that has been made before there is a run for it, because a fork of much memory takes a while: it waits in
 // the namespaces of a run-init that waits, without privileges, for its spec. It ends if there is none.
@@ -36,7 +33,7 @@ func (zs *zygotes) forkAhead(p *initProcess, name string) *ahead {
 			return
 		}
 		w.given = &g
-		if f, spec, err := z.forkInto(g, false); err == nil {
+		if f, spec, err := z.forkInto(g, requestAhead, false); err == nil {
 			w.forked, w.spec = f, spec
 		}
 	}()
@@ -62,7 +59,7 @@ func (w *ahead) hand(spec initSpec, z *zygote) bool {
 		_ = w.spec.Close()
 		return false
 	}
-	return spec.tellFork(w.spec, slices.Concat(fixedLimits, spec.limits())) == nil // else it has died, without the whole of the spec
+	return spec.tellFork(w.spec) == nil // else it has died, without the whole of the spec
 }
 
 // drop ends it. It does not wait.
@@ -81,7 +78,7 @@ func (w *ahead) drop() {
 }
 
 // forkInto starts a process in the namespaces of a run-init, which waits for its spec on the pipe that is returned.
-func (z *zygote) forkInto(g given, channel bool) (forked, *os.File, error) {
+func (z *zygote) forkInto(g given, request string, channel bool) (forked, *os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return forked{}, nil, err
@@ -91,7 +88,7 @@ func (z *zygote) forkInto(g given, channel bool) (forked, *os.File, error) {
 	if channel {
 		files = append(files, g.driver)
 	}
-	f, err := z.fork(files...)
+	f, err := z.fork(request, files...)
 	if err != nil {
 		_ = w.Close() // what it may have forked has no spec, and ends: the run starts in another way
 		return forked{}, nil, err

@@ -45,6 +45,7 @@ type initSpec struct {
 	Boot bool `json:"boot,omitempty"`
 
 	zygote *wire.Zygote
+	ahead  bool // there is no run yet
 }
 
 // initStatus is what run-init writes to its descriptor 4 when the program has ended.
@@ -242,6 +243,7 @@ func (a *agent) forkProgram(spec initSpec, g *given, waiting *ahead) (forked, bo
 
 // newSpare is newInit for a run to come, whose program is forked, too, if there is a zygote for it.
 func (a *agent) newSpare(spec initSpec, z *zygote) (*initProcess, error) {
+	spec.ahead = true
 	p, err := a.newInit(spec, z)
 	if err == nil && a.shared == nil && spec.zygote != nil {
 		p.ahead = a.zygotes.forkAhead(p, spec.zygote.Name)

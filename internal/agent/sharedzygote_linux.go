@@ -92,9 +92,6 @@ func BecomeSharedZygote(argv []string) error {
 			return err
 		}
 	}
-	if err := setLimits(fixedLimits); err != nil {
-		return err
-	}
 	return syscall.Exec(argv[0], argv, os.Environ())
 }
 
@@ -155,7 +152,11 @@ func (s *shared) fork(p *initProcess, z *zygote, theirs []*os.File, spec initSpe
 		defer program.Close()
 		files = append(files, driver, program)
 	}
-	f, err := z.fork(files...)
+	request := requestRun
+	if spec.ahead {
+		request = requestAhead
+	}
+	f, err := z.fork(request, files...)
 	if err != nil {
 		return err
 	}
@@ -224,7 +225,7 @@ func (a *agent) startForked(spec initSpec, z *zygote) (p *initProcess, err error
 		return nil, err
 	}
 	z.used()
-	go func() { _ = spec.tellFork(p.fork.spec, spec.limits()) }()
+	go func() { _ = spec.tellFork(p.fork.spec) }()
 	go func() { // ends when run-init has read it, or has ended
 		_ = json.NewEncoder(p.spec).Encode(initSpec{
 			Adopted: p.fork.program, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir, Shared: spec.Shared,

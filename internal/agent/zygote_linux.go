@@ -23,9 +23,10 @@ import (
 // namespaces and capabilities, runs nobody's code, and nothing of a run passes through its memory: a request is a set of
 // descriptors. It is a process of the runner's (runners/python/zygote.py) that reads from its descriptor 3, a packet socket,
 //
-//	{"preload": …, "filter": …}   once
+//	ZygoteConfig, as JSON         once
 //	run                           with the descriptors of the run's pid, mount and ipc namespaces, the pipe with its
 //	                              forkSpec, its stdout and stderr, and for an interpreter that lives on its channel
+//	ahead                         the same, for a run that is yet to come
 //	grow <module> …               with a socket like this one: fork a zygote that imports them, too, and speaks on it
 //
 // and answers
@@ -178,25 +179,22 @@ func (zs *zygotes) fork(spec initSpec, g given) (forked, bool) {
 		case <-time.After(soonEnough):
 		}
 	}
-	f, w, err := z.forkInto(g, spec.Channel)
+	f, w, err := z.forkInto(g, requestRun, spec.Channel)
 	if err != nil {
 		return forked{}, false
 	}
-	go func() { _ = spec.tellFork(w, slices.Concat(fixedLimits, spec.limits())) }()
+	go func() { _ = spec.tellFork(w) }()
 	return f, true
 }
 
 // tellFork writes the forkSpec. It ends when the process has read it, or there is none.
-func (spec *initSpec) tellFork(w *os.File, limits []rlimit) error {
+func (spec *initSpec) tellFork(w *os.File) error {
 	name, code := spec.File, spec.Code
 	if spec.Channel {
 		name, code = driverFile, spec.Driver
 	}
-	run := forkSpec{Path: spec.privatePath(name), Code: hex.EncodeToString(code), Env: spec.variables(), Limits: map[string]uint64{},
+	run := forkSpec{Path: spec.privatePath(name), Code: hex.EncodeToString(code), Env: spec.variables(), Limits: byName(spec.limits()),
 		Display: spec.Displays}
-	for _, l := range limits {
-		run.Limits[l.name] = l.max
-	}
 	defer w.Close()
 	return json.NewEncoder(w).Encode(run)
 }
@@ -252,7 +250,7 @@ func (z *zygote) exec(w *wire.Zygote, theirs *os.File) error {
 		return err
 	}
 	defer null.Close()
-	told := map[string]any{"preload": w.Preload, "filter": RunFilter()}
+	told := ZygoteConfig(w.Preload)
 	vars := maps.Clone(baseEnv)
 	maps.Copy(vars, w.Env)
 	delete(vars, "PYTHONPATH") // the workspace is no place to import from
@@ -293,8 +291,18 @@ func startZygote(z *zygote, argv []string, attr *os.ProcAttr) (err error) {
 	return err
 }
 
-// RunFilter is the system call filter of a run's processes, as a zygote is told it: in hex.
-func RunFilter() string { return runFilter().hex() }
+// ZygoteConfig is what a zygote that imports those modules is told first: what all runs inherit from it, and the filter that they enter.
+func ZygoteConfig(preload []string) map[string]any {
+	return map[string]any{"preload": preload, "limits": byName(fixedLimits), "filter": runFilter().hex()}
+}
+
+func byName(limits []rlimit) map[string]uint64 {
+	named := map[string]uint64{}
+	for _, l := range limits {
+		named[l.name] = l.max
+	}
+	return named
+}
 
 func (f filter) hex() string {
 	return hex.EncodeToString(unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), len(f)*int(unsafe.Sizeof(f[0]))))
@@ -418,15 +426,21 @@ func (z *zygote) letGo() {
 	_ = z.conn.SetReadDeadline(time.Now()) // listen ends
 }
 
+// What a zygote is asked for.
+const (
+	requestRun   = "run"
+	requestAhead = "ahead"
+)
+
 // fork starts a run's process in the namespaces of its run-init.
-func (z *zygote) fork(fds ...*os.File) (forked, error) {
+func (z *zygote) fork(request string, fds ...*os.File) (forked, error) {
 	answer := make(chan forked, 1)
 	z.mu.Lock()
 	if z.gone || !z.started {
 		z.mu.Unlock()
 		return forked{}, errNoZygote
 	}
-	err := z.send("run", fds...)
+	err := z.send(request, fds...)
 	if err == nil {
 		z.asked = append(z.asked, answer)
 		if z.idle != nil {

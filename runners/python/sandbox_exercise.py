@@ -8,9 +8,15 @@ import matplotlib.pyplot
 import pandas
 
 
-def exercise():
+def rehearse():
+    """A bit of it, for a fork that waits for its run: the memory that this writes to is copied before somebody waits for it."""
     frame = pandas.DataFrame({"key": ["a", "b", "a"], "value": [1, 2, 3]})
     frame.groupby("key").value.sum().to_dict()
+    return frame
+
+
+def exercise():
+    frame = rehearse()
     str(frame.describe())
     pandas.read_csv(io.StringIO(frame.to_csv()))
     figure, axes = matplotlib.pyplot.subplots()

@@ -83,6 +83,7 @@ def main():
     if template:
         die_with_server(channel)
         os.setpriority(os.PRIO_PROCESS, 0, 10)  # runs go first; the server takes that back
+    limit(config["limits"])
     preload(config["preload"])
     filter = Filter(bytes.fromhex(config["filter"]))
     drop_bounding_set()
@@ -245,7 +246,7 @@ def serve(channel, filter):
                 if succeed(fds):
                     return word.decode().split()[1:]
                 continue
-            pid = fork(fds, own, filter)
+            pid = fork(fds, own, filter, word == b"ahead")
             for each in fds:
                 os.close(each)
             if pid is None:
@@ -289,7 +290,7 @@ def receive(channel):
     return word, list(fds)
 
 
-def fork(fds, own, filter):
+def fork(fds, own, filter, ahead):
     """Starts a run's process, the descriptors of whose namespaces come first."""
     try:
         setns(fds[0])
@@ -298,7 +299,7 @@ def fork(fds, own, filter):
         pid = None  # too many processes, or too little memory
     if pid == 0:
         try:
-            become(fds[1:], filter)
+            become(fds[1:], filter, ahead)
         except BaseException as e:
             os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
         finally:
@@ -340,14 +341,14 @@ def serve_shared(channel, program, filters):
             os._exit(0)
         pid = libc.syscall(*clone)
         if pid == 0:
-            become_init(channel, program, fds, filters)
+            become_init(channel, program, fds, filters, word == b"ahead")
         if pid < 0:
             channel.send(b"failed")
         for each in fds:
             os.close(each)
 
 
-def become_init(channel, program, fds, filters):
+def become_init(channel, program, fds, filters, ahead):
     """Forks a run's process and becomes its init."""
     try:
         init, (spec, rules, *driver) = fds[:INIT_FDS], fds[INIT_FDS:]
@@ -361,7 +362,7 @@ def become_init(channel, program, fds, filters):
         if pid == 0:
             channel.close()
             os.close(opener)
-            become_shared(gate, spec, rules, [*init[1:3], *driver[1:]], filters)
+            become_shared(gate, spec, rules, [*init[1:3], *driver[1:]], filters, ahead)
         channel.send(b"started %d %d" % (os.getpid(), pid))
         own = [*init, opener, *driver[:1]]
         arrange(own)
@@ -371,7 +372,7 @@ def become_init(channel, program, fds, filters):
         os._exit(1)
 
 
-def become_shared(gate, spec, rules, streams, filters):
+def become_shared(gate, spec, rules, streams, filters, ahead):
     """Turns a fork of the zygote into the program of a run, which has the streams from descriptor 1 on."""
     try:
         os.setsid()
@@ -384,7 +385,7 @@ def become_shared(gate, spec, rules, streams, filters):
             prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
         spec, gate, worth, rules = arrange([os.open(os.devnull, os.O_RDONLY), *streams], spec, gate, worth, rules)
         os.closerange(1 + len(streams), spec)
-        rehearse()
+        prepare(ahead)
         if os.read(gate, 1):
             check(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, rules, 0))  # now they are complete
             os.write(worth, b"1000")  # not while it waits: others' runs are to go first when memory runs out
@@ -411,8 +412,8 @@ def arrange(fds, *others):
 # ---- A run's process ----
 
 
-def become(fds, filter):
-    """Turns a fork of the zygote into the program of a run."""
+def become(fds, filter, ahead):
+    """Turns a fork of the zygote into the program of a run, which may be yet to come."""
     mount, ipc, spec, out, err, *driver = fds
     setns(mount)
     setns(ipc)
@@ -423,21 +424,27 @@ def become(fds, filter):
     (spec,) = arrange(streams, spec)
     os.closerange(len(streams), spec)  # the zygote's connection above all, whose end the agent would not see
     os.closerange(spec + 1, 1 << 16)
-    rehearse()
+    os.setsid()
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
+    prepare(ahead)
     with open(spec, "rb") as f:  # waits for the run
         text = f.read()
     if not text:
         os._exit(0)  # there is none
     run = json.loads(text)
-    os.chdir("/data")
-    os.setsid()
-    limit(run["limits"])  # before the filter, which forbids one of them
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
+    os.chdir("/data")  # which may have come while it waited
+    limit(run["limits"])
     # From here on it is a process like any other; nothing of anybody's is in its memory.
     prctl(PR_SET_DUMPABLE, 1)
     with open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")
     start(run)
+
+
+def prepare(ahead):
+    chance()
+    if ahead:
+        rehearse()
 
 
 def rehearse():
@@ -448,7 +455,9 @@ def rehearse():
     paths(run)
     exec(load(run["path"]), vars(main_module(run["path"])))
     exec(compile("for each in [0]: print(end='')", "<rehearsal>", "exec"), {})
-    chance()
+    libraries = getattr(sys.modules.get("sandbox_exercise"), "rehearse", None)
+    if libraries is not None:
+        libraries()
     gc.collect()
 
 

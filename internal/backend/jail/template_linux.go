@@ -223,7 +223,7 @@ func (b *Backend) startTemplate(spec sandbox.Spec, z sandbox.Zygote, key string)
 		_ = t.conn.Close()
 		return nil, err
 	}
-	config, err := json.Marshal(map[string]any{"preload": slices.Concat([]string{}, z.Preload), "filter": agent.RunFilter()})
+	config, err := json.Marshal(agent.ZygoteConfig(z.Preload))
 	if err == nil {
 		_, _ = t.conn.Write(config) // if it has ended already, wait says so
 	}

@@ -140,7 +140,7 @@ while time.process_time() < end: pass
 		r := b.Begin(t, Python(`
 try:
     print("ready", flush=True)
-    time.sleep(1000)
+    while True: time.sleep(0.1)  # one long one may begin when Python has looked for signals and not yet asked to be woken
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     sys.exit(6)
