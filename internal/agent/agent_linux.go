@@ -64,7 +64,7 @@ func Main(configJSON, version string) error {
 	if err := unix.SetNonblock(ConnFD, true); err != nil {
 		return fmt.Errorf("connection: %w", err)
 	}
-	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting)}
+	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting), leaving: make(chan struct{}, 1)}
 	for i, z := range cfg.Zygotes {
 		fd := ZygoteFD + i
 		if err := unix.SetNonblock(fd, true); err != nil {
@@ -118,6 +118,7 @@ type agent struct {
 	shared   *shared // nil where each run has namespaces of its own
 	conn     *wire.Conn
 	starting chan struct{} // holds one for each run that is being started
+	leaving  chan struct{} // holds one for a run-init that is about to end, and for which nobody waits
 	spare    spare
 
 	mu           sync.Mutex

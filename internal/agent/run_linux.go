@@ -134,11 +134,7 @@ func (p *initProcess) wait() (initStatus, error) {
 	text, statusErr := io.ReadAll(io.LimitReader(p.status, maxStatus))
 	var exit initStatus
 	told := statusErr == nil && json.Unmarshal(text, &exit) == nil
-	if told && exit.Alone { // the kernel takes its time with the namespaces, and nobody needs to wait for that
-		go func() {
-			ended(p.proc.Pid)
-			_, _ = p.reap()
-		}()
+	if told && exit.Alone && p.leave() {
 		exit.Forked = p.forked
 		return exit, nil
 	}
@@ -162,6 +158,22 @@ func (p *initProcess) wait() (initStatus, error) {
 	return exit, nil
 }
 
+// leave reports whether nobody needs to wait for run-init's end: the kernel takes its time with the namespaces. That goes for one at a time, for
+// a run-init has threads, and the next run may need them.
+func (p *initProcess) leave() bool {
+	select {
+	case p.leaving <- struct{}{}:
+	default:
+		return false
+	}
+	go func() {
+		ended(p.proc.Pid)
+		_, _ = p.reap()
+		<-p.leaving
+	}()
+	return true
+}
+
 func exitOf(ws syscall.WaitStatus) wire.Exit {
 	if ws.Signaled() {
 		return wire.Exit{Code: 128 + int(ws.Signal()), Signal: int(ws.Signal())}
@@ -181,6 +193,7 @@ type initProcess struct {
 	fork     *fork                            // nil unless run-init itself came from one
 	booted   *boot                            // the program it has started for the run to come
 	ahead    *ahead                           // the program that a zygote has started for it; nil once the run is there
+	leaving  chan struct{}                    // the agent's
 }
 
 // startInit hands the spec to a run-init, the one that waits for it if there is one, and the program's start to a zygote,
@@ -261,7 +274,7 @@ func (a *agent) newInit(spec initSpec, z *zygote) (_ *initProcess, err error) {
 		return nil, err
 	}
 	theirs := []*os.File{null}
-	p := &initProcess{tmpBytes: spec.TmpBytes}
+	p := &initProcess{tmpBytes: spec.TmpBytes, leaving: a.leaving}
 	defer func() {
 		for _, f := range theirs {
 			_ = f.Close()
