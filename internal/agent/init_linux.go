@@ -201,8 +201,19 @@ func (init *runInitProcess) run(spec *initSpec) (initStatus, error) {
 	return status, err
 }
 
-// alone reports whether process 1 is the last one of its namespace. There is then nobody left to start another.
-func alone() bool { return errors.Is(unix.Kill(-1, 0), unix.ESRCH) }
+// alone reports whether nothing is left of a run whose program has ended: what that has left behind are children of process 1, and theirs.
+// (To signal everybody would ask as well, but the kernel would look at every process of the machine.)
+func alone() bool {
+	for {
+		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG|syscall.WALL, nil)
+		switch {
+		case errors.Is(err, syscall.ECHILD):
+			return true
+		case err == nil && pid == 0 || err != nil && !errors.Is(err, syscall.EINTR):
+			return false
+		}
+	}
+}
 
 // littleToFree reports whether next to nothing is in the run's own file systems: their memory counts against the next run until the kernel has
 // freed it.
