@@ -150,8 +150,10 @@ func (p *initProcess) wait() (initStatus, error) {
 		}
 	}
 	exit.Forked = p.forked
-	exit.UserUS += state.UserTime().Microseconds()
-	exit.SysUS += state.SystemTime().Microseconds()
+	if !exit.Alone { // else it has told that itself
+		exit.UserUS += state.UserTime().Microseconds()
+		exit.SysUS += state.SystemTime().Microseconds()
+	}
 	if ru, ok := state.SysUsage().(*syscall.Rusage); ok && p.fork == nil { // else it has counted the zygote's
 		exit.MaxRSSB = max(exit.MaxRSSB, ru.Maxrss<<10)
 	}
