@@ -30,6 +30,29 @@ type fixture struct {
 // newFixture serves over real HTTP. The bearer token is the user's name.
 func newFixture(t testing.TB, cfg Config) *fixture {
 	t.Helper()
+	f := newServer(t, cfg)
+	ts := httptest.NewServer(authenticated(f.Handler()))
+	f.url = ts.URL + "/mcp"
+	t.Cleanup(func() {
+		if err := f.Close(t.Context()); err != nil && t.Context().Err() == nil {
+			t.Errorf("Close: %v", err)
+		}
+		ts.Close()
+	})
+	return f
+}
+
+// authenticated takes the bearer token for the user's name.
+func authenticated(h http.Handler) http.Handler {
+	verify := func(_ context.Context, token string, _ *http.Request) (*auth.TokenInfo, error) {
+		return &auth.TokenInfo{UserID: token}, nil
+	}
+	return auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(h)
+}
+
+// newServer makes the server with its tools. The caller serves and closes it.
+func newServer(t testing.TB, cfg Config) *fixture {
+	t.Helper()
 	f := &fixture{started: make(chan struct{}, 100), ended: make(chan error, 100)}
 	cfg.Tools = func(s *mcp.Server) {
 		object := json.RawMessage(`{"type":"object"}`)
@@ -64,17 +87,6 @@ func newFixture(t testing.TB, cfg Config) *fixture {
 	if f.Server, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	verify := func(_ context.Context, token string, _ *http.Request) (*auth.TokenInfo, error) {
-		return &auth.TokenInfo{UserID: token}, nil
-	}
-	ts := httptest.NewServer(auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(f.Handler()))
-	f.url = ts.URL + "/mcp"
-	t.Cleanup(func() {
-		if err := f.Close(t.Context()); err != nil && t.Context().Err() == nil {
-			t.Errorf("Close: %v", err)
-		}
-		ts.Close()
-	})
 	return f
 }
 

@@ -124,8 +124,9 @@ func (r *reply) Flush() {
 	}
 }
 
-// heartbeats sends a comment at every interval, so that no proxy takes a silent stream for dead; the first one starts the
-// stream if need be. stop returns when the last one is through.
+// heartbeats sends a comment at every interval, so that no proxy or client takes a silent stream for dead. The first one
+// starts the stream if need be. stop returns when no more will be sent. A client that did not ask for a stream gets none:
+// its status must fit its answer, which is not known yet.
 func (r *reply) heartbeats(interval time.Duration) (stop func()) {
 	if !r.streaming {
 		return func() {}

@@ -36,7 +36,8 @@ type Config struct {
 	MaxSessions int
 	// SessionIdle ends a transport session that has had no request and no open stream for so long. Default 30 minutes.
 	SessionIdle time.Duration
-	// Heartbeat is the time between two comments on an otherwise silent event stream. Default 15 s.
+	// Heartbeat is the time to the first comment on an event stream, and between two of them. Default 2 s: clients that
+	// use httpx as it comes, the Python SDK among them, give up after 5 silent seconds.
 	Heartbeat time.Duration
 	// Logger gets one line per event of contract 2; nil is silent. It never gets bodies, arguments or credentials.
 	Logger *slog.Logger
@@ -77,7 +78,7 @@ func New(cfg Config) (*Server, error) {
 		cfg.SessionIdle = 30 * time.Minute
 	}
 	if cfg.Heartbeat <= 0 {
-		cfg.Heartbeat = 15 * time.Second
+		cfg.Heartbeat = 2 * time.Second
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
