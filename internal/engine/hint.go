@@ -25,6 +25,9 @@ var (
 	fileTooBig = regexp.MustCompile(`File too large|EFBIG`)
 )
 
+// NoNetworkHint is the hint of a run that failed because it had no network and could have had it.
+const NoNetworkHint = "This run had no network. Set network to true to have it."
+
 // noWorkspace is said with every result of an environment that isolates itself.
 const noWorkspace = "This environment has no /data: it sees no file of the session, and files it writes are not kept."
 
@@ -115,7 +118,7 @@ func (e *Engine) stderrHint(stderr []byte, r runner.Runner, network bool, limits
 	switch {
 	case !network && noNetwork.Match(p):
 		if e.cfg.NetworkAllowed {
-			return "This run had no network. Set network to true to have it."
+			return NoNetworkHint
 		}
 		return "This server gives no network to code. Upload the data as a file instead."
 	case readOnly.Match(p):

@@ -202,6 +202,8 @@ type activity struct {
 	order    list.List // of *use, last used first
 	byID     map[usedKey]*list.Element
 	watchers []func(session.Caller)
+
+	runWatchers []func(session.Caller)
 }
 
 type usedKey struct {
@@ -211,12 +213,21 @@ type usedKey struct {
 
 type use struct {
 	usedKey
-	at time.Time
+	at   time.Time
+	runs []RunInfo // newest first
 }
 
 func (a *activity) used(caller session.Caller, id string, changed bool) {
-	key := usedKey{caller, id}
 	a.mu.Lock()
+	a.useLocked(usedKey{caller, id})
+	a.mu.Unlock()
+	if changed {
+		a.tell(caller)
+	}
+}
+
+// useLocked moves a session to the front and returns what is known of it.
+func (a *activity) useLocked(key usedKey) *use {
 	el := a.byID[key]
 	if el == nil {
 		if a.byID == nil {
@@ -228,12 +239,10 @@ func (a *activity) used(caller session.Caller, id string, changed bool) {
 			delete(a.byID, a.order.Remove(a.order.Back()).(*use).usedKey)
 		}
 	}
-	el.Value.(*use).at = time.Now()
+	u := el.Value.(*use)
+	u.at = time.Now()
 	a.order.MoveToFront(el)
-	a.mu.Unlock()
-	if changed {
-		a.tell(caller)
-	}
+	return u
 }
 
 // closed forgets a session.

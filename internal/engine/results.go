@@ -29,6 +29,7 @@ type storedRun struct {
 	Error  *storedError `json:",omitempty"` // the run was refused after it had been left to go on
 	Start  int64        `json:",omitempty"` // the tape's
 	Tape   []byte       `json:",omitempty"`
+	Marks  []mark       `json:",omitempty"`
 }
 
 type storedError struct {
@@ -97,7 +98,8 @@ func (e *Engine) keepResult(log *slog.Logger, r *run, background bool) {
 	}
 	if background {
 		r.mu.Lock()
-		sr.Start, sr.Tape = r.tape.start, r.tape.data
+		kept := r.tape.last(2 * e.cfg.MaxOutputBytes)
+		sr.Start, sr.Tape, sr.Marks = kept.start, kept.data, kept.marks
 		r.mu.Unlock()
 	}
 	row, err := e.pack(r, sr)
@@ -133,6 +135,8 @@ func (e *Engine) WaitRun(ctx context.Context, caller session.Caller, id string, 
 		select {
 		case <-r.done:
 			return r.result(req.Cursor)
+		case <-r.outputAfter(req.Cursor, req.Follow):
+			return r.state(req.Cursor), nil
 		case <-timer.C:
 			return r.state(req.Cursor), nil
 		case <-ctx.Done():
@@ -241,7 +245,7 @@ func (e *Engine) storedResult(ctx context.Context, caller session.Caller, id str
 	for i, f := range res.Files {
 		res.Files[i].URL = e.url(caller, row.Session, f.Name)
 	}
-	t := tape{start: sr.Start, data: sr.Tape}
+	t := tape{start: sr.Start, data: sr.Tape, marks: sr.Marks}
 	res.Recent = t.since(cursor, true)
 	return res, nil
 }

@@ -22,6 +22,11 @@ const startWait = time.Second
 // cancelWait bounds how long CancelRun waits for the end: the time an interpreter has to heed an interrupt, and more.
 const cancelWait = 4 * time.Second
 
+const (
+	followedOutput = 1 << 20 // bytes kept of the output of a followed run, while it is in memory
+	maxLingering   = 8       // followed runs that have ended and stay in memory
+)
+
 // run is one run that is going.
 type run struct {
 	id      string
@@ -35,6 +40,7 @@ type run struct {
 
 	mu         sync.Mutex
 	tape       tape
+	printed    signal // wakes those who follow
 	listeners  map[*listener]struct{}
 	background bool // it goes on without the one who started it
 	ended      bool
@@ -53,7 +59,8 @@ func (r *run) output(stream Stream, p []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.tape.limit > 0 {
-		r.tape.write(p)
+		r.tape.write(stream, p)
+		r.printed.wake()
 	}
 	for l := range r.listeners {
 		l.output(stream, p)
@@ -105,17 +112,24 @@ func (r *run) end() bool {
 	return r.background
 }
 
+func (r *run) hasEnded() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ended
+}
+
 func (r *run) isBackground() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.background
 }
 
-// runs are those that are going.
+// runs are those that are going, and a few followed ones that have ended: the store keeps less of their output.
 type runs struct {
-	mu     sync.Mutex
-	closed bool
-	byID   map[string]*run
+	mu        sync.Mutex
+	closed    bool
+	byID      map[string]*run
+	lingering []*run // oldest first
 }
 
 // add takes a run in. It refuses a background run when its session has as many as it may have.
@@ -146,16 +160,24 @@ func (rs *runs) detach(r *run, limit int) bool {
 // backgroundLocked counts the background runs of r's session.
 func (rs *runs) backgroundLocked(r *run) (n int) {
 	for _, other := range rs.byID {
-		if other != r && other.caller == r.caller && other.req.Session == r.req.Session && other.isBackground() {
+		if other != r && other.caller == r.caller && other.req.Session == r.req.Session && other.isBackground() && !other.hasEnded() {
 			n++
 		}
 	}
 	return n
 }
 
+// remove drops a run that has ended. A followed one stays until more of them have ended: whoever follows may still be reading.
 func (rs *runs) remove(r *run) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
+	if r.req.Followed && r.err == nil {
+		rs.lingering = append(rs.lingering, r)
+		if len(rs.lingering) <= maxLingering {
+			return
+		}
+		r, rs.lingering = rs.lingering[0], slices.Delete(rs.lingering, 0, 1)
+	}
 	delete(rs.byID, r.id)
 }
 
@@ -278,6 +300,9 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 	r.req.Code, r.req.Env, r.req.Services, r.req.Output, r.req.Begun = "", nil, nil, nil, nil
 	if req.Background || req.Handover > 0 {
 		r.tape.limit = e.cfg.MaxOutputBytes
+		if req.Followed {
+			r.tape.limit = max(r.tape.limit, followedOutput)
+		}
 	}
 	if err := e.runs.add(r, e.cfg.Sessions.MaxRunsPerSession()); err != nil {
 		cancel()
@@ -285,6 +310,7 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 	}
 	log := e.log.With("session_id", req.Session, "run_id", r.id)
 	mute = r.listen(req.Output)
+	e.runStarted(r)
 	go e.carryOut(runCtx, log, r, rn, req)
 	return r, mute, nil
 }
@@ -302,6 +328,7 @@ func (e *Engine) carryOut(ctx context.Context, log *slog.Logger, r *run, rn runn
 	background := r.end()
 	e.keepResult(log, r, background)
 	e.runs.remove(r)
+	e.runEnded(r)
 	close(r.done)
 }
 

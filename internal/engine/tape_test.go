@@ -7,13 +7,13 @@ import (
 
 func TestTape(t *testing.T) {
 	short := &tape{limit: 10}
-	short.write([]byte("ab"))
-	short.write([]byte("c\xe2\x82")) // the first part of a euro sign
+	short.write(Stdout, []byte("ab"))
+	short.write(Stdout, []byte("c\xe2\x82")) // the first part of a euro sign
 	long := &tape{limit: 10}
 	var all []byte
 	for i := range 100 {
 		p := bytes.Repeat([]byte{byte('a' + i%26)}, i%17)
-		long.write(p)
+		long.write(Stdout, p)
 		all = append(all, p...)
 		if len(long.data) > 20 || long.end() != int64(len(all)) || !bytes.HasSuffix(all, long.data) || len(all) >= 10 && len(long.data) < 10 {
 			t.Fatalf("after %d bytes it holds %d up to %d", len(all), len(long.data), long.end())
@@ -21,7 +21,7 @@ func TestTape(t *testing.T) {
 	}
 	end := long.end()
 	cut := &tape{limit: 4}
-	cut.write([]byte("xx€yz")) // the euro sign loses its head
+	cut.write(Stdout, []byte("xx€yz")) // the euro sign loses its head
 	for _, tt := range []struct {
 		name            string
 		tape            *tape

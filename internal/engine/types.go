@@ -43,6 +43,8 @@ type Request struct {
 	Timeout time.Duration
 	// Background has Run return when the run has begun, and the run go on. WaitRun tells the rest.
 	Background bool
+	// Followed keeps more output of a background run, for WaitRun calls that follow it closely.
+	Followed bool
 	// Handover has Run return after that time, and the run go on as a background run. Zero: never.
 	Handover time.Duration
 	// Once closes the session with the run.
@@ -61,13 +63,16 @@ type WaitRequest struct {
 	Timeout time.Duration                 // how long at most
 	Cursor  int64                         // of the Result before; zero: from the beginning
 	Output  func(stream Stream, p []byte) // as a Request's, from now on
+	// Follow returns as soon as there is output after Cursor. It sees runs of this process alone; others are waited for.
+	Follow bool
 }
 
 // Output is what a program printed from some point on, both streams in the order they came.
 type Output struct {
 	Data   []byte
-	Missed int64 // bytes before Data that are no longer kept
-	Cursor int64 // where the next part begins
+	Missed int64    // bytes before Data that are no longer kept
+	Stderr [][2]int // the parts of Data that came from stderr: from and up to
+	Cursor int64    // where the next part begins
 }
 
 // Result is how a run ended. A failing program is a Result, not an error.

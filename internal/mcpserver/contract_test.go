@@ -36,6 +36,7 @@ type fakeEngine struct {
 	result   engine.Result
 	artifact engine.Artifact
 	sessions []engine.SessionInfo
+	recent   []engine.RunInfo
 	err      error
 	run      func(ctx context.Context, req engine.Request) (engine.Result, error) // instead of result and err
 }
@@ -50,6 +51,8 @@ func (e *fakeEngine) Run(ctx context.Context, caller session.Caller, req engine.
 	}
 	return res, err
 }
+
+func (e *fakeEngine) RecentRuns(session.Caller, string) []engine.RunInfo { return e.recent }
 
 func (e *fakeEngine) Upload(_ context.Context, caller session.Caller, req engine.UploadRequest) (engine.FileLink, error) {
 	data, err := io.ReadAll(req.Content)

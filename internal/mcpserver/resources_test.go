@@ -22,9 +22,10 @@ import (
 
 // fakeFiles are the files of callers, newest first.
 type fakeFiles struct {
-	filesMu  sync.Mutex
-	files    map[session.Caller][]engine.Artifact
-	watchers []func(session.Caller)
+	filesMu     sync.Mutex
+	files       map[session.Caller][]engine.Artifact
+	watchers    []func(session.Caller)
+	runWatchers []func(session.Caller)
 }
 
 func (e *fakeFiles) RecentFiles(_ context.Context, caller session.Caller, after engine.Position, limit int) (files []engine.FileLink, more bool, err error) {
@@ -58,6 +59,10 @@ func (e *fakeFiles) ReadFile(_ context.Context, caller session.Caller, id, path 
 }
 
 func (e *fakeFiles) Watch(changed func(session.Caller)) { e.watchers = append(e.watchers, changed) }
+
+func (e *fakeFiles) WatchRuns(changed func(session.Caller)) {
+	e.runWatchers = append(e.runWatchers, changed)
+}
 
 func (e *fakeFiles) change(caller string) {
 	for _, changed := range e.watchers {

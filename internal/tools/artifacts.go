@@ -150,7 +150,11 @@ func (t *toolset) listArtifacts(ctx context.Context, c call) (*mcp.CallToolResul
 			list[i].ModifiedAt = f.ModTime.UTC().Format(modifiedLayout)
 		}
 	}
-	return structuredResult(c.client, listJSON{Artifacts: list, Truncated: truncated, SessionID: id}), nil
+	out := structuredResult(c.client, listJSON{Artifacts: list, Truncated: truncated, SessionID: id})
+	if c.wantsDetails() {
+		out.Meta = mcp.Meta{runsKey: runsOf(t.engine.RecentRuns(c.caller, id))}
+	}
+	return out, nil
 }
 
 func closeSessionTool() *mcp.Tool {

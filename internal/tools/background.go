@@ -28,6 +28,10 @@ type Runs interface {
 	WaitRun(ctx context.Context, caller session.Caller, id string, req engine.WaitRequest) (engine.Result, error)
 	// CancelRun ends a run of the caller's.
 	CancelRun(ctx context.Context, caller session.Caller, id string) (engine.Result, error)
+	// RecentRuns lists the last runs of a session, newest first.
+	RecentRuns(caller session.Caller, sessionID string) []engine.RunInfo
+	// WatchRuns has changed called when runs of a caller's have started or ended.
+	WatchRuns(changed func(session.Caller))
 }
 
 // runStateJSON is what is known of a run that goes on in the background, and of one that did.
@@ -77,7 +81,7 @@ func (t *toolset) perform(ctx context.Context, c call, req engine.Request) (engi
 	defer progress.stop()
 	req.Output = progress.output()
 	if c.wantsDetails() {
-		req.Handover = 0 // it waits, and shows what comes
+		req.Handover, req.Followed = 0, req.Background // it waits or follows, and shows what comes
 		if progress != nil {
 			req.Begun = func(runID string) {
 				_ = c.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{

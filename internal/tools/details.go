@@ -1,12 +1,15 @@
 package tools
 
 import (
+	"fmt"
 	"strings"
+	"time"
 	"unicode/utf16"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/sandbox"
 )
 
 // What a client that shows runs to people can ask for, by detailsKey in the _meta of its call. It comes in _meta, too, so
@@ -14,8 +17,10 @@ import (
 const (
 	detailsKey = "mcp-code-sandbox/details" // of a call: true
 	runKey     = "mcp-code-sandbox/run"     // of a result: detailsJSON
+	runsKey    = "mcp-code-sandbox/runs"    // of a result of list_artifacts: []runInfoJSON
 	runIDKey   = "mcp-code-sandbox/run_id"  // of the first progress notification, which comes when the run has begun
 	stderrKey  = "mcp-code-sandbox/stderr"  // of a progress notification: the spans of its message that came from stderr
+	missedKey  = "mcp-code-sandbox/missed"  // of a progress notification: the bytes after its message that are left out
 )
 
 // maxDisplayText bounds what is sent of displays that are text.
@@ -40,6 +45,28 @@ type detailsJSON struct {
 	StderrTruncated   bool          `json:"stderr_truncated,omitempty"`
 	Displays          []displayJSON `json:"displays,omitempty"`
 	DisplaysTruncated bool          `json:"displays_truncated,omitempty"`
+
+	// Of wait_run, in place of Stdout and Stderr: what was printed since the cursor.
+	*outputJSON
+}
+
+// outputJSON is a part of a run's output, both streams in the order they came.
+type outputJSON struct {
+	Output       string `json:"output"`
+	OutputStderr []span `json:"output_stderr,omitempty"`
+	OutputMissed int64  `json:"output_missed_bytes,omitempty"` // before Output
+	Cursor       int64  `json:"cursor"`
+}
+
+// runInfoJSON is a run in the list that comes with the files of a session.
+type runInfoJSON struct {
+	RunID      string `json:"run_id"`
+	Runner     string `json:"runner"`
+	Started    string `json:"started"`
+	Status     string `json:"status"` // running, completed or cancelled
+	DurationMS int64  `json:"duration_ms,omitempty"`
+	ExitCode   int    `json:"exit_code"`
+	Cause      string `json:"cause,omitempty"`
 }
 
 // displayJSON is something that code showed and that is text; hostile, as all of its output.
@@ -55,17 +82,72 @@ func (c call) wantsDetails() bool {
 }
 
 // detailed adds the details of a run to its result, if they are wanted.
-func (c call) detailed(out *mcp.CallToolResult, res engine.Result) *mcp.CallToolResult {
+func (t *toolset) detailed(c call, out *mcp.CallToolResult, res engine.Result) *mcp.CallToolResult {
 	if c.wantsDetails() {
-		out.Meta = mcp.Meta{runKey: detailsOf(res)}
+		out.Meta = mcp.Meta{runKey: t.detailsOf(res)}
 	}
 	return out
 }
 
-func detailsOf(res engine.Result) detailsJSON {
+// followed is a run for a client that follows it: what is new, and once it has ended the images and the details.
+func (t *toolset) followed(res engine.Result) *mcp.CallToolResult {
+	d := t.detailsOf(res)
+	d.Stdout, d.Stderr, d.outputJSON = "", "", outputOf(res.Recent)
+	out := &mcp.CallToolResult{Content: []mcp.Content{}, Meta: mcp.Meta{runKey: d}}
+	out.Content = append(out.Content, t.images.images(res.Displays)...)
+	return out
+}
+
+// outputOf is output as text. Each stretch of one stream is made valid by itself, so that the spans fit.
+func outputOf(recent engine.Output) *outputJSON {
+	var b strings.Builder
+	var s spans
+	at := 0
+	add := func(stream engine.Stream, to int) {
+		text := validUTF8(recent.Data[at:to])
+		b.WriteString(text)
+		s.add(stream, text)
+		at = to
+	}
+	for _, r := range recent.Stderr {
+		add(engine.Stdout, r[0])
+		add(engine.Stderr, r[1])
+	}
+	add(engine.Stdout, len(recent.Data))
+	return &outputJSON{Output: b.String(), OutputStderr: s.stderr, OutputMissed: recent.Missed, Cursor: recent.Cursor}
+}
+
+// hintForPeople is a run's hint without the arguments of tools, which people do not see.
+func (t *toolset) hintForPeople(res engine.Result) string {
+	switch {
+	case res.Cause == sandbox.CauseTimeout:
+		more := ""
+		if res.Timeout < t.maxTimeout {
+			more = fmt.Sprintf("raise the time limit in the settings (at most %g seconds), ", t.maxTimeout.Seconds())
+		}
+		return res.TimeoutMessage() + ". Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
+	case res.Hint == engine.NoNetworkHint:
+		return "This run had no network access. It can be turned on in the settings."
+	}
+	return res.Hint
+}
+
+// runsOf lists runs for a client that shows them to people.
+func runsOf(list []engine.RunInfo) []runInfoJSON {
+	out := make([]runInfoJSON, len(list))
+	for i, r := range list {
+		out[i] = runInfoJSON{
+			RunID: r.ID, Runner: r.Runner, Started: r.Started.UTC().Format(time.RFC3339Nano), Status: statusOf(engine.Result{Running: r.Running, Cause: r.Cause}),
+			DurationMS: r.Duration.Milliseconds(), ExitCode: r.ExitCode, Cause: string(r.Cause),
+		}
+	}
+	return out
+}
+
+func (t *toolset) detailsOf(res engine.Result) detailsJSON {
 	out := detailsJSON{
 		RunID: res.RunID, SessionID: res.Session, Runner: res.Runner, Status: statusOf(res),
-		ExitCode: res.ExitCode, Signal: res.Signal, Cause: string(res.Cause), Hint: res.Hint,
+		ExitCode: res.ExitCode, Signal: res.Signal, Cause: string(res.Cause), Hint: t.hintForPeople(res),
 		DurationMS: res.Duration.Milliseconds(), MemoryBytes: res.MaxRSSBytes,
 		Stdout: validUTF8(res.Stdout), Stderr: validUTF8(res.Stderr), StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated,
 	}

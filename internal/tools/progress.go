@@ -2,6 +2,7 @@ package tools
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -21,13 +22,13 @@ const (
 // progress streams a run's output as progress notifications. The run never waits for the client: output is taken into a
 // bounded buffer and sent by a goroutine. A nil *progress does nothing.
 type progress struct {
-	send func(message string, total int64, stderr []span) error
+	send func(message string, total, missed int64, stderr []span) error
 
 	mu      sync.Mutex
 	pending strings.Builder
 	spans   spans                    // of pending
 	total   int64                    // bytes of output that have been pending or skipped; grows with every notification
-	skipped bool                     // since the last notification
+	skipped int64                    // bytes since the last notification
 	partial map[engine.Stream][]byte // the start of a character whose end has not come yet
 
 	wake chan struct{} // there is a chunk to send
@@ -44,16 +45,25 @@ func startProgress(ctx context.Context, c call) *progress {
 	default:
 		return nil
 	}
-	return newProgress(func(message string, total int64, stderr []span) error {
+	return newProgress(func(message string, total, missed int64, stderr []span) error {
 		params := &mcp.ProgressNotificationParams{ProgressToken: token, Message: message, Progress: float64(total)}
-		if details && len(stderr) > 0 {
-			params.Meta = mcp.Meta{stderrKey: stderr}
+		switch {
+		case details:
+			params.Meta = mcp.Meta{}
+			if len(stderr) > 0 {
+				params.Meta[stderrKey] = stderr
+			}
+			if missed > 0 {
+				params.Meta[missedKey] = missed
+			}
+		case missed > 0:
+			params.Message += fmt.Sprintf("\n[%d bytes of output skipped: the client reads too slowly]\n", missed)
 		}
 		return req.Session.NotifyProgress(ctx, params)
 	})
 }
 
-func newProgress(send func(message string, total int64, stderr []span) error) *progress {
+func newProgress(send func(message string, total, missed int64, stderr []span) error) *progress {
 	p := &progress{
 		send:    send,
 		partial: make(map[engine.Stream][]byte),
@@ -77,7 +87,7 @@ func (p *progress) add(stream engine.Stream, b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pending.Len() > progressBacklog {
-		p.skipped = true
+		p.skipped += int64(len(p.partial[stream]) + len(b))
 		p.total += int64(len(p.partial[stream]) + len(b))
 		delete(p.partial, stream)
 		return
@@ -142,15 +152,11 @@ func (p *progress) flush(last bool) bool {
 			p.take(stream, p.partial[stream])
 		}
 	}
-	message, total, stderr := p.pending.String(), p.total, p.spans.stderr
+	message, total, missed, stderr := p.pending.String(), p.total, p.skipped, p.spans.stderr
 	p.pending.Reset()
-	p.spans = spans{}
-	if p.skipped {
-		message += "\n[output skipped: the client reads too slowly; the result has it]\n"
-		p.skipped = false
-	}
+	p.spans, p.skipped = spans{}, 0
 	p.mu.Unlock()
-	return message == "" || p.send(message, total, stderr) == nil
+	return message == "" && missed == 0 || p.send(message, total, missed, stderr) == nil
 }
 
 // stop sends the rest and returns when nothing more will be sent.

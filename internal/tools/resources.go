@@ -73,7 +73,7 @@ type resources struct {
 	files Files
 }
 
-func registerResources(srv *mcp.Server, files Files) {
+func registerResources(srv *mcp.Server, files Files, runs Runs) {
 	r := &resources{files: files}
 	srv.AddResourceTemplate(&mcp.ResourceTemplate{
 		URITemplate: uriTemplate,
@@ -83,7 +83,8 @@ func registerResources(srv *mcp.Server, files Files) {
 	}, r.read)
 	srv.AddReceivingMiddleware(r.middleware)
 	w := newWatchers(srv)
-	files.Watch(w.changed)
+	files.Watch(func(caller session.Caller) { w.changed(caller, false) })
+	runs.WatchRuns(func(caller session.Caller) { w.changed(caller, true) })
 }
 
 func (r *resources) middleware(next mcp.MethodHandler) mcp.MethodHandler {

@@ -96,10 +96,10 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		return nil, err
 	}
 	if res.Running {
-		return c.detailed(t.state(c.client, res, 0), res), nil
+		return t.detailed(c, t.state(c.client, res, 0), res), nil
 	}
 	log.Info("[MCP] run completed", "run_id", res.RunID)
-	return c.detailed(t.result(c.client, res), res), nil
+	return t.detailed(c, t.result(c.client, res), res), nil
 }
 
 // runResult is the plain output, what was shown, and a line of facts when there is something to say.

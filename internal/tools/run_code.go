@@ -86,14 +86,14 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 	}
 
 	if res.Running {
-		return c.detailed(t.state(c.client, res, 0), res), nil
+		return t.detailed(c, t.state(c.client, res, 0), res), nil
 	}
 	how := "successfully"
 	if !res.Success() {
 		how = "with a failure"
 	}
 	log.Info("[MCP] run_code completed "+how, "run_id", res.RunID)
-	return c.detailed(t.result(c.client, res), res), nil
+	return t.detailed(c, t.result(c.client, res), res), nil
 }
 
 func runCodeResult(res engine.Result) runCodeJSON {

@@ -117,10 +117,10 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 		return nil, err
 	}
 	if res.Running {
-		return c.detailed(t.state(c.client, res, 0), res), nil
+		return t.detailed(c, t.state(c.client, res, 0), res), nil
 	}
 	log.Info("[MCP] run_python completed", "run_id", res.RunID)
-	return c.detailed(t.result(c.client, res), res), nil
+	return t.detailed(c, t.result(c.client, res), res), nil
 }
 
 func runPythonResult(res engine.Result) runPythonJSON {

@@ -54,6 +54,8 @@ func (r runs) Run(context.Context, session.Caller, engine.Request) (engine.Resul
 
 func (runs) Watch(func(session.Caller)) {}
 
+func (runs) WatchRuns(func(session.Caller)) {}
+
 // TestServiceTools: what a model is told about services, and about one that is not connected.
 func TestServiceTools(t *testing.T) {
 	states := []engine.ServiceState{{Name: "datadog", DisplayName: "Datadog", ConnectURL: "https://here/connections"}, {Name: "static", Connected: true}}

@@ -99,7 +99,7 @@ func Register(srv *mcp.Server, e Engine, opt Options) {
 		srv.AddTool(tool.Tool, t.handler(tool.Name, tool.call))
 	}
 	srv.AddReceivingMiddleware(t.middleware)
-	registerResources(srv, e)
+	registerResources(srv, e, e)
 }
 
 type toolset struct {

@@ -32,7 +32,7 @@ func waitRunTool() *mcp.Tool {
 
 func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, error) {
 	id := c.args.required("run_id")
-	req := engine.WaitRequest{Cursor: c.args.cursor()}
+	req := engine.WaitRequest{Cursor: c.args.cursor(), Follow: c.wantsDetails()}
 	timeout, given := c.args.seconds("timeout_seconds", 0, maxWait)
 	if req.Timeout = timeout; !given {
 		req.Timeout = defaultWait
@@ -48,5 +48,8 @@ func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, err
 		return nil, err
 	}
 	t.log.Info("[MCP] wait_run: "+statusOf(res), "run_id", res.RunID, "session_id", logSession(res.Session))
-	return c.detailed(t.state(c.client, res, req.Cursor), res), nil
+	if req.Follow {
+		return t.followed(res), nil
+	}
+	return t.state(c.client, res, req.Cursor), nil
 }

@@ -3,6 +3,7 @@ package tools
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -16,13 +17,15 @@ const (
 )
 
 // watchers are the clients that are told when the list of resources changes: up to protocol version 2025-11-25 every one that
-// has initialized, from 2026-07-28 on those that listen. A client hears of its own caller's files alone. The SDK would tell
-// every session, so it is not asked to.
+// has initialized, from 2026-07-28 on those that listen. A client hears of its own caller's files alone; one that has declared
+// activityKey is also told when runs start and end. The SDK would tell every session, so it is not asked to.
 type watchers struct {
 	srv  *mcp.Server
 	send mcp.MethodHandler // the SDK's way to a session
 
-	pending sync.Map // callers whose clients are about to be told
+	interested atomic.Bool // somebody may want to know of runs
+
+	pending sync.Map // changes that clients are about to be told of
 
 	mu      sync.Mutex
 	entries map[watchKey]*watcher
@@ -33,8 +36,18 @@ type watchKey struct {
 	subscription any // the id of the request that listens; nil up to 2025-11-25
 }
 
+// activityKey is an experimental capability of clients that show a session to people: they look again when a run starts or ends.
+const activityKey = "mcp-code-sandbox/activity"
+
+// change is what watchers are told of.
+type change struct {
+	caller session.Caller
+	runs   bool // and not files
+}
+
 type watcher struct {
 	caller session.Caller
+	runs   bool // it wants to know of runs, too
 	busy   bool // a notification is on its way
 	again  bool // and another must follow
 }
@@ -63,7 +76,8 @@ func (w *watchers) receiving(next mcp.MethodHandler) mcp.MethodHandler {
 			caller, callerErr := callerOf(req.Extra)
 			declared := req.Session.InitializeParams()
 			if err == nil && callerErr == nil && declared != nil && declared.ProtocolVersion >= version20250326 {
-				w.add(watchKey{session: req.Session}, caller)
+				_, runs := declaredExperimental(declared)[activityKey]
+				w.add(watchKey{session: req.Session}, &watcher{caller: caller, runs: runs})
 			}
 			return res, err
 		case *mcp.SubscriptionsListenRequest:
@@ -92,18 +106,26 @@ func (w *watchers) sending(next mcp.MethodHandler) mcp.MethodHandler {
 		ss, isServer := req.GetSession().(*mcp.ServerSession)
 		if ok && isAck && isServer && err == nil && ack.Notifications.ResourcesListChanged {
 			l.key = watchKey{session: ss, subscription: ack.Meta[mcp.MetaKeySubscriptionID]}
-			w.add(l.key, l.caller)
+			w.add(l.key, &watcher{caller: l.caller})
 		}
 		return res, err
 	}
 }
 
-func (w *watchers) add(key watchKey, caller session.Caller) {
+func declaredExperimental(p *mcp.InitializeParams) map[string]any {
+	if p.Capabilities == nil {
+		return nil
+	}
+	return p.Capabilities.Experimental
+}
+
+func (w *watchers) add(key watchKey, e *watcher) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.pruneLocked()
 	if w.entries[key] == nil {
-		w.entries[key] = &watcher{caller: caller}
+		w.entries[key] = e
+		w.interested.Store(w.interested.Load() || e.runs)
 	}
 }
 
@@ -119,33 +141,41 @@ func (w *watchers) pruneLocked() {
 	for ss := range w.srv.Sessions() {
 		live[ss] = true
 	}
-	for key := range w.entries {
+	interested := false
+	for key, e := range w.entries {
 		if !live[key.session] {
 			delete(w.entries, key)
+			continue
 		}
+		interested = interested || e.runs
 	}
+	w.interested.Store(interested)
 }
 
 // changed has the caller's clients told. It costs the run that changed something the same, however many clients there are.
-func (w *watchers) changed(caller session.Caller) {
-	if _, pending := w.pending.LoadOrStore(caller, true); pending {
+func (w *watchers) changed(caller session.Caller, runs bool) {
+	what := change{caller, runs}
+	if runs && !w.interested.Load() {
+		return
+	}
+	if _, pending := w.pending.LoadOrStore(what, true); pending {
 		return
 	}
 	go func() {
-		w.pending.Delete(caller)
-		w.spread(caller)
+		w.pending.Delete(what)
+		w.spread(what)
 	}()
 }
 
 // spread tells the caller's clients, without waiting for them. Changes that come while a client is being told are told
 // together.
-func (w *watchers) spread(caller session.Caller) {
+func (w *watchers) spread(what change) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.pruneLocked()
 	for key, e := range w.entries {
 		switch {
-		case e.caller != caller:
+		case e.caller != what.caller || what.runs && !e.runs:
 		case e.busy:
 			e.again = true
 		default:
