@@ -3,11 +3,14 @@
 package integration
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -48,6 +51,12 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
+			// The suite itself accepts a listed scenario that passes with a warning.
+			for _, scenario := range listed(t, expected) {
+				if regexp.MustCompile(`✓ ` + scenario + `: `).Match(out) {
+					t.Errorf("%s passes; take it out of %s", scenario, expected)
+				}
+			}
 			for _, scenario := range must {
 				if !regexp.MustCompile(`✓ ` + scenario + `: [1-9]\d* passed, 0 failed`).Match(out) {
 					t.Errorf("%s did not pass:\n%s", scenario, out)
@@ -57,8 +66,25 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+// listed returns the whole scenarios of a list of expected failures.
+func listed(t *testing.T, file string) (scenarios []string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^ +- ([a-z0-9-]+)$`).FindAllStringSubmatch(string(text), -1) {
+		scenarios = append(scenarios, m[1])
+	}
+	if len(scenarios) == 0 {
+		t.Fatalf("%s lists nothing", file)
+	}
+	return scenarios
+}
+
 // authenticating is a proxy that adds the token, which the suite cannot send. It leaves everything else, Host and Origin
-// above all, as it is.
+// above all, as it is. It reads a request's body first: an answer that comes before the body has been read to its end makes
+// the transport cut the connection.
 func authenticating(t *testing.T, s *server) http.Handler {
 	t.Helper()
 	target, err := url.Parse(s.URL)
@@ -70,6 +96,9 @@ func authenticating(t *testing.T, s *server) http.Handler {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
 			r.Out.Host = r.In.Host
+			if body, err := io.ReadAll(r.In.Body); err == nil && len(body) > 0 {
+				r.Out.Body = io.NopCloser(bytes.NewReader(body))
+			}
 			r.Out.Header.Set("Authorization", "Bearer "+s.Token)
 		},
 	}
