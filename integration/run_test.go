@@ -57,7 +57,7 @@ func (s *server) cellWith(t *testing.T, session, env, code string, environment m
 // TestNotebook: state lives on, values and plots are shown, errors point at cells.
 func TestNotebook(t *testing.T) {
 	s := serve(t)
-	if r := s.cell(t, "nb", "python", "import pandas as pd\ndf = pd.DataFrame({'a': [1, 2], 'b': [0.5, 0.25]})\ndf"); r.Stdout != "|  | a | b |\n|---|---|---|\n| 0 | 1 | 0.5 |\n| 1 | 2 | 0.25 |\n" || r.ExitCode != 0 || r.Session != "nb" {
+	if r := s.cell(t, "nb", "python", "import pandas as pd\ndf = pd.DataFrame({'a': [1, 2], 'b': [0.5, 0.25]})\ndf"); r.Stdout != "   a     b\n0  1  0.50\n1  2  0.25\n" || r.ExitCode != 0 || r.Session != "nb" {
 		t.Errorf("a frame: %+v", r)
 	}
 	if r := s.cell(t, "nb", "python", "df.a.sum()"); !strings.Contains(r.Stdout, "3") {

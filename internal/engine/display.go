@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -13,6 +14,22 @@ import (
 
 // imageExtensions are the images that displays may be.
 var imageExtensions = map[string]string{"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
+
+// bundleMIME is the type of a display that has its text as well: a JSON object of a type of markup and of text/plain.
+const bundleMIME = "application/vnd.mcp-code-sandbox.bundle+json"
+
+// newDisplay makes a Display of what a driver sent, with redact applied to every text in it.
+func newDisplay(mime string, data []byte, redact func([]byte) []byte) Display {
+	var bundle map[string]string
+	if mime == bundleMIME && json.Unmarshal(data, &bundle) == nil {
+		for _, markup := range []string{"text/html", "text/markdown"} {
+			if text := bundle[markup]; text != "" {
+				return Display{MIME: markup, Data: redact([]byte(text)), Plain: redact([]byte(bundle["text/plain"]))}
+			}
+		}
+	}
+	return Display{MIME: mime, Data: redact(data)}
+}
 
 // keepImages makes files of the images that a run showed, named after the run, and returns them, the last one first. A full
 // workspace costs the file, not the result.

@@ -140,7 +140,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 		}),
 		Started: func() { close(run.begun) },
 		Display: func(mime string, data []byte) {
-			res.Displays = append(res.Displays, Display{mime, shown[wire.TypeStdout].redact(data)})
+			res.Displays = append(res.Displays, newDisplay(mime, data, shown[wire.TypeStdout].redact))
 		},
 		Output: func(t wire.Type, p []byte) { shown[t].write(p) },
 	})

@@ -46,7 +46,7 @@ func (e *Engine) pack(r *run, sr storedRun) (*store.Result, error) {
 	var displays []Display
 	total := 0
 	for _, d := range sr.Result.Displays {
-		if total += len(d.Data); total > keptDisplays {
+		if total += len(d.Data) + len(d.Plain); total > keptDisplays {
 			break
 		}
 		displays = append(displays, d)

@@ -121,6 +121,8 @@ type Result struct {
 type Display struct {
 	MIME string
 	Data []byte
+	// Plain is the part of stdout in whose place Data may be shown, byte for byte; nil if nothing was printed for it.
+	Plain []byte `json:",omitempty"`
 }
 
 // TimeoutMessage is contract 4's sentence about a run with the cause timeout.

@@ -73,6 +73,7 @@ type runInfoJSON struct {
 type displayJSON struct {
 	MIMEType string `json:"mime_type"`
 	Text     string `json:"text"`
+	Plain    string `json:"plain,omitempty"` // the part of stdout in whose place Text may be shown, byte for byte
 }
 
 // wantsDetails reports whether the client asked for details. A plain caller's result has no _meta.
@@ -159,12 +160,13 @@ func (t *toolset) detailsOf(res engine.Result) detailsJSON {
 		if !strings.HasPrefix(d.MIME, "text/") && d.MIME != "image/svg+xml" {
 			continue // image content
 		}
-		if len(d.Data) > left {
+		size := len(d.Data) + len(d.Plain)
+		if size > left {
 			out.DisplaysTruncated = true
 			continue
 		}
-		left -= len(d.Data)
-		out.Displays = append(out.Displays, displayJSON{MIMEType: d.MIME, Text: validUTF8(d.Data)})
+		left -= size
+		out.Displays = append(out.Displays, displayJSON{MIMEType: d.MIME, Text: validUTF8(d.Data), Plain: validUTF8(d.Plain)})
 	}
 	return out
 }

@@ -2,11 +2,13 @@
 reads and writes on descriptor 3.
 
 Variables, imports, the working directory and os.environ live on in one namespace. Each cell has its own stdout and stderr: pipes
-that the agent reads until the cell has ended. The value of a cell's last expression is shown.
+that the agent reads until the cell has ended. The value of a cell's last expression is shown. What threads and tasks of an earlier
+cell print is late output: the next cell's stdout has it, between two lines that say so.
 """
 
 import ast
 import builtins
+import contextvars
 import io
 import os
 import signal
@@ -15,7 +17,10 @@ import threading
 import types
 
 CHANNEL_FD = 3
-MAX_ROWS, MAX_COLUMNS = 20, 20
+MAX_DISPLAYS = 64  # of a cell: the agent takes no more
+MAX_MARKUP = 256 << 10  # bytes of a value's HTML or Markdown, and of the text in whose place a page shows it
+MAX_LATE = 8 << 10  # bytes of late output that are kept
+BUNDLE = "application/vnd.mcp-code-sandbox.bundle+json"
 
 
 class Cell:
@@ -24,11 +29,12 @@ class Cell:
     number = 0
     directory = None
     shown = 0
+    started_by = contextvars.ContextVar("cell")  # the number of the cell that started a task or a callback
 
 
 def show_bytes(mime, data):
     """Hands something to the agent to be displayed."""
-    if Cell.directory is None or os.getpid() != PID:
+    if Cell.directory is None or os.getpid() != PID or Cell.shown >= MAX_DISPLAYS:
         return
     Cell.shown += 1
     name = f"display-{Cell.shown}"
@@ -45,30 +51,37 @@ def tell(line):
 
 
 def display(*values):
-    """Shows values as a notebook would: pictures, tables, or their repr."""
+    """Shows values as a notebook would: pictures, or what the interpreter prints."""
     for value in values:
         show(value)
 
 
 def show(value):
+    """Shows a picture, or prints the value's repr, of which a page may show HTML or Markdown instead."""
     if FIGURES is not None and _is(value, "matplotlib.figure", "Figure"):
         FIGURES.show_figure(value)
         sys.modules["matplotlib.pyplot"].close(value)
         return
-    text = table(value)
-    if text is not None:
-        sys.stdout.write(text)
-        return
-    for method, mime in (("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"), ("_repr_svg_", "image/svg+xml"),
-                         ("_repr_markdown_", "text/markdown"), ("_repr_html_", "text/html")):
-        data = _call(value, method)
-        if data is None:
-            continue
-        show_bytes(mime, data if isinstance(data, bytes) else str(data).encode())
-        if mime == "text/html":
-            break  # a model reads the repr, too
-        return
-    sys.stdout.write(repr(value) + "\n")
+    for method, mime in (("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"), ("_repr_svg_", "image/svg+xml")):
+        data = represent(value, method)
+        if data:
+            show_bytes(mime, data if isinstance(data, bytes) else data.encode(errors="replace"))
+            return
+    text = repr(value) + "\n"
+    sys.stdout.write(text)
+    if sys.stdout is Stream.current[1] and len(text) <= MAX_MARKUP and Cell.shown < MAX_DISPLAYS:
+        show_markup(value, text.encode(errors=Stream.FORMAT["errors"]).decode())
+
+
+def show_markup(value, text):
+    """Sends the value's HTML or Markdown together with the text that was printed for it."""
+    for method, mime in (("_repr_html_", "text/html"), ("_repr_markdown_", "text/markdown")):
+        data = represent(value, method)
+        if isinstance(data, str) and data and len(data) <= MAX_MARKUP:
+            import json
+
+            show_bytes(BUNDLE, json.dumps({mime: data, "text/plain": text}).encode())
+            return
 
 
 def _is(value, module, name):
@@ -76,36 +89,19 @@ def _is(value, module, name):
     return loaded is not None and isinstance(value, getattr(loaded, name, ()))
 
 
-def _call(value, method):
-    if isinstance(value, type):
+def represent(value, method):
+    """Calls one of the methods by which objects describe themselves to notebooks. None if there is none, or it fails. It must be the
+    type's: objects that have every attribute (mocks, proxies, a frame with such a column) mean nothing by it."""
+    found = getattr(type(value), method, None)
+    if found is None or isinstance(value, type):
         return None
     try:
-        return getattr(value, method)()
+        data = found(value)
     except Exception:
         return None
-
-
-def table(value):
-    """A pandas frame or series as a compact Markdown table; None for anything else."""
-    if _is(value, "pandas", "Series"):
-        value = value.to_frame(value.name if value.name is not None else "value")
-    elif not _is(value, "pandas", "DataFrame"):
-        return None
-    rows, columns = value.shape
-    frame = value
-    if rows > MAX_ROWS:
-        frame = sys.modules["pandas"].concat([value.head(MAX_ROWS // 2), value.tail(MAX_ROWS // 2)])
-    frame = frame.iloc[:, :MAX_COLUMNS]
-    clean = lambda x: " ".join(str(x).replace("|", "\\|").split())
-    number = lambda x: f"{x:.6g}" if isinstance(x, float) else clean(x)
-    lines = ["| " + " | ".join([""] + [clean(c) for c in frame.columns]) + " |", "|---" * (frame.shape[1] + 1) + "|"]
-    for i, (index, row) in enumerate(zip(frame.index, frame.itertuples(index=False, name=None))):
-        if rows > MAX_ROWS and i == MAX_ROWS // 2:
-            lines.append("| … " * (frame.shape[1] + 1) + "|")
-        lines.append("| " + " | ".join([clean(index)] + [number(x) for x in row]) + " |")
-    if rows > MAX_ROWS or columns > MAX_COLUMNS:
-        lines.append(f"\n{rows} rows × {columns} columns")
-    return "\n".join(lines) + "\n"
+    if isinstance(data, tuple) and len(data) == 2:  # with metadata
+        data = data[0]
+    return data if isinstance(data, (str, bytes)) else None
 
 
 # ---- Running cells ----
@@ -170,9 +166,14 @@ def print_exception(e):
     seen = set()
 
     def user_frames(tb):
-        while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+        frames = []
+        while tb is not None:
+            if tb.tb_frame.f_code.co_filename != __file__:
+                frames.append(tb)
             tb = tb.tb_next
-        return tb
+        for tb, following in zip(frames, frames[1:] + [None]):
+            tb.tb_next = following
+        return frames[0] if frames else None
 
     def strip(e):
         if e is None or id(e) in seen:
@@ -192,11 +193,56 @@ def remember_source(filename, code):
     linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
 
 
+class Late:
+    """What was printed by threads and tasks whose cell had ended. It takes no lock: any thread prints, at any time, and a signal or
+    a fork may come in between."""
+
+    pieces = []  # (number of the cell, data)
+    size = 0
+    omitted = 0  # bytes
+
+    @classmethod
+    def add(cls, number, data):
+        kept = bytes(data[: max(0, MAX_LATE - cls.size)])
+        cls.omitted += len(data) - len(kept)
+        if kept:
+            cls.size += len(kept)
+            cls.pieces.append((number, kept))
+
+    @classmethod
+    def take(cls):
+        """Returns what has come since the last time, cell by cell, between lines that say what it is."""
+        pieces, cls.pieces, omitted, cls.omitted, cls.size = cls.pieces, [], cls.omitted, 0, 0
+        cells = {}
+        for number, data in pieces:
+            cells[number] = cells.get(number, b"") + data
+        text = b""
+        for number, data in cells.items():
+            text += b"[late output of cell %d]\n" % number + data + (b"" if data.endswith(b"\n") else b"\n")
+        if omitted:
+            text += b"[%d bytes of late output were left out]\n" % omitted
+        return text + b"[end of late output]\n" if text else text
+
+
+def print_late():
+    """Puts late output into the stdout of the cell that runs."""
+    pipe, text = Output.pipes[1], Late.take()
+    if pipe is not None and text:
+        pipe.write(text if pipe.at_line_start else b"\n" + text)
+
+
 class Pipe:
     """One end of a cell's output. It has a descriptor of its own: descriptors 1 and 2 lead to the next cell's pipes at once."""
 
     def __init__(self, number, fd):
-        self.number, self.file = number, io.FileIO(fd, "w")
+        self.number, self.file, self.at_line_start = number, io.FileIO(fd, "w"), True
+
+    def write(self, data):
+        rest = memoryview(data).cast("B")
+        if rest:
+            self.at_line_start = rest[-1] == ord("\n")
+        while rest:
+            rest = rest[self.file.write(rest):]
 
     def end(self, null):
         """Has what still comes go nowhere. The descriptor's number is free when nobody is writing to it any more."""
@@ -204,7 +250,7 @@ class Pipe:
 
 
 class Output(io.RawIOBase):
-    """What the cell that runs has for descriptor fd. A thread that an earlier cell left behind writes into the void."""
+    """What the cell that runs has for descriptor fd. What a thread or task of an earlier cell writes is late output."""
 
     pipes = {1: None, 2: None}
 
@@ -221,14 +267,19 @@ class Output(io.RawIOBase):
         """Does nothing: what a cell has wrapped around it closes it when it is freed, be it in a later cell."""
 
     def write(self, data):
-        pipe = self.pipes[self.fd]
-        if pipe is None or getattr(threading.current_thread(), "sandbox_cell", pipe.number) != pipe.number:
-            return len(data)
-        rest = memoryview(data).cast("B")
-        size = len(rest)
-        while rest:
-            rest = rest[pipe.file.write(rest):]
-        return size
+        data = memoryview(data).cast("B")
+        pipe, number = self.pipes[self.fd], printing_cell()
+        if pipe is not None and number == pipe.number:
+            pipe.write(data)
+        else:
+            Late.add(number, data)
+        return len(data)
+
+
+def printing_cell():
+    """The number of the cell to which belongs what runs in this thread now."""
+    number = Cell.started_by.get(None)
+    return getattr(threading.current_thread(), "sandbox_cell", Cell.number) if number is None else number
 
 
 class Stream(io.TextIOWrapper):
@@ -261,8 +312,8 @@ class Stream(io.TextIOWrapper):
 
 
 def start_thread(thread, start=threading.Thread.start):
-    """Thread.start, remembering the cell to which the thread belongs: that of the thread that starts it."""
-    thread.sandbox_cell = getattr(threading.current_thread(), "sandbox_cell", Cell.number)
+    """Thread.start, remembering the cell to which the thread belongs: that of what starts it."""
+    thread.sandbox_cell = printing_cell()
     start(thread)
 
 
@@ -330,8 +381,10 @@ def main():
         if verb != "execute":
             continue
         Cell.number, Cell.directory, Cell.shown = int(number), directory, 0
-        sys.stdout, sys.stderr = Stream.of(1), Stream.of(2)  # what is still in those before goes nowhere
+        Cell.started_by.set(Cell.number)
+        sys.stdout, sys.stderr = Stream.of(1), Stream.of(2)  # what is still in those before is late
         redirect(directory)
+        print_late()
         sys.stdin = open(os.devnull)
         with open(os.path.join(directory, "code"), encoding="utf-8", errors="surrogateescape") as f:
             code = f.read()
@@ -343,19 +396,28 @@ def main():
             exit_code = cell_exit_code(code, filename, namespace)
             if FIGURES is not None:
                 FIGURES.show_forgotten_figures()
-        except BaseException as e:  # an interrupt that came late, or a figure that cannot be drawn
+        except KeyboardInterrupt:  # that came late
+            print("Interrupted.", file=sys.stderr)
+            exit_code = 130
+        except BaseException as e:  # a figure that cannot be drawn
             print_exception(e)
             exit_code = 1
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        flush()
-        try:
-            restore_environment()
-        except Exception:  # the cell has put something else in place of os.environ
-            pass
-        redirect(None)
-        Cell.directory = None
+        end_cell(restore_environment)
         tell(f"result {number} {exit_code}")
+
+
+def end_cell(restore_environment):
+    """Ends the cell, whatever the user's code has put in place of what this uses."""
+    for step in (getattr(FIGURES, "close_figures", None), flush, restore_environment, print_late):
+        try:
+            if step is not None:
+                step()
+        except Exception:
+            pass
+    redirect(None)
+    Cell.directory = None
 
 
 try:

@@ -18,6 +18,7 @@ def rehearse():
 def exercise():
     frame = rehearse()
     str(frame.describe())
+    frame._repr_html_()
     pandas.read_csv(io.StringIO(frame.to_csv()))
     figure, axes = matplotlib.pyplot.subplots()
     axes.plot([1, 2, 3])

@@ -18,10 +18,15 @@ class _Finder:
                 _copy_fonts()
             except OSError:
                 pass  # matplotlib then makes its own
-        elif name == "matplotlib.pyplot":
-            sys.meta_path.remove(_Finder)
-            return _showing(name)
+        elif name == "matplotlib.pyplot" and not _Finder.looking:
+            _Finder.looking = True
+            try:
+                return _showing(name)
+            finally:
+                _Finder.looking = False
         return None
+
+    looking = False  # for the spec of pyplot, which others find
 
 
 def _copy_fonts():
@@ -53,7 +58,9 @@ def _showing(name):
     def exec_module(module):
         import atexit
 
-        execute(module)
+        execute(module)  # until this succeeds, the next import of it must be found here, too
+        if _Finder in sys.meta_path:
+            sys.meta_path.remove(_Finder)
         figure = sys.modules["matplotlib.figure"].Figure
         save = figure.savefig
 
@@ -61,7 +68,7 @@ def _showing(name):
             self.sandbox_saved = True
             return save(self, *args, **kwargs)
 
-        figure.savefig = savefig
+        figure.savefig, figure.sandbox_save = savefig, save
         figure.show = lambda self, *_, **__: show_figure(self)
         module.show = show_open_figures
         if emit is _to_directory:
@@ -74,15 +81,28 @@ def _showing(name):
 def show_open_figures(*_, **__):
     """What plt.show() does here."""
     for figure in _open_figures():
-        show_figure(figure)
-        sys.modules["matplotlib.pyplot"].close(figure)
+        _show_and_close(figure)
 
 
 def show_forgotten_figures():
     """What becomes of figures that are left open: those that were saved to a file have been seen to."""
     for figure in _open_figures():
-        if not hasattr(figure, "sandbox_saved"):
-            show_figure(figure)
+        if hasattr(figure, "sandbox_saved"):
+            sys.modules["matplotlib.pyplot"].close(figure)
+        else:
+            _show_and_close(figure)
+
+
+def close_figures():
+    """Closes what is still open: after an error, or an interrupt, the next cell must not draw into it."""
+    for figure in _open_figures():
+        sys.modules["matplotlib.pyplot"].close(figure)
+
+
+def _show_and_close(figure):
+    try:
+        show_figure(figure)
+    finally:
         sys.modules["matplotlib.pyplot"].close(figure)
 
 
@@ -99,7 +119,7 @@ def show_figure(figure):
     if not figure.get_children()[1:]:
         return  # nothing was drawn
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight")
+    figure.sandbox_save(buffer, format="png", bbox_inches="tight")
     emit("image/png", buffer.getvalue())
 
 

@@ -1,6 +1,8 @@
 package sandboxtest
 
 import (
+	"bytes"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +30,13 @@ func Cell(t *testing.T, language, code string) wire.Run {
 		t.Fatal(err)
 	}
 	return wire.Run{Argv: d.argv, Driver: source, Interpreter: language, Code: []byte(code)}
+}
+
+var lateOutput = regexp.MustCompile(`(?s)\[late output of cell \d+\]\n.*?\[end of late output\]\n`)
+
+// splitLate separates what a cell printed from what the threads of earlier cells did.
+func splitLate(stdout []byte) (own, late string) {
+	return string(lateOutput.ReplaceAll(stdout, nil)), string(bytes.Join(lateOutput.FindAll(stdout, -1), nil))
 }
 
 // testCells: interpreters that live on between runs.
@@ -155,6 +164,7 @@ class P:
     def _repr_png_(self): return b"png"
 class M:
     def _repr_markdown_(self): return "*m*"
+    def __repr__(self): return "M()"
 class H:
     def _repr_html_(self): return "<b>h</b>"
     def __repr__(self): return "H()"
@@ -163,8 +173,9 @@ class B:
     def __repr__(self): return "B()"
 display(P(), M(), H(), B(), 1)
 P()`))
-		if got := strings.Join(res.Displays, "|"); got != "image/png png|text/markdown *m*|text/html <b>h</b>|image/png png" ||
-			string(res.Stdout) != "H()\nB()\n1\n" || res.Exit.Code != 0 {
+		const bundle = "application/vnd.mcp-code-sandbox.bundle+json"
+		if got := strings.Join(res.Displays, "|"); got != "image/png png|"+bundle+` {"text/markdown": "*m*", "text/plain": "M()\n"}|`+bundle+` {"text/html": "<b>h</b>", "text/plain": "H()\n"}|image/png png` ||
+			string(res.Stdout) != "M()\nH()\nB()\n1\n" || res.Exit.Code != 0 {
 			t.Errorf("%q %q %s", got, res.Stdout, res.Stderr)
 		}
 	})
@@ -197,11 +208,13 @@ sys.stderr.write("error\n"); _ = os.write(2, b"\xff\n")
 		}
 		next(`
 def chatter():
-    while True: print("late"); sys.stdout.buffer.write(b"late"); time.sleep(0.01)
-threading.Thread(target=chatter, daemon=True).start()`)
-		if res := next("import time; time.sleep(0.3); print('mine')"); string(res.Stdout) != "mine\n" {
-			t.Errorf("a thread of an earlier cell printed into a later one: %q", res.Stdout)
+    while not quiet.wait(0.01): print("late"); sys.stdout.buffer.write(b"late")
+quiet, talker = threading.Event(), threading.Thread(target=chatter, daemon=True)
+talker.start()`)
+		if own, late := splitLate(next("import time; time.sleep(0.3); print('mine', end='')").Stdout); own != "mine\n" || !strings.Contains(late, "late\n") {
+			t.Errorf("a thread of an earlier cell printed into a later one: %q %q", own, late)
 		}
+		next("quiet.set(); talker.join()")
 		// A thread that prints is in nobody's way when the next cell begins, nor does it crash.
 		next(`
 class Slow:
@@ -211,8 +224,8 @@ def slow():
     except BaseException as e: outcome.append(repr(e))
 go, outcome, thread = threading.Event(), [], threading.Thread(target=slow)
 thread.start()`)
-		if res := next("go.set(); thread.join(); print(*outcome)"); string(res.Stdout) != "printed\n" {
-			t.Errorf("a thread that printed while a cell began: %q", res.Stdout)
+		if own, late := splitLate(next("go.set(); thread.join(); print(*outcome)").Stdout); own != "printed\n" || late != "[late output of cell 7]\nlate late\n[end of late output]\n" {
+			t.Errorf("a thread that printed while a cell began: %q %q", own, late)
 		}
 		// What a cell does to its streams does not leave the next without.
 		for _, code := range []string{
