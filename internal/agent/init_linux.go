@@ -434,7 +434,7 @@ func findProgram(name string, env []string) (string, error) {
 	return "", fmt.Errorf("%s: not found in the sandbox", name)
 }
 
-// privateMounts gives the run a /proc of its own pid namespace and empty, sized /tmp and /dev/shm.
+// privateMounts gives the run a /proc of its own pid namespace, terminals of its own, and empty, sized /tmp and /dev/shm.
 func privateMounts(tmpBytes int64) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
 	// What the agent has made private is so here; a workspace that is still to come comes through.
@@ -450,6 +450,7 @@ func privateMounts(tmpBytes int64) error {
 			return fmt.Errorf("mount %s: %w", dir, err)
 		}
 	}
+	mountTerminals()
 	if err := unix.Mount("proc", "/proc", "proc", flags|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}

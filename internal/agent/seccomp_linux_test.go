@@ -79,6 +79,7 @@ func TestFilter(t *testing.T) {
 		{"bind to an interface", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, junk | unix.SOL_SOCKET, junk | unix.SO_BINDTOIFINDEX}, eperm},
 		{"typing", auditArch, unix.SYS_IOCTL, []uint64{0, junk | unix.TIOCSTI}, eperm},
 		{"pasting", auditArch, unix.SYS_IOCTL, []uint64{0, unix.TIOCLINUX}, eperm},
+		{"another line discipline", auditArch, unix.SYS_IOCTL, []uint64{0, junk | unix.TIOCSETD}, eperm},
 		{"window size", auditArch, unix.SYS_IOCTL, []uint64{0, unix.TIOCGWINSZ}, allow},
 		{"lower the core limit", auditArch, unix.SYS_SETRLIMIT, []uint64{unix.RLIMIT_CORE, 1 << 40}, eperm},
 		{"lower another limit", auditArch, unix.SYS_SETRLIMIT, []uint64{unix.RLIMIT_NOFILE, 1 << 40}, allow},

@@ -29,7 +29,7 @@ import (
 // namespace, an unprivileged uid, a read-only root, everything dropped before process 1 starts.
 func TestShared(t *testing.T) {
 	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
-		return sandboxtest.Harness{Backend: newContainers(t), Owner: containerUID, SharedPIDs: true}
+		return sandboxtest.Harness{Backend: newContainers(t), Owner: containerUID, SharedPIDs: true, SharedTerminals: true}
 	})
 }
 
@@ -37,7 +37,7 @@ func TestShared(t *testing.T) {
 func TestSharedWithoutLandlock(t *testing.T) {
 	c := newContainers(t)
 	c.noLandlock = true
-	sandboxtest.Survival(t, sandboxtest.Harness{Backend: c, Owner: containerUID, SharedPIDs: true, NoLandlock: true})
+	sandboxtest.Survival(t, sandboxtest.Harness{Backend: c, Owner: containerUID, SharedPIDs: true, SharedTerminals: true, NoLandlock: true})
 }
 
 // TestSharedRefuses: where it could not keep its promises, the agent does not start.
@@ -115,6 +115,7 @@ const script = `set -e
 opts=$1; shift
 mount -t tmpfs none /mnt
 for d in tmp shm runs; do mkdir /mnt/$d; mount -t tmpfs -o "$opts" none /mnt/$d; done
+mkdir /mnt/pts; mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 none /mnt/pts
 exec bwrap "$@"`
 
 func (c *containers) args() []string {
@@ -129,7 +130,8 @@ func (c *containers) args() []string {
 	if c.noLandlock {
 		args = append(args, "--seccomp", "3")
 	}
-	return append(args, "--ro-bind", "/usr", "/usr", "--tmpfs", "/dev", "--bind", "/mnt/shm", "/dev/shm", "--bind", "/mnt/tmp", "/tmp")
+	return append(args, "--ro-bind", "/usr", "/usr", "--tmpfs", "/dev", "--bind", "/mnt/shm", "/dev/shm", "--dev-bind", "/mnt/pts", "/dev/pts",
+		"--bind", "/mnt/tmp", "/tmp")
 }
 
 // root is what the sandbox sees, after the shared file systems.
@@ -157,10 +159,10 @@ func (c *containers) root(spec sandbox.Spec) []string {
 			args = append(args, "--ro-bind", "/dev/null", path)
 		}
 	}
-	for _, name := range []string{"null", "zero", "full", "random", "urandom"} {
+	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
 		args = append(args, "--dev-bind", "/dev/"+name, "/dev/"+name)
 	}
-	args = append(args, "--symlink", "/proc/self/fd", "/dev/fd", "--ro-bind", c.agent, "/.sandbox-agent", "--ro-bind", c.passwd, "/etc/passwd")
+	args = append(args, "--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "pts/ptmx", "/dev/ptmx", "--ro-bind", c.agent, "/.sandbox-agent", "--ro-bind", c.passwd, "/etc/passwd")
 	for _, m := range spec.Mounts {
 		args = append(args, "--ro-bind", m.Source, m.Target)
 	}

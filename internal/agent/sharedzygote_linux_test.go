@@ -26,7 +26,7 @@ func withZygote(t *testing.T) sandboxtest.Harness {
 		t.Fatal(err)
 	}
 	return sandboxtest.Harness{
-		Backend: newContainers(t), Owner: containerUID, SharedPIDs: true,
+		Backend: newContainers(t), Owner: containerUID, SharedPIDs: true, SharedTerminals: true,
 		Zygote: &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source},
 	}
 }

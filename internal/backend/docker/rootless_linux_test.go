@@ -106,7 +106,7 @@ func testRootless(t *testing.T, host string) {
 		t.Errorf("workspaces are given to %d:%d", uid, gid)
 	}
 	// Nobody has delegated cgroups to the user.
-	h := sandboxtest.Harness{Backend: b, Owner: os.Geteuid(), Image: id, SharedPIDs: true}
+	h := sandboxtest.Harness{Backend: b, Owner: os.Geteuid(), Image: id, SharedPIDs: true, SharedTerminals: true}
 	t.Run("Suite", func(t *testing.T) {
 		sandboxtest.Run(t, func(*testing.T) sandboxtest.Harness { return h })
 	})

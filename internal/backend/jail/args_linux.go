@@ -92,10 +92,12 @@ func systemArgs() []string {
 	for _, path := range etcPaths {
 		args = append(args, "--ro-bind-try", path, path)
 	}
-	args = append(args, "--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/tmp", "--proc", "/proc")
+	args = append(args, "--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/dev/pts", "--dir", "/tmp", "--proc", "/proc")
 	for _, path := range deviceNodes {
 		args = append(args, "--dev-bind", path, path)
 	}
+	// Each run mounts its own terminals at /dev/pts. /dev/tty is whichever of them a process is controlled by.
+	args = append(args, "--symlink", "pts/ptmx", "/dev/ptmx", "--dev-bind-try", "/dev/tty", "/dev/tty")
 	for _, l := range [][2]string{{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"}, {"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"}} {
 		args = append(args, "--symlink", l[0], l[1])
 	}

@@ -37,7 +37,7 @@ func (s *suite) testFiles(t *testing.T) {
 for path in [SECRET, "/proc/1/root" + SECRET, "/proc/self/root" + SECRET, "/proc/self/cwd/../../.." + SECRET, "/etc/shadow", "/etc/gshadow",
              "/etc/hostname", "/etc/machine-id", "/etc/sudoers", "/etc/ssh/ssh_config", "/etc/fstab", "/etc/crontab", "/etc/ssl/private",
              "/root", "/home", "/var", "/run", "/srv", "/boot", "/sys", "/media", "/mnt/cdrom",
-             "/var/run/docker.sock", "/proc/kcore", "/dev/mem", "/dev/kmsg", "/dev/sda", "/dev/vda", "/dev/net/tun", "/dev/fuse", "/dev/tty", "/dev/ptmx"]:
+             "/var/run/docker.sock", "/proc/kcore", "/dev/mem", "/dev/kmsg", "/dev/sda", "/dev/vda", "/dev/net/tun", "/dev/fuse", "/dev/tty"]:
     if IMAGE and SECRET not in path and not path.startswith(("/dev/mem", "/dev/kmsg", "/dev/sda", "/dev/vda", "/dev/net", "/dev/fuse", "/proc", "/var/run/")): continue
     try:
         if os.path.isdir(path):

@@ -32,6 +32,8 @@ type Harness struct {
 	// emptied when none is left; a run's HOME and TMPDIR are a directory of its own elsewhere. What the kernel counts
 	// by user and not by sandbox (inotify, user namespaces) is as the engine leaves it.
 	SharedPIDs bool
+	// SharedTerminals says that the runs of a sandbox share one /dev/pts, which the engine has mounted.
+	SharedTerminals bool
 	// Podman says that the engine is one that limits the number of files in a tmpfs only by the memory they take, and
 	// gives containers no cgroup namespace on version 1.
 	Podman bool
@@ -53,6 +55,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("Privileges", s.testPrivileges)
 	t.Run("SystemCalls", s.testSystemCalls)
 	t.Run("Processes", s.testProcesses)
+	t.Run("Terminals", s.testTerminals)
 	if s.SharedPIDs {
 		t.Run("Apart", s.testApart)
 		t.Run("Daemons", func(t *testing.T) { Survival(t, s.Harness) })
