@@ -26,7 +26,7 @@ var sameAnswers = []string{
 	"TestHostilePrograms", "TestNothingSurvives", "TestDiskQuota", "TestPlanted", "TestEveryToolWithAClient",
 	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
 	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
-	"TestExecutionProxy", "TestForked",
+	"TestExecutionProxy", "TestForked", "TestTenNotebooks", "TestCallerWithMostMakesRoom",
 }
 
 // TestSameAnswersOnDocker runs them again, on the Docker backend.

@@ -65,6 +65,7 @@ type settings struct {
 	WorkspaceBytes    byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
 	WorkspaceFiles    int      `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" group:"sandbox" default:"50000" help:"Number of a session's files and directories."`
 	MaxSessions       int      `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" group:"sandbox" default:"10" help:"Sessions that have a live sandbox at one time."`
+	EvictIdle         seconds  `name:"evict-idle" environ:"SANDBOX_EVICT_IDLE_S" group:"sandbox" default:"60s" help:"Idle time after which an interpreter may be ended, and its variables lost, when there are too many sessions for a further one (seconds, or 2m)."`
 	PoolSize          *int     `name:"pool-size" environ:"SANDBOX_POOL_SIZE" group:"sandbox" placeholder:"N" help:"Sandboxes of each kind without network that serve keeps ready for new sessions, at most; 0: none. Default: 2 on the jail, 0 on docker."`
 	MaxRunsPerSession int      `name:"max-runs-per-session" environ:"SANDBOX_MAX_RUNS_PER_SESSION" group:"sandbox" default:"4" help:"Overlapping runs of one session."`
 	SessionTTL        minutes  `name:"session-ttl" environ:"SANDBOX_SESSION_TTL_M" group:"sandbox" default:"30m" help:"Idle time after which a session's processes end; files stay (minutes, or 1h30m)."`
@@ -153,6 +154,7 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	bad(s.MaxExecTimeout >= 0, "SANDBOX_MAX_EXEC_TIMEOUT_S", "it must not be negative")
 	bad(s.Handover >= 0, "SANDBOX_HANDOVER_S", "it must not be negative; 0 means never")
 	s.MaxExecTimeout = max(s.MaxExecTimeout, s.ExecTimeout)
+	bad(s.EvictIdle >= 0, "SANDBOX_EVICT_IDLE_S", "it must not be negative")
 	bad(s.URLTTL >= 0, "SANDBOX_URL_TTL", "it must not be negative")
 	bad(s.ClosedRetention >= 0, "SANDBOX_CLOSED_RETENTION_H", "it must not be negative")
 	bad(s.IdleTimeout >= 0, "SESSION_IDLE_TIMEOUT", "it must not be negative")

@@ -86,6 +86,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_WORKSPACE_BYTES", "1.5GiB", func(s *settings) any { return int64(s.WorkspaceBytes) }, int64(2 << 30), int64(3 << 29)},
 		{"SANDBOX_WORKSPACE_FILES", "7", func(s *settings) any { return s.WorkspaceFiles }, 50000, 7},
 		{"SANDBOX_MAX_SESSIONS", "3", func(s *settings) any { return s.MaxSessions }, 10, 3},
+		{"SANDBOX_EVICT_IDLE_S", "5", func(s *settings) any { return time.Duration(s.EvictIdle) }, time.Minute, 5 * time.Second},
 		{"SANDBOX_POOL_SIZE", "7", func(s *settings) any { return fmt.Sprint(s.poolSize(backendJail), s.poolSize(backendDocker)) }, "2 0", "7 7"},
 		{"SANDBOX_MAX_RUNS_PER_SESSION", "2", func(s *settings) any { return s.MaxRunsPerSession }, 4, 2},
 		{"SANDBOX_CLEANUP_INTERVAL_M", "1", func(s *settings) any { return time.Duration(s.CleanupInterval) }, 5 * time.Minute, time.Minute},

@@ -132,6 +132,15 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	release := sync.OnceFunc(func() { e.release(run, req) })
 	defer release() // also when it panics
 	sres, err := s.Run(ctx, r, session.RunRequest{
+		ID: run.id, KeepWaiting: run.isBackground,
+		Queued: func(b *session.Behind) {
+			if b == nil {
+				res.Started = time.Now()
+				run.wait(nil)
+				return
+			}
+			run.wait(&waits{*b, e.runs.tool(b.RunID)})
+		},
 		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout, Persistent: req.Persistent,
 		Files: maxListed, Changes: req.Artifacts,
 		Grant: e.grant(run, req, func(secrets []string) {
@@ -150,10 +159,12 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	if err != nil {
 		return Result{}, e.failed(ctx, log, r, res, err)
 	}
-	res.Duration = time.Since(run.started)
+	if !run.isWaiting() { // otherwise it was cancelled before its turn
+		res.Duration = time.Since(res.Started)
+	}
 	res.ExitCode, res.Signal, res.Cause = sres.ExitCode, sres.Signal, sres.Cause
 	res.NotStarted, res.MaxRSSBytes = !sres.Started, sres.MaxRSSBytes
-	res.StateLost, res.Forgotten = sres.StateLost, sres.Forgotten
+	res.StateLost, res.Forgotten, res.Evicted = sres.StateLost, sres.Forgotten, sres.Evicted
 	res.Stdout, res.StdoutTruncated = stdout.bytes()
 	res.Stderr, res.StderrTruncated = stderr.bytes()
 	res.Hint = e.hint(res, r, req.Network)

@@ -62,7 +62,7 @@ func (e *Engine) pack(r *run, sr storedRun) (*store.Result, error) {
 // noteRunning stores that a background run is going, so that its loss with the server can be told.
 func (e *Engine) noteRunning(r *run) {
 	state := r.state(0)
-	state.Running, state.Recent = false, Output{}
+	state.Running, state.Queued, state.Recent = false, nil, Output{}
 	row, err := e.pack(r, storedRun{Result: state})
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
@@ -83,13 +83,13 @@ func (e *Engine) keepResult(log *slog.Logger, r *run, background bool) {
 	if r.err == nil {
 		rec.run = &store.Run{
 			ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Runner: r.runner,
-			Started: r.started, Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: string(r.res.Cause),
+			Started: r.res.Started, Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: string(r.res.Cause),
 		}
 	}
 	sr := storedRun{Result: r.res}
 	if r.err != nil {
 		sr.Result = r.state(0)
-		sr.Result.Running, sr.Result.Recent = false, Output{}
+		sr.Result.Running, sr.Result.Queued, sr.Result.Recent = false, nil, Output{}
 		sr.Error = &storedError{}
 		var refusal *Error
 		if errors.As(r.err, &refusal) {
@@ -131,7 +131,7 @@ func (e *Engine) WaitRun(ctx context.Context, caller session.Caller, id string, 
 	timer := time.NewTimer(req.Timeout)
 	defer timer.Stop()
 	if r := e.runs.find(caller, id); r != nil {
-		defer r.listen(req.Output)()
+		defer r.listen(listener{req.Output, req.Queued})()
 		select {
 		case <-r.done:
 			return r.result(req.Cursor)

@@ -36,13 +36,15 @@ type run struct {
 	started time.Time
 	cancel  context.CancelFunc
 	begun   chan struct{} // closed when the code has been sent to its sandbox
+	queued  chan struct{} // closed when the run waits for another one for the first time
 	done    chan struct{} // closed when the run has ended and, of a background run, its result is stored
 
 	mu         sync.Mutex
 	tape       tape
 	printed    signal // wakes those who follow
 	listeners  map[*listener]struct{}
-	background bool // it goes on without the one who started it
+	waits      *waits // nil while it waits for no other run
+	background bool   // it goes on without the one who started it
 	ended      bool
 
 	// Set before done is closed.
@@ -50,8 +52,49 @@ type run struct {
 	err error
 }
 
+// listener is who hears of a run. Either part may be nil.
 type listener struct {
 	output func(Stream, []byte)
+	queued func(*Queue)
+}
+
+// waits is what a run waits for.
+type waits struct {
+	session.Behind
+	tool string // of the run that it names
+}
+
+func (w *waits) queue() *Queue {
+	if w == nil {
+		return nil
+	}
+	return &Queue{RunID: w.RunID, Tool: w.tool, Running: time.Since(w.Since), Ahead: w.Ahead}
+}
+
+// wait notes what the run waits for; nil: nothing any more.
+func (r *run) wait(w *waits) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waits == nil && w != nil {
+		select {
+		case <-r.queued:
+		default:
+			close(r.queued)
+		}
+	}
+	r.waits = w
+	r.printed.wake()
+	for l := range r.listeners {
+		if l.queued != nil {
+			l.queued(w.queue())
+		}
+	}
+}
+
+func (r *run) isWaiting() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waits != nil
 }
 
 // output takes what the program prints.
@@ -63,23 +106,24 @@ func (r *run) output(stream Stream, p []byte) {
 		r.printed.wake()
 	}
 	for l := range r.listeners {
-		l.output(stream, p)
+		if l.output != nil {
+			l.output(stream, p)
+		}
 	}
 }
 
-// listen calls output with what is printed from now on, until stop is called.
-func (r *run) listen(output func(Stream, []byte)) (stop func()) {
-	if output == nil {
-		return func() {}
-	}
-	l := &listener{output}
+// listen tells l what is printed and what the run waits for from now on, and what it waits for now, until stop is called.
+func (r *run) listen(l listener) (stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.listeners[l] = struct{}{}
+	r.listeners[&l] = struct{}{}
+	if l.queued != nil && r.waits != nil {
+		l.queued(r.waits.queue())
+	}
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.listeners, l)
+		delete(r.listeners, &l)
 	}
 }
 
@@ -90,6 +134,7 @@ func (r *run) state(cursor int64) Result {
 	return Result{
 		Running: true, RunID: r.id, Session: r.req.Session, Runner: r.runner, Tool: r.req.Tool, Started: r.started,
 		Timeout: r.req.Timeout, Persistent: r.req.Persistent, Once: r.req.Once, Recent: r.tape.since(cursor, false),
+		Queued: r.waits.queue(),
 	}
 }
 
@@ -191,6 +236,16 @@ func (rs *runs) find(caller session.Caller, id string) *run {
 	return nil
 }
 
+// tool returns the tool of the run of that id, empty when it has ended.
+func (rs *runs) tool(id string) string {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if r := rs.byID[id]; r != nil {
+		return r.req.Tool
+	}
+	return ""
+}
+
 // cancelSession ends the runs of a session.
 func (rs *runs) cancelSession(caller session.Caller, id string) {
 	rs.mu.Lock()
@@ -240,6 +295,7 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 		case <-r.done:
 			return r.res, r.err
 		case <-r.begun:
+		case <-r.queued:
 		case <-timer.C:
 		}
 		e.noteRunning(r)
@@ -295,9 +351,9 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 	now := time.Now()
 	r := &run{
 		id: e.ids.next(now), caller: caller, req: req, runner: rn.Name, started: now, cancel: cancel, background: req.Background,
-		begun: make(chan struct{}), done: make(chan struct{}), listeners: map[*listener]struct{}{},
+		begun: make(chan struct{}), queued: make(chan struct{}), done: make(chan struct{}), listeners: map[*listener]struct{}{},
 	}
-	r.req.Code, r.req.Env, r.req.Services, r.req.Output, r.req.Begun = "", nil, nil, nil, nil
+	r.req.Code, r.req.Env, r.req.Services, r.req.Output, r.req.Queued, r.req.Begun = "", nil, nil, nil, nil, nil
 	if req.Background || req.Handover > 0 {
 		r.tape.limit = e.cfg.MaxOutputBytes
 		if req.Followed {
@@ -309,7 +365,7 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 		return nil, nil, e.wrap(err)
 	}
 	log := e.log.With("session_id", req.Session, "run_id", r.id)
-	mute = r.listen(req.Output)
+	mute = r.listen(listener{req.Output, req.Queued})
 	e.runStarted(r)
 	go e.carryOut(runCtx, log, r, rn, req)
 	return r, mute, nil

@@ -33,8 +33,8 @@ type Request struct {
 	Env     map[string]string
 	// Services are outside services that the code may call while it runs.
 	Services []ServiceRequest
-	// Persistent runs the code in the session's interpreter for the runner, whose variables live on between runs. Such
-	// runs wait for each other, for a time; then they are refused with session_busy.
+	// Persistent runs the code in the session's interpreter for the runner, whose variables live on between runs. Such runs
+	// wait for each other: a background run for as long as it takes, others for a minute; then they are refused with session_busy.
 	Persistent bool
 	// Artifacts asks for the files that the run creates or changes, in place of all files. It is refused with session_busy
 	// while another run of the session is going, so that nobody else's files are taken for its own.
@@ -53,6 +53,9 @@ type Request struct {
 	Tool string
 	// Begun is told the run's id before Run waits for anything. It may be nil.
 	Begun func(runID string)
+	// Queued is told when the run has to wait for others, whenever one of them has left, and, with nil, that the wait is over. It
+	// must not block. It is not called after Run has returned. It may be nil.
+	Queued func(*Queue)
 	// Output gets the program's output as it comes, in order, in addition to the Result's. It must
 	// not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream Stream, p []byte)
@@ -63,8 +66,17 @@ type WaitRequest struct {
 	Timeout time.Duration                 // how long at most
 	Cursor  int64                         // of the Result before; zero: from the beginning
 	Output  func(stream Stream, p []byte) // as a Request's, from now on
+	Queued  func(*Queue)                  // as a Request's; of a run that waits already it is told at once
 	// Follow returns as soon as there is output after Cursor. It sees runs of this process alone; others are waited for.
 	Follow bool
+}
+
+// Queue is what a run waits for: the run of the same session and interpreter that is going.
+type Queue struct {
+	RunID   string
+	Tool    string
+	Running time.Duration // how long it has been going
+	Ahead   int           // runs that come first, that one included
 }
 
 // Output is what a program printed from some point on, both streams in the order they came.
@@ -79,6 +91,8 @@ type Output struct {
 type Result struct {
 	// Running is true while the run goes on. Then the fields that tell how it ended are zero.
 	Running bool
+	// Queued is what the run waits for. It is not nil while a run that is Running has not begun for that reason.
+	Queued *Queue `json:",omitempty"`
 	// Recent is what was printed since the cursor that was given; of background runs only.
 	Recent Output
 
@@ -115,6 +129,7 @@ type Result struct {
 	// Of a persistent run:
 	StateLost bool // the interpreter has ended, and its variables are gone
 	Forgotten bool // the interpreter of earlier runs had ended before this one, which started without their variables
+	Evicted   bool // that was to make room for other sessions
 }
 
 // Display is something that code showed.

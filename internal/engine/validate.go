@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"mcp-code-sandbox/internal/runner"
@@ -106,6 +107,7 @@ func (e *Engine) wrap(err error) error {
 		id   *session.IDError
 		name *workspace.NameError
 		iso  *sandbox.Error
+		full *session.MaxSessionsError
 		code Code
 	)
 	message := err.Error()
@@ -124,9 +126,9 @@ func (e *Engine) wrap(err error) error {
 		code, message = CodeSessionBusy, "A run is already in progress for this session. Wait for it to complete."
 	case errors.Is(err, session.ErrNotPersistent):
 		code, message = CodeNotPersistent, "This language keeps no state between runs. Leave out the session, or use run_code."
-	case errors.Is(err, session.ErrMaxSessions):
-		code, message = CodeMaxSessions, fmt.Sprintf(
-			"Maximum %d concurrent sessions reached. Close an existing session first.", e.cfg.Sessions.MaxSessions())
+	case errors.As(err, &full):
+		code, message = CodeMaxSessions, fmt.Sprintf( // contract 4's sentence, and what it does not say
+			"Maximum %d concurrent sessions reached. Close an existing session first. %s", e.cfg.Sessions.MaxSessions(), whoIsThere(full))
 	case errors.Is(err, session.ErrClosed):
 		code, message = CodeBackendUnavailable, "The server is shutting down. Try again in a moment."
 	case errors.As(err, &iso):
@@ -135,4 +137,37 @@ func (e *Engine) wrap(err error) error {
 		return err
 	}
 	return &Error{Code: code, Message: message, Err: err}
+}
+
+// maxNamed is how many of the caller's own sessions a message names.
+const maxNamed = 3
+
+// whoIsThere says in a sentence what keeps a further session out and when to try again. It names the caller's own sessions alone.
+func whoIsThere(full *session.MaxSessionsError) string {
+	var groups []string
+	group := func(n int, one, many string, own []string) {
+		if n == 0 {
+			return
+		}
+		text := fmt.Sprintf("%d sessions %s", n, many)
+		if n == 1 {
+			text = "1 session " + one
+		}
+		if len(own) > 0 {
+			text += " (yours: " + strings.Join(own[:min(len(own), maxNamed)], ", ")
+			if more := len(own) - maxNamed; more > 0 {
+				text += fmt.Sprintf(" and %d more", more)
+			}
+			text += ")"
+		}
+		groups = append(groups, text)
+	}
+	last := fmt.Sprintf("used in the last %s", seconds(full.EvictIdle))
+	group(full.Running, "is running code", "are running code", full.RunningOwn)
+	group(full.Recent, "was "+last, "were "+last, full.RecentOwn)
+	when := "try again when one of these runs has ended"
+	if full.RetryAfter > 0 {
+		when = fmt.Sprintf("try again in %s, when the first of them can make room", seconds(full.RetryAfter.Truncate(time.Second)+time.Second))
+	}
+	return strings.Join(groups, " and ") + ": " + when + "; closing a session deletes its files."
 }

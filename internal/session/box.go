@@ -47,10 +47,10 @@ type box struct {
 	exit      sandbox.Exit  // valid after gone
 
 	// Guarded by m.mu.
-	runs     int
-	stateful bool            // holds an interpreter that lives on
-	zygotes  map[string]bool // those that its agent knows
-	retired  bool            // out of its session's boxes: no new run gets it, and it ends with its last one
+	runs         int
+	interpreters map[interpreterKey]bool // those in it that live on
+	zygotes      map[string]bool         // those that its agent knows
+	retired      bool                    // out of its session's boxes: no new run gets it, and it ends with its last one
 }
 
 // tell is what the agent needs to be told for a run to come from that zygote.
@@ -137,20 +137,19 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, mounts sandbox.Sources
 	if b == nil {
 		var makeWay []*box
 		if limit := m.cfg.MaxSessions; limit > 0 && len(s.boxes) == 0 && m.live >= limit {
-			victim := m.victimLocked()
-			if victim == nil {
-				return nil, forgotten, ErrMaxSessions
-			}
-			m.log.Debug("ending an idle session's sandboxes to make room", "session_id", victim.id)
 			var gone []*Session
-			makeWay, gone = m.evictLocked(victim)
-			forgotten = append(forgotten, gone...)
+			var err error
+			makeWay, gone, err = m.makeRoomLocked(s.caller, now)
+			if forgotten = append(forgotten, gone...); err != nil {
+				return nil, forgotten, err
+			}
 		}
 		spec := m.spec(s, r, network)
 		b = &box{s: s, key: key, mounts: mounts, created: now,
 			ready: make(chan struct{}), closing: make(chan struct{}), gone: make(chan struct{})}
 		if len(s.boxes) == 0 {
 			m.live++
+			m.held[s.caller]++
 		}
 		s.boxes[key] = b
 		m.boxes[b] = struct{}{}
@@ -186,16 +185,6 @@ func (m *Manager) release(b *box) {
 	s.Release()
 }
 
-// victimLocked is the least recently used idle session that loses nothing by making way.
-func (m *Manager) victimLocked() *Session {
-	for e := m.idle.Front(); e != nil; e = e.Next() {
-		if s := e.Value.(*Session); !s.statefulLocked() {
-			return s
-		}
-	}
-	return nil
-}
-
 // evictLocked retires every sandbox of a session that has no runs.
 func (m *Manager) evictLocked(s *Session) (boxes []*box, forgotten []*Session) {
 	for _, b := range s.boxes {
@@ -225,6 +214,9 @@ func (m *Manager) retireLocked(b *box) []*Session {
 		return nil
 	}
 	m.live--
+	if m.held[s.caller]--; m.held[s.caller] == 0 {
+		delete(m.held, s.caller)
+	}
 	if s.idle != nil {
 		m.idle.Remove(s.idle)
 		s.idle = nil

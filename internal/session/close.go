@@ -112,8 +112,9 @@ func (s *Session) current() bool {
 
 // retain moves the session's directory to the closed ones.
 func (s *Session) retain(now time.Time) error {
-	s.saveMu.Lock() // no save is under way, and none will be: the session has ended
-	defer s.saveMu.Unlock()
+	lock := s.m.metaLock(s.key) // no save is under way, and none will be: the session has ended
+	lock.Lock()
+	defer lock.Unlock()
 	now = now.UTC()
 	md, err := s.readMeta()
 	if err != nil {

@@ -14,62 +14,97 @@ type interpreterKey struct {
 	network bool
 }
 
-// takeTurn waits until no other run uses the interpreter. It gives up with ErrBusy after turnWait.
-func (s *Session) takeTurn(ctx context.Context, key interpreterKey) (done func(), err error) {
-	s.m.mu.Lock()
-	turn := s.turns[key]
-	if turn == nil {
-		turn = make(chan struct{}, 1)
-		if s.turns == nil {
-			s.turns = map[interpreterKey]chan struct{}{}
-		}
-		s.turns[key] = turn
+// String is the interpreter's name in meta.json.
+func (k interpreterKey) String() string {
+	if k.network {
+		return k.runner + "+network"
 	}
+	return k.runner
+}
+
+// Behind is what a run waits for: the run that has the interpreter, and those that got in line before it.
+type Behind struct {
+	RunID string    // of the run that has the interpreter, as its request named it
+	Since time.Time // when that one got it
+	Ahead int       // runs before this one, that one included
+}
+
+// turn is a run's place in the line for an interpreter. The first in line has the interpreter.
+type turn struct {
+	runID string
+	since time.Time     // when it became the first; guarded by m.mu
+	moved chan struct{} // gets a value when a run before it has left
+}
+
+// takeTurn waits until no other run uses the interpreter, in the order of the calls. It asks req.KeepWaiting every turnWait, and
+// gives up with ErrBusy. Until done is called, the session is not evicted.
+func (s *Session) takeTurn(ctx context.Context, key interpreterKey, req RunRequest) (done func(), err error) {
+	t := &turn{runID: req.ID, since: time.Now(), moved: make(chan struct{}, 1)}
+	s.m.mu.Lock()
+	if s.turns == nil {
+		s.turns = map[interpreterKey][]*turn{}
+	}
+	s.turns[key] = append(s.turns[key], t)
 	s.m.mu.Unlock()
 	wait := time.NewTimer(turnWait)
 	defer wait.Stop()
-	select {
-	case turn <- struct{}{}:
-		return func() { <-turn }, nil
-	case <-wait.C:
-		return nil, ErrBusy
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	var last Behind
+	for {
+		behind := s.behind(key, t)
+		if changed := behind == nil && last.Ahead > 0 || behind != nil && *behind != last; changed && req.Queued != nil {
+			req.Queued(behind)
+		}
+		if behind == nil {
+			return func() { s.leaveTurn(key, t) }, nil
+		}
+		last = *behind
+		select {
+		case <-t.moved:
+			continue
+		case <-wait.C:
+			if wait.Reset(turnWait); req.KeepWaiting != nil && req.KeepWaiting() {
+				continue
+			}
+			err = ErrBusy
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		s.leaveTurn(key, t)
+		return nil, err
 	}
 }
 
-// noteState remembers, in meta.json, which runners have had an interpreter, so that the first run of another one can say
-// that the state is lost, in this server or a later one, whoever saw the end.
-func (s *Session) noteState(key interpreterKey, res *RunResult) {
-	name := key.runner
-	if key.network {
-		name += "+network"
+// behind returns what t waits for, nil when it is the first in line.
+func (s *Session) behind(key interpreterKey, t *turn) *Behind {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	line := s.turns[key]
+	if line[0] == t {
+		return nil
 	}
-	s.saveMu.Lock()
-	defer s.saveMu.Unlock()
-	md, err := s.readMeta()
-	if err != nil {
-		return // it is only a notice
-	}
-	had := slices.Contains(md.State, name)
-	res.Forgotten = res.Fresh && had
-	if had || !res.Fresh {
+	return &Behind{RunID: line[0].runID, Since: line[0].since, Ahead: slices.Index(line, t)}
+}
+
+// leaveTurn takes t out of the line and tells those behind it.
+func (s *Session) leaveTurn(key interpreterKey, t *turn) {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	line := s.turns[key]
+	i := slices.Index(line, t)
+	line = slices.Delete(line, i, i+1)
+	if s.turns[key] = line; len(line) == 0 {
+		delete(s.turns, key)
 		return
 	}
-	md.State = append(md.State, name)
-	if err := s.writeMeta(md); err != nil {
-		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
+	if i == 0 {
+		line[0].since = time.Now()
 	}
-}
-
-// stateful reports whether the session has an interpreter that would lose its variables. Under m.mu.
-func (s *Session) statefulLocked() bool {
-	for _, b := range s.boxes {
-		if b.stateful {
-			return true
+	for _, next := range line[i:] {
+		select {
+		case next.moved <- struct{}{}:
+		default: // it has not looked since the last one
 		}
 	}
-	return false
 }
 
 // maxDisplayBytes bounds one display, and maxDisplays those of a run: what is beyond is dropped.

@@ -33,8 +33,9 @@ type Config struct {
 	Limits          sandbox.Limits
 	Quota           workspace.Usage // of one workspace
 
-	MaxSessions       int // sessions that have a live sandbox at one time
-	MaxRunsPerSession int // overlapping runs of one session
+	MaxSessions       int           // sessions that have a live sandbox at one time
+	EvictIdle         time.Duration // an interpreter that has been idle for so long may be ended to make room for another session
+	MaxRunsPerSession int           // overlapping runs of one session
 	IdleTTL           time.Duration
 	MaxLifetime       time.Duration // of a sandbox; then it gets no new run and ends with its last one
 	CleanupInterval   time.Duration
@@ -63,14 +64,19 @@ type Manager struct {
 	sessions map[string]*Session // by key; only those in use or with a sandbox
 	boxes    map[*box]struct{}   // every sandbox that is starting, live or ending
 	live     int                 // sessions with at least one sandbox
+	held     map[Caller]int      // those of each caller
+	evicted  map[string][]string // by key, the interpreters whose eviction meta.json does not tell yet
 	runs     int
 	kept     int       // files that sessions remember
 	idle     list.List // of *Session with a sandbox and without runs, least recently used first
+
+	metaLocks [256]sync.Mutex // see metaLock
 }
 
 // New returns a Manager. Close ends it.
 func New(cfg Config) *Manager {
-	m := &Manager{cfg: cfg, log: cfg.Logger, name: rand.Text(), sessions: map[string]*Session{}, boxes: map[*box]struct{}{}}
+	m := &Manager{cfg: cfg, log: cfg.Logger, name: rand.Text(), sessions: map[string]*Session{}, boxes: map[*box]struct{}{},
+		held: map[Caller]int{}, evicted: map[string][]string{}}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}

@@ -23,7 +23,7 @@ const (
 	// interruptGrace is how long an interpreter that lives on has to heed an interrupt, which keeps its
 	// state, before it is killed.
 	interruptGrace = 2 * time.Second
-	// turnWait bounds how long a run waits for the one before it in the same interpreter.
+	// turnWait is how long a run waits for those before it in the same interpreter, unless it is to keep waiting.
 	turnWait = 60 * time.Second
 	// goneWait is how long the result of a run whose sandbox died waits for the reason.
 	goneWait = 3 * time.Second
@@ -34,6 +34,7 @@ const (
 
 // RunRequest is one execution of one piece of code.
 type RunRequest struct {
+	ID      string // names the run to those that wait for it; see Behind
 	Code    string
 	Env     map[string]string // added to the runner's own, and wins over it
 	Network bool
@@ -41,6 +42,11 @@ type RunRequest struct {
 	// Persistent runs the code in the session's interpreter for that runner and network, which lives on
 	// with its variables. Such runs wait for each other.
 	Persistent bool
+	// Queued, if set, is called when the run has to wait for others, whenever one of them has left, and with nil when the wait is over.
+	// A run that does not wait does not call it. The wait does not count towards Timeout.
+	Queued func(*Behind)
+	// KeepWaiting is asked after a minute of waiting, and every minute after that, whether to go on. nil says no: the run is then ErrBusy.
+	KeepWaiting func() bool
 	// Files is how many files of the workspace the result tells of: the newest, or, with Changes, those that are new since it was
 	// the run's turn or have changed. For that to be the run's work alone, the session must be reserved, or the run persistent.
 	Files   int
@@ -74,6 +80,7 @@ type RunResult struct {
 	Fresh     bool // the interpreter was started for it
 	StateLost bool // the interpreter is gone, and its variables with it
 	Forgotten bool // an earlier interpreter of the session was gone before it
+	Evicted   bool // that one was ended to make room for other sessions
 
 	// Scan has the files that were asked for, as of the end of the run. It is nil when none were, when the sandbox was lost, and when
 	// the workspace could not be looked through.
@@ -83,7 +90,7 @@ type RunResult struct {
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
 // The program's failure, and that of the sandbox while the code ran, is a result; code is never executed
 // twice. A done ctx, and the end of the session, end the run with the cause cancelled.
-// Errors are ErrBusy, ErrMaxSessions, ErrClosed, or the backend's when no sandbox could be started.
+// Errors are ErrBusy, a *MaxSessionsError, ErrClosed, or the backend's when no sandbox could be started.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	if !req.Persistent {
 		return s.run(ctx, r, req)
@@ -91,7 +98,7 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 	if len(r.Persistent) == 0 {
 		return RunResult{}, ErrNotPersistent
 	}
-	done, err := s.takeTurn(ctx, interpreterKey{r.Name, req.Network})
+	done, err := s.takeTurn(ctx, interpreterKey{r.Name, req.Network}, req)
 	if err != nil {
 		if ctx.Err() != nil {
 			return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
@@ -136,7 +143,10 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		defer s.m.release(b)
 		if req.Persistent {
 			s.m.mu.Lock()
-			b.stateful = true
+			if b.interpreters == nil {
+				b.interpreters = map[interpreterKey]bool{}
+			}
+			b.interpreters[interpreterKey{r.Name, req.Network}] = true
 			s.m.mu.Unlock()
 		}
 		defer s.claim() // once more: another server may have used the session beside this run

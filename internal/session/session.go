@@ -27,8 +27,6 @@ type Session struct {
 	ws     *workspace.Workspace // set once, under loadMu
 	info   fs.FileInfo          // of the directory that ws has open; likewise
 
-	saveMu sync.Mutex // one writer of meta.json
-
 	usageMu sync.Mutex
 	usage   *workspace.Usage // as of the last complete walk; nil before the first
 
@@ -41,11 +39,11 @@ type Session struct {
 	ending   map[*box]struct{} // retired, but there may be something left of them
 	idle     *list.Element     // in m.idle
 	lastUsed time.Time
-	saved    time.Time // the last_used that meta.json holds
-	reserved bool      // see Reserve
-	turns    map[interpreterKey]chan struct{}
-	ended    chan struct{} // not nil once the session is being closed; closed when it is
-	gone     bool          // taken out by forgetLocked
+	saved    time.Time                  // the last_used that meta.json holds
+	reserved bool                       // see Reserve
+	turns    map[interpreterKey][]*turn // runs that have or wait for an interpreter; only where there are any
+	ended    chan struct{}              // not nil once the session is being closed; closed when it is
+	gone     bool                       // taken out by forgetLocked
 }
 
 // ID is the id the caller chose.
@@ -136,8 +134,9 @@ type meta struct {
 	ID       string     `json:"id"`
 	Created  time.Time  `json:"created"`
 	LastUsed time.Time  `json:"last_used"`
-	ClosedAt *time.Time `json:"closed_at"`       // null while the session is open
-	State    []string   `json:"state,omitempty"` // the runners that have had an interpreter that lives on
+	ClosedAt *time.Time `json:"closed_at"`         // null while the session is open
+	State    []string   `json:"state,omitempty"`   // the runners that have had an interpreter that lives on
+	Evicted  []string   `json:"evicted,omitempty"` // those whose interpreter was evicted, until a run has said so
 }
 
 // load opens the workspace, once. Without create a session that is not on disk is ErrNotFound.
@@ -217,8 +216,9 @@ func (s *Session) readMeta() (meta, error) {
 
 // save writes meta.json. A failure costs the record of the last use and nothing else, so it is only logged.
 func (s *Session) save() {
-	s.saveMu.Lock()
-	defer s.saveMu.Unlock()
+	lock := s.m.metaLock(s.key)
+	lock.Lock()
+	defer lock.Unlock()
 	s.m.mu.Lock()
 	used, saved, ended := s.lastUsed, s.saved, s.ended != nil
 	s.m.mu.Unlock()

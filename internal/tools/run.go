@@ -166,8 +166,13 @@ func stateOf(res engine.Result) string {
 	case !res.Persistent:
 	case res.StateLost:
 		return "the interpreter has ended: its variables are lost, and the next run starts a new one"
+	case res.Evicted:
+		return "the interpreter of earlier runs was ended to make room for other sessions: this run started a new one, without their variables; " +
+			"files in /data are kept (the operator can raise SANDBOX_MAX_SESSIONS)"
 	case res.Forgotten:
 		return "the interpreter of earlier runs had ended: this run started a new one, without their variables"
+	case res.Cause == sandbox.CauseCancelled && res.NotStarted:
+		return "the code was not started; the variables are as they were"
 	case res.Cause == sandbox.CauseTimeout || res.Cause == sandbox.CauseCancelled:
 		return "the code was interrupted; the variables are kept"
 	}
