@@ -23,6 +23,8 @@ const cellsDir = ".cells"
 
 const maxLine = 4 << 10
 
+var errLongLine = fmt.Errorf("the interpreter was ended: a line that it sent to the agent has more than %d bytes. Code must not write to descriptors that it has not opened", maxLine)
+
 // cells is run-init's side of a living interpreter. The driver, the interpreter's own program, reads lines
 // from its descriptor 3,
 //
@@ -36,7 +38,8 @@ const maxLine = 4 << 10
 //	result <n> <exit code>           when the cell has ended and its output is flushed
 //	exit <exit code>                 before it kills itself, where it cannot end in another way
 //
-// Lines that make no sense are ignored: user code may have written them.
+// Lines that make no sense are ignored: user code may have written them. A line of more than maxLine bytes ends the interpreter,
+// for what follows it cannot be told from what it holds; its cell fails with errLongLine.
 type cells struct {
 	pid    int // of the interpreter, and of its process group
 	driver *os.File
@@ -47,8 +50,9 @@ type cells struct {
 
 	mu      sync.Mutex
 	current *cell
-	over    bool // the interpreter has ended
-	exit    *int // what it said before it killed itself
+	over    bool  // the interpreter has ended
+	exit    *int  // what it said before it killed itself
+	broken  error // the driver broke the protocol, so that the interpreter was killed
 	idle    sync.WaitGroup
 	heard   chan struct{} // closed when the last line has been read
 }
@@ -84,6 +88,14 @@ func (c *cells) listen() {
 	defer close(c.heard)
 	lines := bufio.NewScanner(c.driver)
 	lines.Buffer(make([]byte, 0, maxLine), maxLine)
+	defer func() {
+		if errors.Is(lines.Err(), bufio.ErrTooLong) {
+			c.mu.Lock()
+			c.broken = errLongLine
+			c.mu.Unlock()
+			_ = syscall.Kill(-c.pid, syscall.SIGKILL)
+		}
+	}()
 	for lines.Scan() {
 		f := strings.Fields(lines.Text())
 		switch {
@@ -150,6 +162,9 @@ func (c *cells) end(exit wire.Exit) wire.Exit {
 	c.mu.Lock()
 	if c.exit != nil && exit.Signal == int(syscall.SIGKILL) {
 		exit.Code, exit.Signal = *c.exit, 0
+	}
+	if c.broken != nil {
+		exit.Code, exit.Signal, exit.Error = 126, 0, c.broken.Error()
 	}
 	c.over = true
 	if c.current != nil {

@@ -254,6 +254,22 @@ sys.exit(5)
 		if forge.Exit.Code != 5 || !strings.Contains(string(forge.Stdout), `{"type":"exit"}`) {
 			t.Errorf("%+v %q", forge.Exit, forge.Stdout)
 		}
+		// A line that is too long is an error, not a wait without end.
+		for _, line := range []string{`b"x" * 5000 + b"\n"`, `b"x" * 5000`, `b"display 1 " + b"m" * 5000 + b" name\n"`} {
+			res := b.Begin(t, Cell(t, "python", `
+import os, time
+for fd in range(3, 64):
+    try: os.write(fd, `+line+`)
+    except OSError: pass
+time.sleep(60)
+`)).WaitFor(t, 20*time.Second)
+			if res.Exit.Code != 126 || !res.Exit.Lost || !strings.Contains(res.Exit.Error, "more than 4096 bytes") {
+				t.Errorf("%s: %+v", line, res.Exit)
+			}
+			if res := b.Run(t, Cell(t, "python", "1")); string(res.Stdout) != "1\n" || !res.Exit.Fresh {
+				t.Errorf("after it: %q %+v", res.Stdout, res.Exit)
+			}
+		}
 		b.Alive(t)
 	})
 }
