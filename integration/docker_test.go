@@ -27,6 +27,7 @@ var sameAnswers = []string{
 	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
 	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
 	"TestExecutionProxy", "TestForked", "TestTenNotebooks", "TestCallerWithMostMakesRoom",
+	"TestFullWorkspace", "TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage",
 }
 
 // TestSameAnswersOnDocker runs them again, on the Docker backend.

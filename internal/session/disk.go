@@ -10,9 +10,14 @@ import (
 const (
 	firstWalk = 100 * time.Millisecond // after the run began
 	cleanTime = 5 * time.Second        // in a workspace beyond all limits: time to delete, while it does not grow
+	fullWalk  = 10 * time.Millisecond  // firstWalk in such a workspace
 	minWalk   = 250 * time.Millisecond // between two walks
 	walkShare = 10                     // a walk may take a tenth of the time
 	lastWalk  = 10 * time.Second       // bounds the walk after a run
+
+	// fullFileBytes is the largest file that a fresh run may write in a full workspace. It is enough for its own code and for temporary
+	// files, which programs need that do nothing but delete; that the workspace does not grow is for watchDisk to see.
+	fullFileBytes = 1 << 20
 
 	// diskReserve is what a run must leave free of the file system: files that are deleted but open fill it unseen by
 	// any walk. Where there is little room from the start, half of it will do.
@@ -88,7 +93,11 @@ func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop
 	began, was := time.Now(), s.diskUsage(limit)
 	free, freeErr := s.ws.Free()
 	reserve := min(diskReserve, free/2)
-	t := time.AfterFunc(firstWalk, func() {
+	first := firstWalk
+	if full {
+		first = fullWalk
+	}
+	t := time.AfterFunc(first, func() {
 		defer close(done)
 		var next time.Time // of the walks, which cost more than a look at the disk
 		for {

@@ -253,8 +253,8 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 	stopWatching := s.watchDisk(limit, full, func() { run.stop(sandbox.CauseDiskQuota) })
 
 	limits := wire.RunLimits{TmpBytes: s.m.cfg.Limits.TmpBytes, FileBytes: s.m.cfg.Limits.FileBytes}
-	if full {
-		limits.FileBytes = 1 // it may delete, not write
+	if full && !req.Persistent { // an interpreter keeps its limit for life, also when there is room again
+		limits.FileBytes = max(fullFileBytes, 2*int64(len(req.Code)))
 	}
 	exit, started, err := s.execute(b, run, r, req, granted, limits)
 	stopWatching()

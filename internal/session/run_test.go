@@ -364,9 +364,9 @@ func TestDiskQuota(t *testing.T) {
 				if tt.want.Cause == "" {
 					return
 				}
-				// The session is over its quota: code may delete, but not write.
+				// The session is over its quota: code may delete, but write no more than a temporary file.
 				b.Program = func(p *sessiontest.Process) wire.Exit {
-					if p.Limits.FileBytes != 1 {
+					if p.Limits.FileBytes != 1<<20 {
 						t.Errorf("code in a full workspace may write files of %d bytes", p.Limits.FileBytes)
 					}
 					select { // long enough for several walks
