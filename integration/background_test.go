@@ -22,6 +22,12 @@ type runState struct {
 	Output    string          `json:"output"`
 	Cursor    int64           `json:"cursor"`
 	Result    json.RawMessage `json:"result"`
+
+	QueuedBehind struct {
+		RunID string `json:"run_id"`
+		Tool  string
+		Ahead int
+	} `json:"queued_behind"`
 }
 
 // state calls a tool whose answer is the state of a run.

@@ -37,6 +37,10 @@ func TestLongWork(t *testing.T) {
 		Recent: engine.Output{Data: []byte("all\n"), Cursor: 11}}
 	cancelled := ended
 	cancelled.Tool, cancelled.ExitCode, cancelled.Cause = "run_python", -1, sandbox.CauseCancelled
+	queued := engine.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run", Timeout: time.Minute,
+		Queued: &engine.Queue{RunID: "run_0", Tool: "run", Running: 12 * time.Second, Ahead: 2}}
+	const waits = "The code waits for run_0 (run, running for 12 s) and 1 more, then it runs for 60 seconds at most. " +
+		"Call wait_run with the run_id and the cursor for its output and the result, or cancel_run to end it."
 	runCode := `{"success":true,"output":"so far\nall\n","files":[],"exit_code":0,"run_id":"run_1","duration_ms":1000}`
 	for _, tt := range []struct {
 		name, tool, args string
@@ -50,6 +54,8 @@ func TestLongWork(t *testing.T) {
 			`{"status":"running","run_id":"run_1","session_id":"s","output":"so far\n","cursor":7,"message":"` + goOn + `"}`},
 		{"still going", "wait_run", `{"run_id":"run_1","cursor":3}`, going, nil,
 			`{"status":"running","run_id":"run_1","session_id":"s","output":"so far\n","cursor":7,"message":"` + goOn + `"}`},
+		{"queued", "wait_run", `{"run_id":"run_1"}`, queued, nil,
+			`{"status":"queued","run_id":"run_1","session_id":"s","queued_behind":{"run_id":"run_0","tool":"run","running_seconds":12,"ahead":2},"output":"","cursor":0,"message":"` + waits + `"}`},
 		{"ended", "wait_run", `{"run_id":"run_1"}`, ended, nil,
 			`{"status":"completed","run_id":"run_1","session_id":"s","cursor":11,"result":` + runCode + `}`},
 		{"the rest", "sandbox.wait_run", `{"run_id":"run_1","cursor":7}`, ended, nil,
@@ -114,6 +120,10 @@ func TestLongWork(t *testing.T) {
 	p.engine.result = going
 	if got := strings.Join(texts("run", map[string]any{"env": "python", "code": "1", "session": "s"}), "|"); got != "so far\n|[status: running; run_id: run_1; session: s; cursor: 7. "+goOn+"]" {
 		t.Errorf("a client's run: %q", got)
+	}
+	p.engine.result = queued
+	if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1"}), "|"); got != "[status: queued; run_id: run_1; session: s; cursor: 0. "+waits+"]" {
+		t.Errorf("a client's queued run: %q", got)
 	}
 	p.engine.result = ended
 	if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1", "cursor": 7}), "|"); got != "so far\nall\n|[status: completed; run_1]" {

@@ -36,14 +36,15 @@ type Runs interface {
 
 // runStateJSON is what is known of a run that goes on in the background, and of one that did.
 type runStateJSON struct {
-	Status       string  `json:"status"` // running, completed or cancelled
-	RunID        string  `json:"run_id"`
-	SessionID    string  `json:"session_id"`
-	Output       *string `json:"output,omitempty"`
-	OutputMissed int64   `json:"output_missed_bytes,omitempty"`
-	Cursor       int64   `json:"cursor"`
-	Message      string  `json:"message,omitempty"`
-	Result       any     `json:"result,omitempty"` // as of the tool that started it
+	Status       string     `json:"status"` // queued, running, completed or cancelled
+	RunID        string     `json:"run_id"`
+	SessionID    string     `json:"session_id"`
+	QueuedBehind *queueJSON `json:"queued_behind,omitempty"` // while it is queued
+	Output       *string    `json:"output,omitempty"`
+	OutputMissed int64      `json:"output_missed_bytes,omitempty"`
+	Cursor       int64      `json:"cursor"`
+	Message      string     `json:"message,omitempty"`
+	Result       any        `json:"result,omitempty"` // as of the tool that started it
 }
 
 // withLongWork adds to a run tool the arguments of runs that take long.
@@ -79,7 +80,7 @@ func (t *toolset) longWork(a *arguments, req *engine.Request) {
 func (t *toolset) perform(ctx context.Context, c call, req engine.Request) (engine.Result, error) {
 	progress := startProgress(ctx, c)
 	defer progress.stop()
-	req.Output = progress.output()
+	req.Output, req.Queued = progress.output(), progress.queued()
 	if c.wantsDetails() {
 		req.Handover, req.Followed = 0, req.Background // it waits or follows, and shows what comes
 		if progress != nil {
@@ -155,7 +156,7 @@ func (t *toolset) state(c client, res engine.Result, cursor int64) *mcp.CallTool
 	if res.Tool == "run" && !c.plain {
 		return t.runState(c, res)
 	}
-	out := runStateJSON{Status: statusOf(res), RunID: res.RunID, SessionID: res.Session, Cursor: res.Recent.Cursor}
+	out := runStateJSON{Status: statusOf(res), RunID: res.RunID, SessionID: res.Session, QueuedBehind: queueOf(res.Queued), Cursor: res.Recent.Cursor}
 	if res.Running || cursor > 0 {
 		out.Output, out.OutputMissed = new(validUTF8(res.Recent.Data)), res.Recent.Missed
 	}
@@ -184,13 +185,15 @@ func (t *toolset) runState(c client, res engine.Result) *mcp.CallToolResult {
 	if n := res.Recent.Missed; n > 0 {
 		missed = fmt.Sprintf("; %d bytes before this output were skipped", n)
 	}
-	out.Content = append(out.Content, &mcp.TextContent{Text: fmt.Sprintf("[status: running; run_id: %s; session: %s; cursor: %d%s. %s]",
-		res.RunID, res.Session, res.Recent.Cursor, missed, howToGoOn(res))})
+	out.Content = append(out.Content, &mcp.TextContent{Text: fmt.Sprintf("[status: %s; run_id: %s; session: %s; cursor: %d%s. %s]",
+		statusOf(res), res.RunID, res.Session, res.Recent.Cursor, missed, howToGoOn(res))})
 	return out
 }
 
 func statusOf(res engine.Result) string {
 	switch {
+	case res.Running && res.Queued != nil:
+		return "queued"
 	case res.Running:
 		return "running"
 	case res.Cause == sandbox.CauseCancelled:
@@ -200,6 +203,10 @@ func statusOf(res engine.Result) string {
 }
 
 func howToGoOn(res engine.Result) string {
+	if res.Queued != nil {
+		return fmt.Sprintf("The code waits for %s, then it runs for %g seconds at most. Call wait_run with the run_id and the cursor for its output and the result, or cancel_run to end it.",
+			queueOf(res.Queued), res.Timeout.Seconds())
+	}
 	return fmt.Sprintf("The code goes on running, for %g seconds at most. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it.",
 		res.Timeout.Seconds())
 }

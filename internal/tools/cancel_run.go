@@ -16,7 +16,7 @@ func cancelRunTool() *mcp.Tool {
 		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), IdempotentHint: true, OpenWorldHint: new(false)},
 		InputSchema: &jsonschema.Schema{
 			Type:       "object",
-			Properties: map[string]*jsonschema.Schema{"run_id": {Type: "string", Description: "The run_id of the result that said status: running"}},
+			Properties: map[string]*jsonschema.Schema{"run_id": {Type: "string", Description: "The run_id of the result that said status: running or queued"}},
 			Required:   []string{"run_id"},
 		},
 	}

@@ -21,6 +21,8 @@ const (
 	runIDKey   = "mcp-code-sandbox/run_id"  // of the first progress notification, which comes when the run has begun
 	stderrKey  = "mcp-code-sandbox/stderr"  // of a progress notification: the spans of its message that came from stderr
 	missedKey  = "mcp-code-sandbox/missed"  // of a progress notification: the bytes after its message that are left out
+	statusKey  = "mcp-code-sandbox/status"  // of a progress notification: queued, or running when a run waits no longer
+	queuedKey  = "mcp-code-sandbox/queued"  // of a progress notification with the status queued: queueJSON
 )
 
 // maxDisplayText bounds what is sent of displays that are text.
@@ -31,7 +33,8 @@ type detailsJSON struct {
 	RunID             string        `json:"run_id"`
 	SessionID         string        `json:"session_id"`
 	Runner            string        `json:"runner"`
-	Status            string        `json:"status"` // running, completed or cancelled
+	Status            string        `json:"status"`                  // queued, running, completed or cancelled
+	QueuedBehind      *queueJSON    `json:"queued_behind,omitempty"` // while it is queued
 	ExitCode          int           `json:"exit_code"`
 	Signal            int           `json:"signal,omitempty"`
 	Cause             string        `json:"cause,omitempty"`
@@ -147,7 +150,7 @@ func runsOf(list []engine.RunInfo) []runInfoJSON {
 
 func (t *toolset) detailsOf(res engine.Result) detailsJSON {
 	out := detailsJSON{
-		RunID: res.RunID, SessionID: res.Session, Runner: res.Runner, Status: statusOf(res),
+		RunID: res.RunID, SessionID: res.Session, Runner: res.Runner, Status: statusOf(res), QueuedBehind: queueOf(res.Queued),
 		ExitCode: res.ExitCode, Signal: res.Signal, Cause: string(res.Cause), Hint: t.hintForPeople(res),
 		DurationMS: res.Duration.Milliseconds(), MemoryBytes: res.MaxRSSBytes,
 		Stdout: validUTF8(res.Stdout), Stderr: validUTF8(res.Stderr), StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated,

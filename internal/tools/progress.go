@@ -3,6 +3,7 @@ package tools
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,23 +18,32 @@ const (
 	progressInterval = 75 * time.Millisecond // between two notifications
 	progressChunk    = 8 << 10               // bytes that are sent without waiting for the interval
 	progressBacklog  = 256 << 10             // bytes kept for a client that reads slowly; more are skipped
+	maxNotices       = 16                    // kept for such a client, the last ones
 )
 
-// progress streams a run's output as progress notifications. The run never waits for the client: output is taken into a
-// bounded buffer and sent by a goroutine. A nil *progress does nothing.
+// progress streams a run's output, and what it waits for, as progress notifications. The run never waits for the client: output
+// is taken into a bounded buffer and sent by a goroutine. A nil *progress does nothing.
 type progress struct {
-	send func(message string, total, missed int64, stderr []span) error
+	send   func(message string, total, missed int64, stderr []span) error
+	notify func(q *engine.Queue, total int64) error
 
 	mu      sync.Mutex
+	notices []notice // they come before output: a run that waits prints nothing
 	pending strings.Builder
 	spans   spans                    // of pending
-	total   int64                    // bytes of output that have been pending or skipped; grows with every notification
+	total   int64                    // bytes of output that have been pending or skipped, and notices; grows with every notification
 	skipped int64                    // bytes since the last notification
 	partial map[engine.Stream][]byte // the start of a character whose end has not come yet
 
-	wake chan struct{} // there is a chunk to send
+	wake chan struct{} // there is something to send at once
 	quit chan struct{}
 	done chan struct{}
+}
+
+// notice says that a run is queued, or no longer.
+type notice struct {
+	queue *engine.Queue
+	total int64
 }
 
 // startProgress returns nil when the client gave no usable token.
@@ -60,12 +70,17 @@ func startProgress(ctx context.Context, c call) *progress {
 			params.Message += fmt.Sprintf("\n[%d bytes of output skipped: the client reads too slowly]\n", missed)
 		}
 		return req.Session.NotifyProgress(ctx, params)
+	}, func(q *engine.Queue, total int64) error {
+		params := &mcp.ProgressNotificationParams{ProgressToken: token, Progress: float64(total)}
+		params.Message, params.Meta = queueNotice(q, details)
+		return req.Session.NotifyProgress(ctx, params)
 	})
 }
 
-func newProgress(send func(message string, total, missed int64, stderr []span) error) *progress {
+func newProgress(send func(message string, total, missed int64, stderr []span) error, notify func(q *engine.Queue, total int64) error) *progress {
 	p := &progress{
 		send:    send,
+		notify:  notify,
 		partial: make(map[engine.Stream][]byte),
 		wake:    make(chan struct{}, 1),
 		quit:    make(chan struct{}),
@@ -83,6 +98,31 @@ func (p *progress) output() func(engine.Stream, []byte) {
 	return p.add
 }
 
+// queued is for engine.Request.Queued.
+func (p *progress) queued() func(*engine.Queue) {
+	if p == nil {
+		return nil
+	}
+	return func(q *engine.Queue) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.notices) == maxNotices {
+			p.notices = slices.Delete(p.notices, 0, 1)
+		}
+		p.total++
+		p.notices = append(p.notices, notice{q, p.total})
+		p.wakeUp()
+	}
+}
+
+// wakeUp has what is pending sent without waiting for the interval.
+func (p *progress) wakeUp() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
 func (p *progress) add(stream engine.Stream, b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,10 +137,7 @@ func (p *progress) add(stream engine.Stream, b []byte) {
 	p.partial[stream] = append([]byte(nil), text[whole:]...)
 	p.take(stream, text[:whole])
 	if p.pending.Len() >= progressChunk {
-		select {
-		case p.wake <- struct{}{}:
-		default:
-		}
+		p.wakeUp()
 	}
 }
 
@@ -152,10 +189,15 @@ func (p *progress) flush(last bool) bool {
 			p.take(stream, p.partial[stream])
 		}
 	}
-	message, total, missed, stderr := p.pending.String(), p.total, p.skipped, p.spans.stderr
+	message, total, missed, stderr, notices := p.pending.String(), p.total, p.skipped, p.spans.stderr, p.notices
 	p.pending.Reset()
-	p.spans, p.skipped = spans{}, 0
+	p.spans, p.skipped, p.notices = spans{}, 0, nil
 	p.mu.Unlock()
+	for _, n := range notices {
+		if p.notify(n.queue, n.total) != nil {
+			return false
+		}
+	}
 	return message == "" && missed == 0 || p.send(message, total, missed, stderr) == nil
 }
 

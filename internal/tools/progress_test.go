@@ -51,7 +51,7 @@ func (s *sent) send(message string, total, missed int64, _ []span) error {
 func TestProgressCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}
-		p := newProgress(s.send)
+		p := newProgress(s.send, nil)
 		for range 100 {
 			p.add(engine.Stdout, []byte("a"))
 			p.add(engine.Stderr, []byte("b"))
@@ -82,7 +82,7 @@ func TestProgressCoalesces(t *testing.T) {
 func TestProgressText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}
-		p := newProgress(s.send)
+		p := newProgress(s.send, nil)
 		for _, piece := range []string{"\xe2", "\x82", "\xac", "\xff", "z\xf0\x9f"} {
 			p.add(engine.Stdout, []byte(piece))
 			p.add(engine.Stderr, []byte("|"))
@@ -104,7 +104,7 @@ func TestProgressSlowClient(t *testing.T) {
 		p := newProgress(func(m string, n, missed int64, _ []span) error {
 			<-read
 			return s.send(m, n, missed, nil)
-		})
+		}, nil)
 		chunk := bytes.Repeat([]byte("x"), progressChunk)
 		for range 1000 {
 			p.add(engine.Stdout, chunk)
@@ -127,7 +127,7 @@ func TestProgressSlowClient(t *testing.T) {
 func TestProgressClientGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t, err: errors.New("gone")}
-		p := newProgress(s.send)
+		p := newProgress(s.send, nil)
 		p.add(engine.Stdout, []byte("a"))
 		<-time.After(progressInterval)
 		p.add(engine.Stdout, []byte("b"))
@@ -140,8 +140,53 @@ func TestProgressClientGone(t *testing.T) {
 	})
 	// Without a token there is nothing to do at all.
 	var none *progress
-	if none.output() != nil {
+	if none.output() != nil || none.queued() != nil {
 		t.Error("output of a nil progress")
 	}
 	none.stop()
+}
+
+// TestProgressQueued: that a run waits, and that it begins, is told at once, before its output, and further with every notification.
+func TestProgressQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sent{t: t}
+		p := newProgress(s.send, func(q *engine.Queue, total int64) error {
+			message, _ := queueNotice(q, false)
+			return s.send(message, total, 0, nil)
+		})
+		first := &engine.Queue{RunID: "run_1", Tool: "run", Running: 12*time.Second + 345*time.Millisecond, Ahead: 3}
+		p.queued()(first)
+		synctest.Wait()
+		if got := s.all(); !slices.Equal(got, []string{"[queued behind run_1 (run, running for 12 s) and 2 more]\n"}) {
+			t.Errorf("at once: %q", got)
+		}
+		p.queued()(&engine.Queue{RunID: "run_2", Ahead: 1})
+		p.queued()(nil)
+		p.add(engine.Stdout, []byte("out"))
+		synctest.Wait()
+		if got := s.all()[1:]; !slices.Equal(got, []string{"[queued behind run_2 (running for 0 s)]\n", "[started]\n", "out"}) {
+			t.Errorf("then: %q", got)
+		}
+		p.stop()
+
+		// A client that reads slowly gets the last ones.
+		read := make(chan struct{})
+		told := 0
+		p = newProgress(nil, func(*engine.Queue, int64) error { <-read; told++; return nil })
+		for range 1000 {
+			p.queued()(first)
+		}
+		close(read)
+		p.stop()
+		if told > 2*maxNotices || told < maxNotices {
+			t.Errorf("%d notices were kept", told)
+		}
+	})
+	message, meta := queueNotice(&engine.Queue{RunID: "run_1", Tool: "run", Running: time.Minute, Ahead: 1}, true)
+	if behind, _ := meta[queuedKey].(*queueJSON); message != "" || meta[statusKey] != "queued" || behind == nil || *behind != (queueJSON{"run_1", "run", 60, 1}) {
+		t.Errorf("a client that shows runs to people is told %q, %v", message, meta)
+	}
+	if message, meta := queueNotice(nil, true); message != "" || len(meta) != 1 || meta[statusKey] != "running" {
+		t.Errorf("and then %q, %v", message, meta)
+	}
 }

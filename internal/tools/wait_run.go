@@ -14,12 +14,12 @@ func waitRunTool() *mcp.Tool {
 		Name:  "wait_run",
 		Title: "Wait for a run",
 		Description: "Wait for code that goes on running in the background: get what it has printed since the cursor and, once it has ended, its result, as the tool " +
-			"that started it would give it. Call it again, with the cursor of the answer, for as long as the status is running. Results can be had for a day.",
+			"that started it would give it. Call it again, with the cursor of the answer, for as long as the status is queued (it waits for another run of the session) or running. Results can be had for a day.",
 		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: new(false)},
 		InputSchema: &jsonschema.Schema{
 			Type: "object",
 			Properties: map[string]*jsonschema.Schema{
-				"run_id": {Type: "string", Description: "The run_id of the result that said status: running"},
+				"run_id": {Type: "string", Description: "The run_id of the result that said status: running or queued"},
 				"timeout_seconds": {Type: "number", Minimum: new(0.0), Maximum: new(maxWait.Seconds()),
 					Description: "How long to wait for the end before answering with the output so far (default: 30)"},
 				"cursor": {Type: "integer", Minimum: new(0.0), Description: "The cursor of the last answer; without it output comes from the beginning"},
@@ -42,7 +42,7 @@ func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, err
 	}
 	progress := startProgress(ctx, c)
 	defer progress.stop()
-	req.Output = progress.output()
+	req.Output, req.Queued = progress.output(), progress.queued()
 	res, err := t.engine.WaitRun(ctx, c.caller, id, req)
 	if err != nil {
 		return nil, err
