@@ -33,6 +33,11 @@ func TestDefinitions(t *testing.T) {
 			t.Errorf("%s: incomplete: %+v", d.Name, d)
 		}
 	}
+	for _, alias := range []string{"py", "python3", "ts", "js", "node", "sh", "bash"} {
+		if !seen[alias] {
+			t.Errorf("no runner answers to %q", alias)
+		}
+	}
 	for env, lock := range map[string]string{"python": "python/requirements.lock", "node": "node/package-lock.json", "nodejs": "nodejs/package-lock.json"} {
 		b, err := runners.Files.ReadFile(lock)
 		if err != nil {
