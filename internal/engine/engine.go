@@ -165,6 +165,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	res.ExitCode, res.Signal, res.Cause = sres.ExitCode, sres.Signal, sres.Cause
 	res.NotStarted, res.MaxRSSBytes = !sres.Started, sres.MaxRSSBytes
 	res.StateLost, res.Forgotten, res.Evicted = sres.StateLost, sres.Forgotten, sres.Evicted
+	res.Switched, res.Network = sres.Switched, req.Network
 	res.Stdout, res.StdoutTruncated = stdout.bytes()
 	res.Stderr, res.StderrTruncated = stderr.bytes()
 	res.Hint = e.hint(res, r, req.Network)

@@ -130,6 +130,8 @@ type Result struct {
 	StateLost bool // the interpreter has ended, and its variables are gone
 	Forgotten bool // the interpreter of earlier runs had ended before this one, which started without their variables
 	Evicted   bool // that was to make room for other sessions
+	Switched  bool // the run before used the session's other interpreter, with or without network, whose variables this one does not have
+	Network   bool // the request's
 }
 
 // Display is something that code showed.

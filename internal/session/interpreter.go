@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -105,6 +106,20 @@ func (s *Session) leaveTurn(key interpreterKey, t *turn) {
 		default: // it has not looked since the last one
 		}
 	}
+}
+
+// noteSwitch remembers which of the runner's two interpreters, with and without network, ran last. It reports whether the run
+// before used the other one and that one is still alive: the code may expect its variables.
+func (s *Session) noteSwitch(r runner.Runner, network bool) bool {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	before, known := s.network[r.Name]
+	if s.network == nil {
+		s.network = map[string]bool{}
+	}
+	s.network[r.Name] = network
+	other := s.boxes[boxKey{environment(r), !network}]
+	return known && before != network && other != nil && other.interpreters[interpreterKey{r.Name, !network}] && !other.dead()
 }
 
 // maxDisplayBytes bounds one display, and maxDisplays those of a run: what is beyond is dropped.

@@ -81,6 +81,7 @@ type RunResult struct {
 	StateLost bool // the interpreter is gone, and its variables with it
 	Forgotten bool // an earlier interpreter of the session was gone before it
 	Evicted   bool // that one was ended to make room for other sessions
+	Switched  bool // the run before it used the interpreter with, or without, network, which is still alive
 
 	// Scan has the files that were asked for, as of the end of the run. It is nil when none were, when the sandbox was lost, and when
 	// the workspace could not be looked through.
@@ -109,6 +110,7 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 	res, err := s.run(ctx, r, req)
 	if err == nil {
 		s.noteState(interpreterKey{r.Name, req.Network}, &res)
+		res.Switched = s.noteSwitch(r, req.Network)
 	}
 	return res, err
 }

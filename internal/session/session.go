@@ -42,6 +42,7 @@ type Session struct {
 	saved    time.Time                  // the last_used that meta.json holds
 	reserved bool                       // see Reserve
 	turns    map[interpreterKey][]*turn // runs that have or wait for an interpreter; only where there are any
+	network  map[string]bool            // of each runner's last persistent run
 	ended    chan struct{}              // not nil once the session is being closed; closed when it is
 	gone     bool                       // taken out by forgetLocked
 }
