@@ -58,7 +58,7 @@ func TestResources(t *testing.T) {
 			t.Cleanup(func() { cs.Close() })
 			call := func(tool string, args map[string]any) *mcp.CallToolResult {
 				t.Helper()
-				res, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: tool, Arguments: args})
+				res, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: tool, Arguments: args, Meta: mcp.Meta{"mcp-code-sandbox/resource_links": true}})
 				if err != nil || res.IsError {
 					t.Fatalf("%s: %+v, %v", tool, res, err)
 				}

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -78,19 +77,18 @@ func (a *app) warm(context.Context) {
 
 // newMCP makes the MCP server with the tools.
 func newMCP(a *app) (*mcpserver.Server, error) {
-	unwanted, err := unwantedTools(a.settings.Tools)
+	wanted, err := wantedTools(a.settings.Tools)
 	if err != nil {
 		return nil, fmt.Errorf("SANDBOX_TOOLS: %w", err)
 	}
+	opt := tools.Options{
+		Logger: a.log, Tools: wanted, MaxTimeout: time.Duration(a.settings.MaxExecTimeout), Handover: time.Duration(a.settings.Handover),
+		ResourceLinks: a.settings.ResourceLinks == "on", Services: a.services.forTools(),
+	}
 	return mcpserver.New(mcpserver.Config{
-		Version: versionString(),
-		Tools: func(srv *mcp.Server) {
-			tools.Register(srv, a.engine, tools.Options{
-				Logger: a.log, MaxTimeout: time.Duration(a.settings.MaxExecTimeout), Handover: time.Duration(a.settings.Handover),
-				NoBackground: slices.Contains(unwanted, "wait_run"), Services: a.services.forTools(),
-			})
-			srv.RemoveTools(unwanted...)
-		},
+		Version:      versionString(),
+		Instructions: tools.Instructions(opt),
+		Tools:        func(srv *mcp.Server) { tools.Register(srv, a.engine, opt) },
 		MaxBodyBytes: httpapi.MCPBodyLimit(int64(a.settings.MaxUploadBytes)),
 		Logger:       a.log,
 	})
@@ -148,6 +146,9 @@ func banner(w io.Writer, a *app, base string) {
 		if a.services.login != nil {
 			more += "\n  Connections   " + base + "/connections"
 		}
+	}
+	if wanted, err := wantedTools(a.settings.Tools); err == nil && len((tools.Options{Tools: wanted}).Offered()) == len((tools.Options{}).Offered()) {
+		more += "\n  Tools         all; for chat clients, SANDBOX_TOOLS=run offers fewer and is easier on the model"
 	}
 	languages := strings.Join(a.environments.runners().Names(), ", ")
 	if languages == "" {

@@ -35,7 +35,8 @@ type settings struct {
 	Config            string       `name:"config" environ:"SANDBOX_CONFIG" group:"server" type:"path" placeholder:"FILE" help:"Configuration file of the outside services that code may call, and of where people log in (JSON)."`
 	JWTSecret         secret.Value `name:"jwt-secret" environ:"JWT_SECRET" group:"server" placeholder:"SECRET" help:"Key of execution tokens, logins and stored connections, 32 bytes or more. Made and kept under the root when not given."`
 	JWTSecretPrevious secret.Value `name:"jwt-secret-previous" environ:"JWT_SECRET_PREVIOUS" group:"server" placeholder:"SECRET" help:"The JWT_SECRET before this one, to change it: what was sealed with it is sealed anew."`
-	Tools             []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation, session, run and all. Default: all."`
+	Tools             []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation, session, run and all. For chat clients, run is recommended. Default: all."`
+	ResourceLinks     string       `name:"resource-links" environ:"SANDBOX_RESOURCE_LINKS" group:"server" default:"off" help:"Resource links to the files of a run in its result: on, or off (only for a client that asks for them in _meta). Some frameworks pass them to the model's provider, which refuses them."`
 
 	Root              string   `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
 	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto, jail or docker. auto is docker when an engine has images labelled as runners, else the jail."`
@@ -57,7 +58,7 @@ type settings struct {
 	NetworkAllow      []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" group:"sandbox" placeholder:"CIDR" help:"Private addresses or networks that runs with network may reach after all."`
 	ExecTimeout       seconds  `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run that does not ask for more time (seconds, or 2m)."`
 	MaxExecTimeout    seconds  `name:"max-exec-timeout" environ:"SANDBOX_MAX_EXEC_TIMEOUT_S" group:"sandbox" default:"600s" help:"Most that a run can ask for with timeout_seconds (seconds, or 10m)."`
-	Handover          seconds  `name:"handover" environ:"SANDBOX_HANDOVER_S" group:"sandbox" default:"45s" help:"Time after which the tool run lets long code go on in the background (seconds); 0: never. Many clients give up after 60."`
+	Handover          seconds  `name:"handover" environ:"SANDBOX_HANDOVER_S" group:"sandbox" default:"45s" help:"Time after which a run tool lets an MCP client's long code go on in the background (seconds); 0: never. Many clients give up after 60."`
 	MaxCodeBytes      byteSize `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" group:"sandbox" default:"100KB" help:"Longest piece of code."`
 	MaxOutputBytes    byteSize `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" group:"sandbox" default:"100KB" help:"Output kept of each of stdout and stderr; the middle of more is left out."`
 	MaxUploadBytes    byteSize `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" group:"sandbox" default:"50MB" help:"Largest uploaded file."`
@@ -128,8 +129,9 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		_, err := parsePrefix(n)
 		bad(err == nil, "SANDBOX_NETWORK_ALLOW", "%q is no address and no network; write it like 10.1.2.3 or 10.0.0.0/8", n)
 	}
-	_, err := unwantedTools(s.Tools)
+	_, err := wantedTools(s.Tools)
 	bad(err == nil, "SANDBOX_TOOLS", "%v", err)
+	bad(s.ResourceLinks == "on" || s.ResourceLinks == "off", "SANDBOX_RESOURCE_LINKS", "%q is neither on nor off", s.ResourceLinks)
 	bad(s.LogFormat == "console" || s.LogFormat == "json", "SANDBOX_LOG_FORMAT", "%q is neither console nor json", s.LogFormat)
 
 	bad(s.MemoryLimit >= 32<<20, "SANDBOX_MEMORY_LIMIT", "%s is too little to start an interpreter; use 32MB or more", s.MemoryLimit)

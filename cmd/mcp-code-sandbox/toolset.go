@@ -19,13 +19,10 @@ func toolPresets() map[string][]string {
 	}
 }
 
-// unwantedTools returns the tools that the operator's list leaves out. An empty list leaves out none.
-func unwantedTools(list []string) ([]string, error) {
+// wantedTools returns the tools of the operator's list, nil for an empty list: all.
+func wantedTools(list []string) ([]string, error) {
 	presets := toolPresets()
 	all := presets["all"]
-	if len(list) == 0 {
-		return nil, nil
-	}
 	var wanted []string
 	for _, item := range list {
 		item = strings.TrimSpace(item)
@@ -39,11 +36,5 @@ func unwantedTools(list []string) ([]string, error) {
 				strings.Join(slices.Sorted(maps.Keys(presets)), ", "))
 		}
 	}
-	var unwanted []string
-	for _, name := range all {
-		if !slices.Contains(wanted, name) {
-			unwanted = append(unwanted, name)
-		}
-	}
-	return unwanted, nil
+	return wanted, nil
 }

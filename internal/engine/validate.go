@@ -32,7 +32,7 @@ func (e *Engine) check(req Request) (runner.Runner, error) {
 	}
 	if limit := e.cfg.MaxCodeBytes; limit > 0 && len(req.Code) > limit {
 		return runner.Runner{}, refuse(CodeCodeTooLarge,
-			"The code has %d bytes, the limit is %d. Upload data as a file with upload_file and read it from /data.", len(req.Code), limit)
+			"The code has %d bytes, the limit is %d. Upload data as a file and read it from /data.", len(req.Code), limit)
 	}
 	if err := checkEnv(req.Env); err != nil {
 		return runner.Runner{}, err
@@ -125,7 +125,7 @@ func (e *Engine) wrap(err error) error {
 	case errors.Is(err, session.ErrBusy):
 		code, message = CodeSessionBusy, "A run is already in progress for this session. Wait for it to complete."
 	case errors.Is(err, session.ErrNotPersistent):
-		code, message = CodeNotPersistent, "This language keeps no state between runs. Leave out the session, or use run_code."
+		code, message = CodeNotPersistent, "This language keeps no state between runs. Leave out the session."
 	case errors.As(err, &full):
 		code, message = CodeMaxSessions, fmt.Sprintf( // contract 4's sentence, and what it does not say
 			"Maximum %d concurrent sessions reached. Close an existing session first. %s", e.cfg.Sessions.MaxSessions(), whoIsThere(full))

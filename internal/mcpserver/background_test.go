@@ -49,7 +49,7 @@ func TestLongWork(t *testing.T) {
 		want             string
 	}{
 		{"started", "run_code", `{"conversationId":"s","language":"python","code":"1","background":true}`, going, nil,
-			`{"status":"running","run_id":"run_1","session_id":"s","output":"so far\n","cursor":7,"message":"` + goOn + `"}`},
+			`{"status":"running","run_id":"run_1","session_id":"s","output":"so far\n","cursor":7,"message":"` + goOn + `","success":false,"files":[]}`},
 		{"handed over", "run", `{"env":"python","code":"1","session":"s"}`, going, nil,
 			`{"status":"running","run_id":"run_1","session_id":"s","output":"so far\n","cursor":7,"message":"` + goOn + `"}`},
 		{"still going", "wait_run", `{"run_id":"run_1","cursor":3}`, going, nil,
@@ -59,7 +59,10 @@ func TestLongWork(t *testing.T) {
 		{"ended", "wait_run", `{"run_id":"run_1"}`, ended, nil,
 			`{"status":"completed","run_id":"run_1","session_id":"s","cursor":11,"result":` + runCode + `}`},
 		{"the rest", "sandbox.wait_run", `{"run_id":"run_1","cursor":7}`, ended, nil,
-			`{"status":"completed","run_id":"run_1","session_id":"s","output":"all\n","cursor":11,"result":` + runCode + `}`},
+			`{"status":"completed","run_id":"run_1","session_id":"s","output":"all\n","cursor":11,"message":"output is what is new since the cursor; result does not repeat it.",` +
+				`"result":` + strings.Replace(runCode, `so far\nall\n`, "", 1) + `}`},
+		{"a cursor that is not the run's", "wait_run", `{"run_id":"run_1","cursor":12}`, ended, nil,
+			`{"status":"completed","run_id":"run_1","session_id":"s","cursor":11,"result":` + runCode + `}`},
 		{"cancelled", "cancel_run", `{"run_id":"run_1"}`, cancelled, nil,
 			`{"status":"cancelled","run_id":"run_1","session_id":"s","cursor":11,"result":{"session_id":"s","run_id":"run_1","exit_code":-1,"stdout":"so far\nall\n","stderr":"",` +
 				`"stdout_truncated":false,"stderr_truncated":false,"artifacts":[],"duration_ms":1000,"cause":"cancelled"}}`},
@@ -126,7 +129,23 @@ func TestLongWork(t *testing.T) {
 		t.Errorf("a client's queued run: %q", got)
 	}
 	p.engine.result = ended
-	if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1", "cursor": 7}), "|"); got != "so far\nall\n|[status: completed; run_1]" {
-		t.Errorf("a client's wait_run: %q", got)
+	failed, missed, silent := ended, ended, ended
+	failed.ExitCode, missed.Recent.Missed, silent.Recent.Data = 3, 5, nil
+	for _, tt := range []struct {
+		cursor int
+		result engine.Result
+		want   string
+	}{
+		{0, ended, "so far\nall\n|[status: completed; run_1]"},
+		{7, ended, "all\n|[status: completed; run_1]"},
+		{7, failed, "all\n|[status: completed; exit code 3; run_1]"},
+		{7, missed, "all\n|[status: completed; 5 bytes before this output were skipped; run_1]"},
+		{11, silent, "[status: completed; run_1]"},
+		{12, ended, "so far\nall\n|[status: completed; run_1]"}, // not a cursor of this run's
+	} {
+		p.engine.result = tt.result
+		if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1", "cursor": tt.cursor}), "|"); got != tt.want {
+			t.Errorf("a client's wait_run from %d: %q, want %q", tt.cursor, got, tt.want)
+		}
 	}
 }

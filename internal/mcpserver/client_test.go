@@ -95,7 +95,11 @@ func TestClients(t *testing.T) {
 			"list_artifacts": {"session_id": "a"}, "sandbox.close_session": {"session_id": "a"},
 			"list_sessions": nil, "delete_file": {"session_id": "a", "filename": "a"},
 		} {
-			got, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args})
+			// Not everybody can do something with links.
+			if got, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args}); err != nil || len(got.Content) != 1 {
+				t.Errorf("%s, links not asked for: %+v, %v", name, got, err)
+			}
+			got, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args, Meta: mcp.Meta{"mcp-code-sandbox/resource_links": true}})
 			if err != nil || got.IsError {
 				t.Fatalf("%s: %+v, %v", name, got, err)
 			}

@@ -30,6 +30,7 @@ type fakeEngine struct {
 	fakeFiles
 	mu       sync.Mutex
 	caller   session.Caller
+	session  string // of the last call that had one
 	request  engine.Request
 	uploaded []byte
 	upload   engine.UploadRequest
@@ -43,7 +44,7 @@ type fakeEngine struct {
 
 func (e *fakeEngine) Run(ctx context.Context, caller session.Caller, req engine.Request) (engine.Result, error) {
 	e.mu.Lock()
-	e.caller, e.request = caller, req
+	e.caller, e.request, e.session = caller, req, req.Session
 	res, err, run := e.result, e.err, e.run
 	e.mu.Unlock()
 	if run != nil {
@@ -58,7 +59,7 @@ func (e *fakeEngine) Upload(_ context.Context, caller session.Caller, req engine
 	data, err := io.ReadAll(req.Content)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.caller, e.upload, e.uploaded = caller, req, data
+	e.caller, e.upload, e.uploaded, e.session = caller, req, data, req.Session
 	if err != nil || e.err != nil {
 		return engine.FileLink{}, e.err
 	}
@@ -76,21 +77,21 @@ func (e *fakeEngine) UploadURL(_ context.Context, _ session.Caller, id, name str
 func (e *fakeEngine) ReadArtifact(_ context.Context, caller session.Caller, id, path string) (engine.Artifact, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.caller = caller
+	e.caller, e.session = caller, id
 	return e.artifact, e.err
 }
 
 func (e *fakeEngine) ListArtifacts(_ context.Context, caller session.Caller, id string) ([]engine.FileLink, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.caller = caller
+	e.caller, e.session = caller, id
 	return e.result.Files, false, e.err
 }
 
 func (e *fakeEngine) DeleteFile(_ context.Context, caller session.Caller, id, path string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.caller = caller
+	e.caller, e.session = caller, id
 	return e.err
 }
 
@@ -104,7 +105,7 @@ func (e *fakeEngine) ListSessions(_ context.Context, caller session.Caller, limi
 func (e *fakeEngine) CloseSession(_ context.Context, caller session.Caller, id string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.caller = caller
+	e.caller, e.session = caller, id
 	return e.err
 }
 
@@ -144,13 +145,20 @@ func (l *lockedBuffer) String() string {
 
 func newProduct(t testing.TB) *product {
 	t.Helper()
+	return newProductWith(t, tools.Options{})
+}
+
+func newProductWith(t testing.TB, opt tools.Options) *product {
+	t.Helper()
 	p := &product{engine: &fakeEngine{}, log: new(lockedBuffer), notified: make(chan string, 1000)}
 	log := slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
+	opt.Logger = log
 	p.server, err = mcpserver.New(mcpserver.Config{
+		Instructions: tools.Instructions(opt),
 		Tools: func(s *mcp.Server) {
 			s.AddSendingMiddleware(p.recordNotified)
-			tools.Register(s, p.engine, tools.Options{Logger: log})
+			tools.Register(s, p.engine, opt)
 		},
 		Logger: log,
 	})
@@ -339,7 +347,9 @@ func TestBadArguments(t *testing.T) {
 		{"run_code", `7`, "arguments must be an object"},
 		{"run_code", `{"conversationId":""}`, "conversationId is required"},
 		{"run_code", `{"conversationId":null}`, "conversationId is required"},
-		{"run_code", `{"ConversationID":"a","language":"python","code":"1"}`, "conversationId is required"},
+		{"run_code", `{"conversation":null,"language":"python","code":"1"}`, `conversationId is required; argument \"conversation\" is not known, did you mean conversationId?`},
+		{"run_code", `{"ConversationID":"a","language":"python","code":"1"}`,
+			`argument \"ConversationID\" is not known; did you mean conversationId? Nothing was done, because without it the call would use another session`},
 		{"run_code", `{"conversationId":5}`, "conversationId must be a string"},
 		{"run_code", `{"conversationId":"a"}`, "language is required"},
 		{"run_code", `{"conversationId":"a","language":["python"]}`, "language must be a string"},
@@ -350,7 +360,7 @@ func TestBadArguments(t *testing.T) {
 		{"run_code", `{"conversationId":"a","language":"python","code":"1","environment":{"A":null}}`, "environment must be an object whose values are strings"},
 		{"upload_file", `{}`, "filename is required"},
 		{"upload_file", `{"filename":"a","content":5}`, "content must be a string"},
-		{"upload_file", `{"filename":"a","content":"","content_base64":""}`, "content and content_base64 are the same argument; give one of them"},
+		{"upload_file", `{"filename":"a","content":"eA==","content_base64":"eQ=="}`, "content and content_base64 are the same argument; give one of them"},
 		{"upload_file", `{"filename":"a","conversationId":"a","session_id":"b"}`, "conversationId and session_id are the same argument; give one of them"},
 		{"list_runners", `[1]`, "arguments must be an object"},
 	}

@@ -28,6 +28,8 @@ import (
 type Config struct {
 	// Version is the program's version, told to clients. Default "1.0.0".
 	Version string
+	// Instructions tell the client's model which tool to use for what.
+	Instructions string
 	// Tools adds the tools to the server.
 	Tools func(*mcp.Server)
 	// MaxBodyBytes limits one request's body and one line of stdio. Default 70 MiB: a 50 MB file in base64.
@@ -94,7 +96,7 @@ func New(cfg Config) (*Server, error) {
 	s.mcp = mcp.NewServer(
 		&mcp.Implementation{Name: "mcp-code-sandbox", Version: cfg.Version},
 		// The SDK's own logger stays silent: its messages may quote what a client sent.
-		&mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{
+		&mcp.ServerOptions{Instructions: cfg.Instructions, Capabilities: &mcp.ServerCapabilities{
 			Tools:     &mcp.ToolCapabilities{},
 			Resources: &mcp.ResourceCapabilities{ListChanged: true},
 		}},

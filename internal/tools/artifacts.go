@@ -22,6 +22,8 @@ type readJSON struct {
 	SizeBytes     int64   `json:"size_bytes"`
 	ContentBase64 *string `json:"content_base64,omitempty"` // left out where the client gets an image instead
 	SessionID     string  `json:"session_id"`
+
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // listJSON is contract 4's result of list_artifacts.
@@ -29,6 +31,7 @@ type listJSON struct {
 	Artifacts []artifactJSON `json:"artifacts"`
 	Truncated bool           `json:"truncated,omitempty"`
 	SessionID string         `json:"session_id"`
+	Warnings  []string       `json:"warnings,omitempty"`
 }
 
 // modifiedLayout is RFC 3339 with milliseconds.
@@ -36,8 +39,9 @@ const modifiedLayout = "2006-01-02T15:04:05.000Z07:00"
 
 // closeJSON is contract 4's result of close_session.
 type closeJSON struct {
-	Status    string `json:"status"`
-	SessionID string `json:"session_id"`
+	Status    string   `json:"status"`
+	SessionID string   `json:"session_id"`
+	Warnings  []string `json:"warnings,omitempty"`
 }
 
 func sessionSchema(description string) *jsonschema.Schema {
@@ -49,7 +53,7 @@ func readArtifactTool() *mcp.Tool {
 		Name:  "read_artifact",
 		Title: "Read an artifact",
 		Description: "Read a file from the session's /mnt/data. Use it to look at a chart: a PNG, JPEG, GIF or WebP comes back as an image you can see. " +
-			"Other files come back as base64; to look at text or a table, printing it with run_python is cheaper. Files that are too large have a download_url instead.",
+			"Other files come back as base64; to look at text or a table, printing it with code is cheaper. Files that are too large have a download_url instead.",
 		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: new(false)},
 		InputSchema: &jsonschema.Schema{
 			Type: "object",
@@ -65,7 +69,7 @@ func readArtifactTool() *mcp.Tool {
 }
 
 func (t *toolset) readArtifact(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	id := c.args.requiredSessionID()
+	id := c.args.required("session_id")
 	name := c.args.required("path")
 	encoding, _ := c.args.text("encoding")
 	if encoding != "" && encoding != "auto" && encoding != "base64" {
@@ -80,7 +84,7 @@ func (t *toolset) readArtifact(ctx context.Context, c call) (*mcp.CallToolResult
 		return nil, err
 	}
 	f := artifactOf(a.FileLink)
-	out := readJSON{Path: f.Path, Filename: f.Filename, MIMEType: f.MIMEType, SizeBytes: f.SizeBytes, SessionID: id}
+	out := readJSON{Path: f.Path, Filename: f.Filename, MIMEType: f.MIMEType, SizeBytes: f.SizeBytes, SessionID: id, Warnings: c.args.warnings}
 	if !c.client.plain && encoding != "base64" {
 		if picture := t.images.content(a.Name, a.Content); picture != nil {
 			res := textResult(out)
@@ -136,7 +140,7 @@ func listArtifactsTool() *mcp.Tool {
 }
 
 func (t *toolset) listArtifacts(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	id := c.args.requiredSessionID()
+	id := c.args.required("session_id")
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
@@ -150,7 +154,7 @@ func (t *toolset) listArtifacts(ctx context.Context, c call) (*mcp.CallToolResul
 			list[i].ModifiedAt = f.ModTime.UTC().Format(modifiedLayout)
 		}
 	}
-	out := structuredResult(c.client, listJSON{Artifacts: list, Truncated: truncated, SessionID: id})
+	out := structuredResult(c.client, listJSON{Artifacts: list, Truncated: truncated, SessionID: id, Warnings: c.args.warnings})
 	if c.wantsDetails() {
 		out.Meta = mcp.Meta{runsKey: runsOf(t.engine.RecentRuns(c.caller, id))}
 	}
@@ -179,7 +183,7 @@ func closeSessionTool() *mcp.Tool {
 }
 
 func (t *toolset) closeSession(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	id := c.args.requiredSessionID()
+	id := c.args.required("session_id")
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
@@ -187,5 +191,5 @@ func (t *toolset) closeSession(ctx context.Context, c call) (*mcp.CallToolResult
 	if err := t.engine.CloseSession(ctx, c.caller, id); err != nil {
 		return nil, err
 	}
-	return structuredResult(c.client, closeJSON{Status: "closed", SessionID: id}), nil
+	return structuredResult(c.client, closeJSON{Status: "closed", SessionID: id, Warnings: c.args.warnings}), nil
 }

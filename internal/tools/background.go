@@ -45,6 +45,7 @@ type runStateJSON struct {
 	Cursor       int64      `json:"cursor"`
 	Message      string     `json:"message,omitempty"`
 	Result       any        `json:"result,omitempty"` // as of the tool that started it
+	Warnings     []string   `json:"warnings,omitempty"`
 }
 
 // withLongWork adds to a run tool the arguments of runs that take long.
@@ -60,7 +61,7 @@ func (t *toolset) withLongWork(tool *mcp.Tool) *mcp.Tool {
 		Type: "number", Minimum: new(minTimeout.Seconds()), Maximum: new(t.maxTimeout.Seconds()),
 		Description: "Longest time that the code may take, where the server's default is not enough",
 	})
-	if !t.noBackground {
+	if t.offers("wait_run") {
 		add("background", &jsonschema.Schema{Type: "boolean", Description: "Return at once and let the code go on; wait_run gets its output and result by the run_id (default: false)"})
 	}
 	longer := *tool
@@ -71,8 +72,8 @@ func (t *toolset) withLongWork(tool *mcp.Tool) *mcp.Tool {
 // longWork reads the arguments that withLongWork adds.
 func (t *toolset) longWork(a *arguments, req *engine.Request) {
 	req.Timeout, _ = a.seconds("timeout_seconds", minTimeout, t.maxTimeout)
-	if req.Background = a.flag("background"); req.Background && t.noBackground {
-		a.fail("background cannot be used: this server does not offer wait_run")
+	if req.Background = a.flag("background"); req.Background && !t.offers("wait_run") {
+		a.fail("background cannot be used: this server lets no code go on in the background")
 	}
 }
 
@@ -117,77 +118,155 @@ func (a *arguments) cursor() (n int64) {
 	return n
 }
 
+// handoverFor is when run_code and run_python let their code go on in the background. A plain caller knows contracts 1 and 4,
+// where they answer at the end.
+func (t *toolset) handoverFor(c client) time.Duration {
+	if c.plain {
+		return 0
+	}
+	return t.handover
+}
+
 // shape is a finished run's JSON as the tool that started it gives it.
-func shape(res engine.Result) any {
+func shape(res engine.Result, warnings []string) any {
 	switch res.Tool {
 	case "run_code":
-		return runCodeResult(res)
+		out := runCodeResult(res)
+		out.Warnings = warnings
+		return out
 	case "run":
-		out := runJSON{runPythonJSON: runPythonResult(res), State: stateOf(res)}
+		out := runJSON{Notice: noticeOf(res), runPythonJSON: runPythonResult(res), State: stateOf(res)}
 		if !res.Once {
 			out.Session = res.Session
 		}
+		out.Warnings = warnings
 		return out
 	}
-	return runPythonResult(res)
+	out := runPythonResult(res)
+	out.Warnings = warnings
+	return out
 }
 
 // result is a finished run as the tool that started it gives it.
-func (t *toolset) result(c client, res engine.Result) *mcp.CallToolResult {
-	if res.Tool == "run" && !c.plain {
+func (t *toolset) result(c call, res engine.Result) *mcp.CallToolResult {
+	if res.Tool == "run" && !c.client.plain {
 		return t.runResult(c, res)
 	}
-	return t.withFiles(c, textResult(shape(res)), res)
+	return t.withFiles(c, textResult(shape(res, c.args.warnings)), res)
 }
 
 // withFiles adds what a run showed and made, as far as the client knows such things.
-func (t *toolset) withFiles(c client, out *mcp.CallToolResult, res engine.Result) *mcp.CallToolResult {
-	if !c.plain {
+func (t *toolset) withFiles(c call, out *mcp.CallToolResult, res engine.Result) *mcp.CallToolResult {
+	if !c.client.plain {
 		out.Content = append(out.Content, t.images.images(res.Displays)...)
 	}
-	if c.atLeast(version20250618) {
-		out.Content = append(out.Content, links(res.Files)...)
-	}
+	out.Content = append(out.Content, t.links(c, res)...)
 	return out
 }
 
-// state is a run that is going, or a finished one for who waited for it. To say again what all its output was is left to the result.
-func (t *toolset) state(c client, res engine.Result, cursor int64) *mcp.CallToolResult {
-	if res.Tool == "run" && !c.plain {
-		return t.runState(c, res)
+// runCodeStartedJSON is run_code's answer while the code runs: the state of the run, and what contract 1 requires. That the code
+// has succeeded is not claimed before it is known.
+type runCodeStartedJSON struct {
+	runStateJSON
+	Success bool       `json:"success"`
+	Files   []fileJSON `json:"files"`
+}
+
+// runPythonStartedJSON is the same of run_python and contract 4.
+type runPythonStartedJSON struct {
+	runStateJSON
+	ExitCode        int            `json:"exit_code"`
+	Stdout          string         `json:"stdout"`
+	Stderr          string         `json:"stderr"`
+	StdoutTruncated bool           `json:"stdout_truncated"`
+	StderrTruncated bool           `json:"stderr_truncated"`
+	Artifacts       []artifactJSON `json:"artifacts"`
+	DurationMS      int64          `json:"duration_ms"`
+}
+
+// started is the answer of a run tool whose code goes on in the background.
+func (t *toolset) started(c call, res engine.Result) *mcp.CallToolResult {
+	if res.Tool == "run" {
+		return t.state(c, res, 0)
 	}
-	out := runStateJSON{Status: statusOf(res), RunID: res.RunID, SessionID: res.Session, QueuedBehind: queueOf(res.Queued), Cursor: res.Recent.Cursor}
-	if res.Running || cursor > 0 {
-		out.Output, out.OutputMissed = new(validUTF8(res.Recent.Data)), res.Recent.Missed
+	state := t.stateJSON(c, res)
+	if res.Tool == "run_code" {
+		return textResult(runCodeStartedJSON{runStateJSON: state, Files: []fileJSON{}})
 	}
+	state.Output = nil
+	stdout, stderr := streams(res.Recent)
+	return textResult(runPythonStartedJSON{
+		runStateJSON: state, ExitCode: -1, Stdout: stdout, Stderr: stderr, StdoutTruncated: res.Recent.Missed > 0, StderrTruncated: res.Recent.Missed > 0,
+		Artifacts: []artifactJSON{}, DurationMS: time.Since(res.Started).Milliseconds(),
+	})
+}
+
+// streams takes the two streams of an output apart.
+func streams(recent engine.Output) (stdout, stderr string) {
+	var out, err []byte
+	at := 0
+	for _, part := range recent.Stderr {
+		out, err, at = append(out, recent.Data[at:part[0]]...), append(err, recent.Data[part[0]:part[1]]...), part[1]
+	}
+	return validUTF8(append(out, recent.Data[at:]...)), validUTF8(err)
+}
+
+// state is a run that is going, or a finished one, for who follows it. What comes before the cursor is not said again.
+func (t *toolset) state(c call, res engine.Result, cursor int64) *mcp.CallToolResult {
+	// A cursor beyond the end is not one of this run's, or the run was not followed, so that no place in its output is known.
+	resumed := !res.Running && cursor > 0 && cursor <= res.Recent.Cursor
+	if res.Tool == "run" && !c.client.plain {
+		return t.runState(c, res, resumed)
+	}
+	out := t.stateJSON(c, res)
 	if res.Running {
-		out.Message = howToGoOn(res)
 		return textResult(out)
 	}
-	out.Result = shape(res)
+	if resumed {
+		out.Message = "output is what is new since the cursor; result does not repeat it."
+		res.Stdout, res.StdoutTruncated, res.Stderr, res.StderrTruncated = nil, false, nil, false
+	} else {
+		out.Output, out.OutputMissed = nil, 0 // the result has all
+	}
+	out.Result = shape(res, nil)
 	return t.withFiles(c, textResult(out), res)
 }
 
-// runState is state for an MCP client's run: plain output, and a line of facts.
-func (t *toolset) runState(c client, res engine.Result) *mcp.CallToolResult {
-	if !res.Running {
-		out := t.runResult(c, res)
-		if factsOf(res) == "" {
-			out.Content = append(out.Content, &mcp.TextContent{Text: fmt.Sprintf("[status: %s; %s]", statusOf(res), res.RunID)})
-		}
-		return out
+func (t *toolset) stateJSON(c call, res engine.Result) runStateJSON {
+	out := runStateJSON{
+		Status: statusOf(res), RunID: res.RunID, SessionID: res.Session, QueuedBehind: queueOf(res.Queued), Cursor: res.Recent.Cursor,
+		Output: new(validUTF8(res.Recent.Data)), OutputMissed: res.Recent.Missed, Warnings: c.args.warnings,
 	}
-	out := &mcp.CallToolResult{}
-	if len(res.Recent.Data) > 0 {
-		out.Content = append(out.Content, &mcp.TextContent{Text: validUTF8(res.Recent.Data)})
+	if res.Running {
+		out.Message = t.nextStep(res)
 	}
-	missed := ""
-	if n := res.Recent.Missed; n > 0 {
-		missed = fmt.Sprintf("; %d bytes before this output were skipped", n)
-	}
-	out.Content = append(out.Content, &mcp.TextContent{Text: fmt.Sprintf("[status: %s; run_id: %s; session: %s; cursor: %d%s. %s]",
-		statusOf(res), res.RunID, res.Session, res.Recent.Cursor, missed, howToGoOn(res))})
 	return out
+}
+
+// runState is state for an MCP client's run: plain output, and a line of facts.
+func (t *toolset) runState(c call, res engine.Result, resumed bool) *mcp.CallToolResult {
+	facts := []string{"status: " + statusOf(res)}
+	skipped := ""
+	if n := res.Recent.Missed; n > 0 {
+		skipped = fmt.Sprintf("%d bytes before this output were skipped", n)
+	}
+	if res.Running {
+		facts = append(facts, "run_id: "+res.RunID, "session: "+res.Session, fmt.Sprintf("cursor: %d", res.Recent.Cursor))
+		if skipped != "" {
+			facts = append(facts, skipped)
+		}
+		facts = append(facts, c.args.warnings...)
+		facts[len(facts)-1] += ". " + t.nextStep(res)
+		return t.runText(c, res, validUTF8(res.Recent.Data), facts)
+	}
+	output := combine(res.Stdout, res.Stderr)
+	if resumed {
+		if output = validUTF8(res.Recent.Data); skipped != "" {
+			facts = append(facts, skipped)
+		}
+	}
+	facts = append(append(facts, factsOf(res)...), c.args.warnings...)
+	return t.runText(c, res, output, append(facts, res.RunID))
 }
 
 func statusOf(res engine.Result) string {
@@ -202,11 +281,16 @@ func statusOf(res engine.Result) string {
 	return "completed"
 }
 
-func howToGoOn(res engine.Result) string {
-	if res.Queued != nil {
-		return fmt.Sprintf("The code waits for %s, then it runs for %g seconds at most. Call wait_run with the run_id and the cursor for its output and the result, or cancel_run to end it.",
-			queueOf(res.Queued), res.Timeout.Seconds())
+// nextStep says how to get the rest of a run that goes on in the background.
+func (t *toolset) nextStep(res engine.Result) string {
+	cancel := ""
+	if t.offers("cancel_run") {
+		cancel = ", or cancel_run to end it"
 	}
-	return fmt.Sprintf("The code goes on running, for %g seconds at most. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it.",
-		res.Timeout.Seconds())
+	if res.Queued != nil {
+		return fmt.Sprintf("The code waits for %s, then it runs for %g seconds at most. Call wait_run with the run_id and the cursor for its output and the result%s.",
+			queueOf(res.Queued), res.Timeout.Seconds(), cancel)
+	}
+	return fmt.Sprintf("The code goes on running, for %g seconds at most. Call wait_run with the run_id and the cursor for more output and the result%s.",
+		res.Timeout.Seconds(), cancel)
 }

@@ -32,5 +32,5 @@ func (t *toolset) cancelRun(ctx context.Context, c call) (*mcp.CallToolResult, e
 		return nil, err
 	}
 	t.log.Info("[MCP] cancel_run: "+statusOf(res), "run_id", res.RunID, "session_id", logSession(res.Session))
-	return t.detailed(c, t.state(c.client, res, 0), res), nil
+	return t.detailed(c, t.state(c, res, 0), res), nil
 }

@@ -12,10 +12,11 @@ import (
 )
 
 type deleteJSON struct {
-	Deleted   bool   `json:"deleted"`
-	Filename  string `json:"filename"`
-	Path      string `json:"path"`
-	SessionID string `json:"session_id"`
+	Deleted   bool     `json:"deleted"`
+	Filename  string   `json:"filename"`
+	Path      string   `json:"path"`
+	SessionID string   `json:"session_id"`
+	Warnings  []string `json:"warnings,omitempty"`
 }
 
 func deleteFileTool() *mcp.Tool {
@@ -46,7 +47,7 @@ func deleteFileTool() *mcp.Tool {
 }
 
 func (t *toolset) deleteFile(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	id := c.args.requiredSessionID()
+	id := c.args.required("session_id")
 	name := c.args.required("filename")
 	if c.args.err != nil {
 		return nil, c.args.err
@@ -59,5 +60,5 @@ func (t *toolset) deleteFile(ctx context.Context, c call) (*mcp.CallToolResult, 
 	if err != nil {
 		return nil, err // the engine has accepted it
 	}
-	return structuredResult(c.client, deleteJSON{Deleted: true, Filename: clean, Path: engine.DataPath(clean), SessionID: id}), nil
+	return structuredResult(c.client, deleteJSON{Deleted: true, Filename: clean, Path: engine.DataPath(clean), SessionID: id, Warnings: c.args.warnings}), nil
 }

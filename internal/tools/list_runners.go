@@ -21,14 +21,23 @@ type runnerJSON struct {
 	Persistent bool     `json:"persistent,omitempty"` // run with a session keeps its state
 }
 
-func listRunnersTool() *mcp.Tool {
+// noArguments is the schema of a tool without arguments. It has properties, since some clients read them unasked.
+func noArguments() *jsonschema.Schema {
+	return &jsonschema.Schema{Type: "object", Properties: map[string]*jsonschema.Schema{}}
+}
+
+func listRunnersTool(withRun bool) *mcp.Tool {
 	text := &jsonschema.Schema{Type: "string"}
+	persistent := "It can keep variables between runs"
+	if withRun {
+		persistent = "The tool run, given a session, keeps variables between calls"
+	}
 	return &mcp.Tool{
 		Name:        "list_runners",
 		Title:       "List runners",
 		Description: "List all available code execution runners and their images",
 		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: new(false)},
-		InputSchema: &jsonschema.Schema{Type: "object"},
+		InputSchema: noArguments(),
 		OutputSchema: &jsonschema.Schema{
 			Type: "object",
 			Properties: map[string]*jsonschema.Schema{"languages": {
@@ -37,7 +46,7 @@ func listRunnersTool() *mcp.Tool {
 					Type: "object",
 					Properties: map[string]*jsonschema.Schema{
 						"language": text, "image": text, "version": text, "title": text, "libraries": {Type: "array", Items: text},
-						"persistent": {Type: "boolean", Description: "The tool run, given a session, keeps variables between calls"},
+						"persistent": {Type: "boolean", Description: persistent},
 					},
 					PropertyOrder: []string{"language", "image", "version", "title", "libraries", "persistent"},
 					Required:      []string{"language", "image"},

@@ -16,6 +16,7 @@ const (
 type sessionsJSON struct {
 	Sessions  []sessionJSON `json:"sessions"`
 	Truncated bool          `json:"truncated,omitempty"`
+	Warnings  []string      `json:"warnings,omitempty"`
 }
 
 type sessionJSON struct {
@@ -77,7 +78,7 @@ func (t *toolset) listSessions(ctx context.Context, c call) (*mcp.CallToolResult
 	if err != nil {
 		return nil, err
 	}
-	out := sessionsJSON{Sessions: make([]sessionJSON, len(list)), Truncated: more}
+	out := sessionsJSON{Sessions: make([]sessionJSON, len(list)), Truncated: more, Warnings: c.args.warnings}
 	for i, s := range list {
 		out.Sessions[i] = sessionJSON{
 			SessionID: s.ID, LastUsed: s.LastUsed.UTC().Format(time.RFC3339), Files: s.Files, FilesTruncated: s.MoreFiles, Bytes: s.Bytes, Live: s.Live,

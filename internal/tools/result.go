@@ -34,15 +34,17 @@ type runCodeJSON struct {
 	Error          string     `json:"error,omitempty"`
 	Message        string     `json:"message,omitempty"`
 	ConnectURL     string     `json:"connect_url,omitempty"`
+	Warnings       []string   `json:"warnings,omitempty"`
 }
 
 // errorJSON is contract 4's error.
 type errorJSON struct {
-	Error       string `json:"error"`
-	Message     string `json:"message"`
-	SizeBytes   int64  `json:"size_bytes,omitempty"`
-	DownloadURL string `json:"download_url,omitempty"`
-	ConnectURL  string `json:"connect_url,omitempty"`
+	Error       string   `json:"error"`
+	Message     string   `json:"message"`
+	SizeBytes   int64    `json:"size_bytes,omitempty"`
+	DownloadURL string   `json:"download_url,omitempty"`
+	ConnectURL  string   `json:"connect_url,omitempty"`
+	Warnings    []string `json:"warnings,omitempty"`
 }
 
 // encode is contract 2's form of a result: JSON indented by two spaces. What it is given cannot fail to encode.
@@ -72,10 +74,11 @@ func structuredResult(c client, v any) *mcp.CallToolResult {
 }
 
 // errorResult is a refusal of the engine's. That of run_code has contract 1's fields as well.
-func errorResult(tool string, e *engine.Error) *mcp.CallToolResult {
-	var v any = errorJSON{Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL, ConnectURL: e.ConnectURL}
+func (c call) errorResult(tool string, e *engine.Error) *mcp.CallToolResult {
+	warnings := c.args.warnings
+	var v any = errorJSON{Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL, ConnectURL: e.ConnectURL, Warnings: warnings}
 	if tool == "run_code" {
-		v = runCodeJSON{Output: e.Message, Files: []fileJSON{}, Error: e.Code, Message: e.Message, ConnectURL: e.ConnectURL}
+		v = runCodeJSON{Output: e.Message, Files: []fileJSON{}, Error: e.Code, Message: e.Message, ConnectURL: e.ConnectURL, Warnings: warnings}
 	}
 	res := textResult(v)
 	res.IsError = true
@@ -97,10 +100,18 @@ func combine(stdout, stderr []byte) string {
 	return combined
 }
 
-// links are the newest files as resource links, which resources/read takes. Their signed address goes with them, for people.
-func links(files []engine.FileLink) []mcp.Content {
+// linksKey in the _meta of a call asks for resource links: true.
+const linksKey = "mcp-code-sandbox/resource_links"
+
+// links are the newest files of a run as resource links, which resources/read takes, for clients that ask for them. Some
+// frameworks pass links on to the model's provider, which refuses them. Their signed address goes with them, for people.
+func (t *toolset) links(c call, res engine.Result) []mcp.Content {
+	wanted, _ := c.req.Params.Meta[linksKey].(bool)
+	if !wanted && !t.resourceLinks || !c.client.atLeast(version20250618) {
+		return nil
+	}
 	var out []mcp.Content
-	for _, f := range files[:min(len(files), maxLinks)] {
+	for _, f := range res.Files[:min(len(res.Files), maxLinks)] {
 		link := &mcp.ResourceLink{
 			URI:      fileURI(f.Session, f.Name),
 			Name:     validUTF8([]byte(f.Name)),

@@ -16,6 +16,7 @@ import (
 
 // runJSON is the result of run for a plain caller: run_python's fields, and the session's name as contract 5 has it.
 type runJSON struct {
+	Notice string `json:"notice,omitempty"` // what to know before reading the output
 	runPythonJSON
 	Session string `json:"session,omitempty"`
 	State   string `json:"state,omitempty"` // what became of the interpreter's variables, where there is something to say
@@ -29,13 +30,16 @@ func runTool(runners runner.Set) *mcp.Tool {
 		}
 	}
 	names := runners.Names()
+	environments := "\n\nEnvironments: " + strings.Join(names, ", ") + "."
+	if len(keeping) > 0 {
+		environments += " State is kept in: " + strings.Join(keeping, ", ") + "."
+	}
 	return &mcp.Tool{
 		Name:  "run",
 		Title: "Run code",
 		Description: "Run code in an isolated sandbox and get its output. With a session, the interpreter lives on between calls like a notebook: variables, imports, " +
 			"functions and the working directory are kept, the value of a last expression is shown, plots come back as images. Without one, each call is a fresh process " +
-			"and nothing is kept. Files written to /data are kept for the session.\n\nEnvironments: " + strings.Join(names, ", ") +
-			". State is kept in: " + strings.Join(keeping, ", ") + ".",
+			"and nothing is kept. Files written to /data are kept for the session." + environments + librariesOf(runners),
 		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(true)},
 		InputSchema: &jsonschema.Schema{
 			Type: "object",
@@ -96,39 +100,48 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		return nil, err
 	}
 	if res.Running {
-		return t.detailed(c, t.state(c.client, res, 0), res), nil
+		return t.detailed(c, t.started(c, res), res), nil
 	}
 	log.Info("[MCP] run completed", "run_id", res.RunID)
-	return t.detailed(c, t.result(c.client, res), res), nil
+	return t.detailed(c, t.result(c, res), res), nil
 }
 
 // runResult is the plain output, what was shown, and a line of facts when there is something to say.
-func (t *toolset) runResult(c client, res engine.Result) *mcp.CallToolResult {
+func (t *toolset) runResult(c call, res engine.Result) *mcp.CallToolResult {
+	facts := append(factsOf(res), c.args.warnings...)
+	if len(facts) > 0 {
+		facts = append(facts, res.RunID)
+	}
+	return t.runText(c, res, combine(res.Stdout, res.Stderr), facts)
+}
+
+// runText is the result of run for an MCP client: what to know first, the output, what was shown, and one line of facts.
+func (t *toolset) runText(c call, res engine.Result, output string, facts []string) *mcp.CallToolResult {
 	out := &mcp.CallToolResult{}
-	if text := combine(res.Stdout, res.Stderr); text != "" {
-		out.Content = append(out.Content, &mcp.TextContent{Text: text})
+	add := func(text string) { out.Content = append(out.Content, &mcp.TextContent{Text: text}) }
+	if notice := noticeOf(res); notice != "" {
+		add("[" + notice + "]")
+	}
+	if output != "" {
+		add(output)
 	}
 	for _, d := range res.Displays {
 		if strings.HasPrefix(d.MIME, "text/") && d.MIME != "text/html" {
-			out.Content = append(out.Content, &mcp.TextContent{Text: validUTF8(d.Data)})
+			add(validUTF8(d.Data))
 		}
 	}
 	out.Content = append(out.Content, t.images.images(res.Displays)...)
-	if facts := factsOf(res); facts != "" || len(out.Content) == 0 {
-		if facts == "" {
-			facts = "(no output)"
-		}
-		out.Content = append(out.Content, &mcp.TextContent{Text: facts})
+	if len(facts) > 0 {
+		add("[" + strings.Join(facts, "; ") + "]")
+	} else if len(out.Content) == 0 {
+		add("(no output)")
 	}
-	if c.atLeast(version20250618) {
-		out.Content = append(out.Content, links(res.Files)...)
-	}
+	out.Content = append(out.Content, t.links(c, res)...)
 	return out
 }
 
-// factsOf is one line about a run, empty when all went well and nothing was made.
-func factsOf(res engine.Result) string {
-	var facts []string
+// factsOf are facts about a run, none when all went well and nothing was made.
+func factsOf(res engine.Result) (facts []string) {
 	add := func(format string, args ...any) { facts = append(facts, fmt.Sprintf(format, args...)) }
 	if res.Cause == sandbox.CauseTimeout {
 		add("%s", res.TimeoutMessage())
@@ -146,7 +159,11 @@ func factsOf(res engine.Result) string {
 	if n := len(res.Files); n > 0 {
 		names := make([]string, 0, 5)
 		for _, f := range res.Files[:min(n, 5)] {
-			names = append(names, validUTF8([]byte(f.Name)))
+			name := validUTF8([]byte(f.Name))
+			if f.URL != "" {
+				name += " <" + f.URL + ">"
+			}
+			names = append(names, name)
 		}
 		more := ""
 		if n > 5 {
@@ -154,10 +171,20 @@ func factsOf(res engine.Result) string {
 		}
 		add("files: %s%s", strings.Join(names, ", "), more)
 	}
-	if len(facts) == 0 {
+	return facts
+}
+
+// noticeOf is what a reader must know before the output of a run: that it has not used the interpreter of the run before.
+func noticeOf(res engine.Result) string {
+	if !res.Switched {
 		return ""
 	}
-	return "[" + strings.Join(append(facts, res.RunID), "; ") + "]"
+	this, other := "without", "with"
+	if res.Network {
+		this, other = other, this
+	}
+	return fmt.Sprintf("This run used the session's other interpreter, the one %s network: variables, functions and imports of runs %s network are not defined in it. "+
+		"To pass data, save it to a file in /data in one and read it in the other.", this, other)
 }
 
 // stateOf says what became of the variables of a persistent run.

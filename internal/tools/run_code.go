@@ -18,15 +18,7 @@ func runCodeTool(runners runner.Set) *mcp.Tool {
 	available := bracketed(runners.Names())
 	var d strings.Builder
 	fmt.Fprintf(&d, "Execute code in an isolated sandbox. Supports: %s. The working directory is /data; files created there are kept for the conversation and accessible via download URLs. Each call is a fresh process: only files are kept between calls.", available)
-	heading := "\n\nAvailable libraries:"
-	var enum []any
-	for _, r := range runners {
-		enum = append(enum, r.Name)
-		if len(r.Libraries) > 0 {
-			fmt.Fprintf(&d, "%s\n- %s: %s", heading, r.Name, bracketed(r.Libraries))
-			heading = ""
-		}
-	}
+	d.WriteString(librariesOf(runners))
 	return &mcp.Tool{
 		Name:        "run_code",
 		Title:       "Run code",
@@ -36,7 +28,7 @@ func runCodeTool(runners runner.Set) *mcp.Tool {
 			Type: "object",
 			Properties: map[string]*jsonschema.Schema{
 				"conversationId": {Type: "string", Description: "Unique identifier for the conversation/session to isolate sandbox environments"},
-				"language":       {Type: "string", Description: "Programming language to execute. Available: " + available, Enum: enum},
+				"language":       {Type: "string", Description: "Programming language to execute. Available: " + available, Enum: enumOf(runners.Names())},
 				"code":           {Type: "string", Description: "The code to execute. Any files written to /data will be persisted and returned as downloadable URLs."},
 				"network":        {Type: "boolean", Description: "Enable network access for the code (default: false for security)"},
 				"environment": {
@@ -51,6 +43,20 @@ func runCodeTool(runners runner.Set) *mcp.Tool {
 	}
 }
 
+// librariesOf is the part of a description that names the libraries of each runner, empty when there are none.
+func librariesOf(runners runner.Set) string {
+	var d strings.Builder
+	for _, r := range runners {
+		if len(r.Libraries) > 0 {
+			fmt.Fprintf(&d, "\n- %s: %s", r.Name, bracketed(r.Libraries))
+		}
+	}
+	if d.Len() == 0 {
+		return ""
+	}
+	return "\n\nAvailable libraries:" + d.String()
+}
+
 func bracketed(names []string) string { return "[" + strings.Join(names, ", ") + "]" }
 
 func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, error) {
@@ -60,7 +66,9 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 		Code:    c.args.required("code"),
 		Network: c.args.flag("network"),
 		Env:     c.args.stringMap("environment"),
-		Tool:    "run_code",
+
+		Handover: t.handoverFor(c.client),
+		Tool:     "run_code",
 	}
 	t.longWork(c.args, &req)
 	req.Services = c.args.services()
@@ -86,14 +94,14 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 	}
 
 	if res.Running {
-		return t.detailed(c, t.state(c.client, res, 0), res), nil
+		return t.detailed(c, t.started(c, res), res), nil
 	}
 	how := "successfully"
 	if !res.Success() {
 		how = "with a failure"
 	}
 	log.Info("[MCP] run_code completed "+how, "run_id", res.RunID)
-	return t.detailed(c, t.result(c.client, res), res), nil
+	return t.detailed(c, t.result(c, res), res), nil
 }
 
 func runCodeResult(res engine.Result) runCodeJSON {

@@ -32,6 +32,7 @@ type runPythonJSON struct {
 	DurationMS         int64          `json:"duration_ms"`
 	Cause              string         `json:"cause,omitempty"`
 	Hint               string         `json:"hint,omitempty"`
+	Warnings           []string       `json:"warnings,omitempty"`
 }
 
 // artifactJSON is a file as contract 4 describes it.
@@ -93,12 +94,13 @@ func runPythonTool(runners runner.Set) *mcp.Tool {
 
 func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, error) {
 	req := engine.Request{
-		Session:   c.args.sessionID(),
+		Session:   c.args.optional("session_id"),
 		Runner:    python,
 		Code:      c.args.required("code"),
 		Network:   c.args.flag("network"),
 		Env:       c.args.stringMap("environment"),
 		Artifacts: true,
+		Handover:  t.handoverFor(c.client),
 		Tool:      "run_python",
 	}
 	t.longWork(c.args, &req)
@@ -117,10 +119,10 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 		return nil, err
 	}
 	if res.Running {
-		return t.detailed(c, t.state(c.client, res, 0), res), nil
+		return t.detailed(c, t.started(c, res), res), nil
 	}
 	log.Info("[MCP] run_python completed", "run_id", res.RunID)
-	return t.detailed(c, t.result(c.client, res), res), nil
+	return t.detailed(c, t.result(c, res), res), nil
 }
 
 func runPythonResult(res engine.Result) runPythonJSON {

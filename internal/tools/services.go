@@ -44,7 +44,7 @@ func listServicesTool() *mcp.Tool {
 		Description: "List the outside services (APIs) that code may call through the argument services of the run tools, and whether the user has connected them. " +
 			"One that is not connected has a connect_url: show it to the user, who opens it in a browser and connects the service.",
 		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: new(false)},
-		InputSchema: &jsonschema.Schema{Type: "object"},
+		InputSchema: noArguments(),
 		OutputSchema: &jsonschema.Schema{
 			Type: "object",
 			Properties: map[string]*jsonschema.Schema{"services": {
@@ -115,7 +115,7 @@ func (t *toolset) withServices(tool *mcp.Tool) *mcp.Tool {
 // services returns the services that a run asks for. A plain name stands for an object with that name.
 func (a *arguments) services() []engine.ServiceRequest {
 	const want = "an array of objects with a name and, if need be, paths, methods and max_requests"
-	if len(a.members["services"]) > maxServicesJSON {
+	if len(a.members["services"].raw) > maxServicesJSON {
 		a.fail("services is too large")
 		return nil
 	}

@@ -27,7 +27,7 @@ func TestServicesArgument(t *testing.T) {
 		`[{"name":"a","path":["/x"]}]`: {}, `[{"name":"a","paths":"/x"}]`: {}, `[{"name":"a","paths":[]}]`: {}, `[{"name":"a","methods":[]}]`: {},
 		`[{"name":"a","max_requests":0}]`: {}, `[{"name":"a","max_requests":-1}]`: {}, `[{"name":"a","max_requests":1.5}]`: {},
 	} {
-		args, err := parseArguments(json.RawMessage(`{"services":` + in + `}`))
+		args, err := parseArguments(json.RawMessage(`{"services":`+in+`}`), parameters{"services": "services"})
 		if err != nil {
 			t.Fatal(err)
 		}

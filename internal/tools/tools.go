@@ -49,57 +49,89 @@ var _ Engine = (*engine.Engine)(nil)
 type Options struct {
 	// Logger gets contract 2's lines, without code, contents, environment values or signatures. Nil is silent.
 	Logger *slog.Logger
+	// Tools are the names of the tools to offer. Nil: all.
+	Tools []string
 	// MaxTimeout is the most that timeout_seconds of a run may be. Zero is ten minutes.
 	MaxTimeout time.Duration
-	// Handover is how long run waits for the code's end before it lets it go on in the background. Zero is for ever.
+	// Handover is how long a run tool waits for the code's end before it lets it go on in the background, where wait_run is
+	// offered. Zero is for ever.
 	Handover time.Duration
-	// NoBackground is for a server that does not offer wait_run: nothing goes on in the background.
-	NoBackground bool
+	// ResourceLinks adds resource links to the results of runs, whether or not the client asks for them.
+	ResourceLinks bool
 	// Services are the outside services that code may call. Nil: there are none, and no tool that lists them.
 	Services *Services
 }
 
+// Offered returns the names of the tools that a server with these options has.
+func (o Options) Offered() []string {
+	return slices.DeleteFunc(Names(), func(name string) bool {
+		return o.Tools != nil && !slices.Contains(o.Tools, name) || name == "list_services" && o.Services == nil
+	})
+}
+
 // namePrefix may stand in front of a tool's name in a call (contract 1). Such names are not listed.
 const namePrefix = "sandbox."
+
+// tool is how a tool looks to a client, given the runners of the moment, and what it does.
+type tool struct {
+	define func(runner.Set) *mcp.Tool
+	call   func(context.Context, call) (*mcp.CallToolResult, error)
+}
 
 // Register adds the tools to srv.
 func Register(srv *mcp.Server, e Engine, opt Options) {
 	if opt.Logger == nil {
 		opt.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &toolset{engine: e, log: opt.Logger, images: make(scaling, 2), services: opt.Services}
+	t := &toolset{engine: e, log: opt.Logger, images: make(scaling, 2), services: opt.Services, offered: opt.Offered(), resourceLinks: opt.ResourceLinks}
 	if t.maxTimeout = opt.MaxTimeout; t.maxTimeout <= 0 {
 		t.maxTimeout = defaultMaxTimeout
 	}
-	if t.noBackground = opt.NoBackground; !t.noBackground {
+	if t.offers("wait_run") {
 		t.handover = opt.Handover
 	}
-	type tool struct {
-		*mcp.Tool
-		call func(context.Context, call) (*mcp.CallToolResult, error)
-	}
-	list := []tool{
-		{t.withOptions(runCodeTool(e.Runners())), t.runCode},
-		{uploadFileTool(), t.uploadFile},
-		{listRunnersTool(), t.listRunners},
-		{t.withOptions(runPythonTool(e.Runners())), t.runPython},
-		{readArtifactTool(), t.readArtifact},
-		{listArtifactsTool(), t.listArtifacts},
-		{closeSessionTool(), t.closeSession},
-		{t.withOptions(runTool(e.Runners())), t.run},
-		{waitRunTool(), t.waitRun},
-		{cancelRunTool(), t.cancelRun},
-		{listSessionsTool(), t.listSessions},
-		{deleteFileTool(), t.deleteFile},
-	}
-	if t.services != nil {
-		list = append(list, tool{listServicesTool(), t.listServices})
-	}
-	for _, tool := range list {
-		srv.AddTool(tool.Tool, t.handler(tool.Name, tool.call))
+	t.tools = t.all()
+	for _, name := range t.offered {
+		tool := t.tools[name]
+		definition := tool.define(e.Runners())
+		srv.AddTool(definition, t.handler(name, parametersOf(definition, unlisted(name)...), tool.call))
 	}
 	srv.AddReceivingMiddleware(t.middleware)
 	registerResources(srv, e, e)
+}
+
+// all are the tools by their names.
+func (t *toolset) all() map[string]tool {
+	fixed := func(definition *mcp.Tool) func(runner.Set) *mcp.Tool {
+		return func(runner.Set) *mcp.Tool { return definition }
+	}
+	running := func(define func(runner.Set) *mcp.Tool) func(runner.Set) *mcp.Tool {
+		return func(runners runner.Set) *mcp.Tool { return t.withServices(t.withLongWork(define(runners))) }
+	}
+	return map[string]tool{
+		"run_code":       {running(runCodeTool), t.runCode},
+		"upload_file":    {fixed(uploadFileTool()), t.uploadFile},
+		"list_runners":   {fixed(listRunnersTool(t.offers("run"))), t.listRunners},
+		"run_python":     {running(runPythonTool), t.runPython},
+		"read_artifact":  {fixed(readArtifactTool()), t.readArtifact},
+		"list_artifacts": {fixed(listArtifactsTool()), t.listArtifacts},
+		"close_session":  {fixed(closeSessionTool()), t.closeSession},
+		"run":            {running(runTool), t.run},
+		"wait_run":       {fixed(waitRunTool()), t.waitRun},
+		"cancel_run":     {fixed(cancelRunTool()), t.cancelRun},
+		"list_sessions":  {fixed(listSessionsTool()), t.listSessions},
+		"delete_file":    {fixed(deleteFileTool()), t.deleteFile},
+		"list_services":  {fixed(listServicesTool()), t.listServices},
+	}
+}
+
+// unlisted are arguments that a tool reads even where the server's settings leave them out of its schema: to refuse them is
+// better than to ignore them.
+func unlisted(tool string) []string {
+	if tool == "run" || tool == "run_code" || tool == "run_python" {
+		return []string{"background", "services"}
+	}
+	return nil
 }
 
 type toolset struct {
@@ -107,10 +139,15 @@ type toolset struct {
 	log      *slog.Logger
 	images   scaling
 	services *Services // nil: none
+	offered  []string
+	tools    map[string]tool
 
 	maxTimeout, handover time.Duration
-	noBackground         bool
+	resourceLinks        bool
 }
+
+// offers reports whether the server has the tool: no description and no message may name one that it does not have.
+func (t *toolset) offers(name string) bool { return slices.Contains(t.offered, name) }
 
 // call is one call of one tool.
 type call struct {
@@ -122,7 +159,7 @@ type call struct {
 
 // handler makes an SDK handler of fn, and its errors what the protocol wants them to be: a refusal of the arguments, a
 // refusal of the engine, or a failure of ours.
-func (t *toolset) handler(name string, fn func(context.Context, call) (*mcp.CallToolResult, error)) mcp.ToolHandler {
+func (t *toolset) handler(name string, accepted parameters, fn func(context.Context, call) (*mcp.CallToolResult, error)) mcp.ToolHandler {
 	return func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		caller, err := callerOf(req.Extra)
 		if err != nil {
@@ -130,7 +167,7 @@ func (t *toolset) handler(name string, fn func(context.Context, call) (*mcp.Call
 		}
 		c := call{req: req, client: clientOf(req), caller: caller}
 		t.log.Info("[MCP] Parsing " + name + " arguments")
-		c.args, err = parseArguments(req.Params.Arguments)
+		c.args, err = parseArguments(req.Params.Arguments, accepted)
 		var res *mcp.CallToolResult
 		if err == nil {
 			res, err = fn(ctx, c)
@@ -145,7 +182,7 @@ func (t *toolset) handler(name string, fn func(context.Context, call) (*mcp.Call
 			return c.client.argumentError(argErr)
 		case errors.As(err, &refusal):
 			t.log.Info(fmt.Sprintf("[MCP] %s refused: %s", name, refusal.Code), "error", refusal.Err)
-			return errorResult(name, refusal), nil
+			return c.errorResult(name, refusal), nil
 		case ctx.Err() != nil:
 			t.log.Info("[MCP] " + name + " cancelled")
 			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "the request was cancelled"}
@@ -186,7 +223,7 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// Names are the tools that Register adds; list_services only where there are services.
+// Names are the tools there are; list_services only where there are services.
 func Names() []string {
 	return []string{"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run", "wait_run", "cancel_run",
 		"list_sessions", "delete_file", "list_services"}
@@ -200,22 +237,12 @@ func logName(name string) string {
 	return "(unknown)"
 }
 
-// withOptions adds to a run tool the arguments that all of them have.
-func (t *toolset) withOptions(tool *mcp.Tool) *mcp.Tool { return t.withServices(t.withLongWork(tool)) }
-
 // refresh puts the runners of this moment into the list, and takes out what is newer than the client.
 func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
 	runners := t.engine.Runners()
 	t.log.Info(fmt.Sprintf("[MCP] Found %d runners", len(runners)))
 	for i, tool := range list.Tools {
-		switch tool.Name {
-		case "run_code":
-			tool = t.withOptions(runCodeTool(runners))
-		case "run_python":
-			tool = t.withOptions(runPythonTool(runners))
-		case "run":
-			tool = t.withOptions(runTool(runners))
-		}
+		tool = t.tools[tool.Name].define(runners)
 		if !c.atLeast(version20250618) {
 			old := *tool
 			old.Title, old.Annotations, old.OutputSchema = "", nil, nil

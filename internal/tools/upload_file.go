@@ -30,6 +30,7 @@ type uploadJSON struct {
 	ExpiresAt string    `json:"expires_at,omitempty"`
 	SessionID string    `json:"session_id"`
 	Path      string    `json:"path"`
+	Warnings  []string  `json:"warnings,omitempty"`
 }
 
 func uploadFileTool() *mcp.Tool {
@@ -39,7 +40,7 @@ func uploadFileTool() *mcp.Tool {
 	return &mcp.Tool{
 		Name:        "upload_file",
 		Title:       "Upload a file",
-		Description: "Upload a file to the sandbox for analysis. The file will be available in /data for code execution. Use this before run_code or run_python to provide data files (CSV, JSON, etc.) for analysis. Called without content, it returns a one-time URL and a curl command that sends a local file there directly: use that for large or binary files.",
+		Description: "Upload a file to the sandbox for analysis. The file will be available in /data for code execution. Use this before running code to provide data files (CSV, JSON, etc.) for analysis. Called without content, it returns a one-time URL and a curl command that sends a local file there directly: use that for large or binary files.",
 		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(false)},
 		InputSchema: &jsonschema.Schema{
 			Type: "object",
@@ -78,15 +79,9 @@ func uploadFileTool() *mcp.Tool {
 }
 
 func (t *toolset) uploadFile(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	id := c.args.either("conversationId", "session_id")
+	id := c.args.optional("conversationId")
 	name := c.args.required("filename")
 	content, hasContent := c.args.text("content")
-	if alias, ok := c.args.text("content_base64"); ok {
-		if hasContent {
-			c.args.fail("content and content_base64 are the same argument; give one of them")
-		}
-		content, hasContent = alias, true
-	}
 	overwrite := c.args.flag("overwrite")
 	if c.args.err != nil {
 		return nil, c.args.err
@@ -118,6 +113,7 @@ func (t *toolset) uploadFile(ctx context.Context, c call) (*mcp.CallToolResult, 
 		File:      &fileJSON{Name: file.Name, URL: file.URL},
 		SessionID: id,
 		Path:      engine.DataPath(file.Name),
+		Warnings:  c.args.warnings,
 	}), nil
 }
 
@@ -139,20 +135,8 @@ func (t *toolset) uploadLink(ctx context.Context, c call, id, name string, overw
 		ExpiresAt: until,
 		SessionID: id,
 		Path:      engine.DataPath(clean),
+		Warnings:  c.args.warnings,
 	}), nil
-}
-
-// either returns an argument that goes by two names.
-func (a *arguments) either(name, alias string) string {
-	first, _ := a.text(name)
-	second, _ := a.text(alias)
-	switch {
-	case first == "":
-		return second
-	case second != "" && second != first:
-		a.fail("%s and %s are the same argument; give one of them", name, alias)
-	}
-	return first
 }
 
 // decodeBase64 takes standard base64, with line breaks and with or without padding.

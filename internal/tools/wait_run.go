@@ -51,5 +51,5 @@ func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, err
 	if req.Follow {
 		return t.followed(res), nil
 	}
-	return t.state(c.client, res, req.Cursor), nil
+	return t.state(c, res, req.Cursor), nil
 }
