@@ -50,7 +50,7 @@ func TestCommands(t *testing.T) {
 	}{
 		{name: "version", args: []string{"version"}, stdout: `mcp-code-sandbox \S+ \(go\S+, linux/\w+\)\n`},
 		{name: "runners", args: []string{"runners"}, stdout: `(?s)RUNNER .*\npython .*numpy.*\ntypescript .*\njavascript +node .*\nshell +bash .*`},
-		{name: "doctor", args: []string{"doctor"}, stdout: `(?s).*ok +python .*(Code can be run here|Everything works).*`},
+		{name: "doctor", args: []string{"doctor"}, stdout: `(?s).*ok +sessions +SANDBOX_MAX_SESSIONS is 10; this machine has room for about \d+: half of .*ok +python .*(Code can be run here|Everything works).*`},
 		{name: "stdin", args: []string{"run", "--language", "python", "-"}, stdin: "import sys; print('out'); sys.stderr.write('err\\n')", stdout: "out\n", stderr: "err\n"},
 		{name: "exit code", args: []string{"run", "--language", "shell"}, stdin: "echo bye; exit 42", code: 42, stdout: "bye\n"},
 		{name: "signal", args: []string{"run", "--language", "shell"}, stdin: "kill -TERM $$", code: 128 + 15, stderr: "(?s).*"},

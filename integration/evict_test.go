@@ -46,6 +46,9 @@ const evictedState = "was ended to make room for other sessions"
 // TestTenNotebooks: an eleventh notebook gets in when one of ten has been idle, and that one is told, also after a restart.
 func TestTenNotebooks(t *testing.T) {
 	s := serve(t, "SANDBOX_EVICT_IDLE_S=1")
+	if line := regexp.MustCompile(`(?m)^  Sessions +10 at a time; SANDBOX_MAX_SESSIONS=[1-9]\d* would suit this machine: half of .* of memory .*$`); !line.MatchString(s.log.String()) {
+		t.Errorf("the first lines suggest no number of sessions:\n%s", s.log)
+	}
 	s.cell(t, "n0", "python", "x = 1\nopen('/data/kept.txt', 'w').write('kept')")
 	for i := 1; i < 10; i++ {
 		s.cell(t, fmt.Sprint("n", i), "shell", "x=1")

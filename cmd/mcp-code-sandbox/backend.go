@@ -8,10 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"mcp-code-sandbox/internal/agentbin"
 	"mcp-code-sandbox/internal/backend/docker"
+	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/pool"
 	"mcp-code-sandbox/internal/sandbox"
@@ -62,6 +64,19 @@ func (i *isolation) keepReady(s *settings, dir string, log *slog.Logger) {
 		},
 	})
 	i.Backend = i.pool
+}
+
+// isLocal reports whether sandboxes use this machine's memory.
+func (i *isolation) isLocal(s *settings) bool {
+	return i.name != backendDocker || strings.HasPrefix(s.DockerHost, "unix://")
+}
+
+// sessionCost is what an idle session takes. Only the jail of a root server has one copy of Python's libraries for all.
+func (i *isolation) sessionCost(s *settings) doctor.SessionCost {
+	if i.name == backendJail && os.Geteuid() == 0 && s.SharedZygote == "on" {
+		return doctor.SharedSession
+	}
+	return doctor.SeparateSession
 }
 
 // ready is how many sandboxes wait for a session.

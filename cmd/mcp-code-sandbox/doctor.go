@@ -45,6 +45,9 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 			}
 		}
 	}
+	if iso.isLocal(s) {
+		checks = append(checks, doctor.System().CheckSessions(s.MaxSessions, iso.sessionCost(s))...)
+	}
 	checks = append(checks, checkRunners(ctx, s, iso)...)
 	checks = append(checks, checkCustom(s)...)
 	checks = append(checks, checkServices(inv)...)

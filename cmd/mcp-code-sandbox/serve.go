@@ -14,6 +14,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
 	"mcp-code-sandbox/internal/tools"
@@ -161,7 +162,8 @@ MCP Code Sandbox %s
   MCP endpoint  %s/mcp
   Token         %s
   Languages     %s
-  Data          %s%s
+  Data          %s
+  Sessions      %s%s
 
   Claude Code:
     claude mcp add --transport http sandbox %s/mcp --header "Authorization: Bearer %s"
@@ -169,10 +171,22 @@ MCP Code Sandbox %s
   Cursor and others, as JSON:
     %s
 
-`, versionString(), page, base, shown, languages, a.settings.Root, more, base, token, clientJSON(base, token))
+`, versionString(), page, base, shown, languages, a.settings.Root, sessionsLine(a), more, base, token, clientJSON(base, token))
 	if host, _, err := net.SplitHostPort(a.settings.listenAddr()); err == nil && a.settings.PublicBaseURL == "" && host == "" {
 		fmt.Fprintf(w, "  Listening on every interface. For file links that work from elsewhere, set PUBLIC_BASE_URL.\n\n")
 	}
+}
+
+// sessionsLine says how many sessions there may be, and how many there could be on this machine.
+func sessionsLine(a *app) string {
+	line := fmt.Sprintf("%d at a time", a.settings.MaxSessions)
+	if !a.isolation.isLocal(a.settings) {
+		return line
+	}
+	if n, why := doctor.System().SuggestSessions(a.isolation.sessionCost(a.settings)); n > 0 {
+		line += fmt.Sprintf("; SANDBOX_MAX_SESSIONS=%d would suit this machine: %s", n, why)
+	}
+	return line
 }
 
 // clientJSON is the configuration that most clients take.

@@ -1,0 +1,141 @@
+package doctor
+
+import (
+	"fmt"
+	"math"
+	"path"
+	"strconv"
+	"strings"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// SessionCost is what an idle session takes of the machine.
+type SessionCost struct {
+	Memory  int64 // bytes
+	Threads int64
+}
+
+// What sessions have been measured to cost when they have had a Python run: where the memory of its libraries is shared by all
+// sandboxes, and where each has its own.
+var (
+	SharedSession   = SessionCost{Memory: 9 << 20, Threads: 28}
+	SeparateSession = SessionCost{Memory: 120 << 20, Threads: 30}
+)
+
+// maxSuggested is the largest number of sessions that has been measured.
+const maxSuggested = 1000
+
+// SuggestSessions returns for how many sessions the machine has room and says in a line how that came about. Half of memory and
+// threads is a reserve, for sessions that run code and for everything else. It returns 0 when nothing is known about the machine.
+func (h Host) SuggestSessions(cost SessionCost) (n int, why string) {
+	if h.OS != "linux" {
+		return 0, ""
+	}
+	room := int64(math.MaxInt64)
+	var parts []string
+	if memory := h.memory(); memory > 0 {
+		fit := memory / 2 / cost.Memory
+		room = min(room, fit)
+		parts = append(parts, fmt.Sprintf("half of %.1f GB of memory is enough for %d idle sessions of %d MB", float64(memory)/(1<<30), fit, cost.Memory>>20))
+	}
+	if threads := h.threads(); threads > 0 {
+		fit := threads / 2 / cost.Threads
+		room = min(room, fit)
+		parts = append(parts, fmt.Sprintf("half of %d threads for %d of %d threads", threads, fit, cost.Threads))
+	}
+	if len(parts) == 0 {
+		return 0, ""
+	}
+	room = min(max(room, 1), maxSuggested)
+	if room >= 100 {
+		room -= room % 10
+	}
+	return int(room), strings.Join(parts, ", ")
+}
+
+// CheckSessions compares the setting with what the machine has room for.
+func (h Host) CheckSessions(limit int, cost SessionCost) []sandbox.Check {
+	n, why := h.SuggestSessions(cost)
+	if n == 0 {
+		return nil
+	}
+	c := sandbox.Check{Name: "sessions", Detail: fmt.Sprintf("SANDBOX_MAX_SESSIONS is %d; this machine has room for about %d: %s", limit, n, why)}
+	if limit > 2*n { // the reserve is gone, too
+		c.Status, c.Fix = sandbox.Warn, fmt.Sprintf("set SANDBOX_MAX_SESSIONS to %d or less", n)
+	}
+	return []sandbox.Check{c}
+}
+
+// memory is what the server and its sandboxes may use: the machine's, or less by a cgroup's limit. 0: unknown.
+func (h Host) memory() int64 {
+	var total int64
+	for line := range strings.Lines(h.text("/proc/meminfo")) {
+		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			total = kb << 10
+		}
+	}
+	return least(total, h.cgroupLimit("memory", "memory.max", "memory.limit_in_bytes"))
+}
+
+// threads is how many there may be: the kernel's limits, the cgroup's, and those of the user where it is not root. 0: unknown.
+func (h Host) threads() int64 {
+	limit := h.cgroupLimit("pids", "pids.max", "pids.max")
+	for _, file := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
+		limit = least(limit, number(h.line(file)))
+	}
+	if h.UID == 0 {
+		return limit
+	}
+	for line := range strings.Lines(h.text("/proc/self/limits")) {
+		if rest, ok := strings.CutPrefix(line, "Max processes"); ok {
+			soft, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+			limit = least(limit, number(soft))
+		}
+	}
+	return limit
+}
+
+// cgroupLimit is the smallest limit of a controller on the server's cgroup and those above it. 0: none.
+func (h Host) cgroupLimit(controller, v2, v1 string) (limit int64) {
+	const mount = "/sys/fs/cgroup"
+	for line := range strings.Lines(h.text("/proc/self/cgroup")) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		root, file := mount, v2
+		switch controllers := "," + parts[1] + ","; {
+		case strings.Contains(controllers, ","+controller+","):
+			root, file = mount+"/"+controller, v1
+		case parts[1] != "":
+			continue
+		}
+		// A container sees its own cgroup as the root of the mount.
+		for dir := path.Clean("/" + parts[2]); ; dir = path.Dir(dir) {
+			limit = least(limit, number(h.line(path.Join(root, dir, file))))
+			if dir == "/" {
+				break
+			}
+		}
+	}
+	return limit
+}
+
+// number reads a limit. 0: there is none, as for "max", or it cannot be read.
+func number(s string) int64 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// least is the smaller of two limits, where 0 is none.
+func least(a, b int64) int64 {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
