@@ -1,29 +1,115 @@
 # Runs a user's shell code cell by cell in one bash. The agent starts it; see internal/agent/cells_linux.go for the lines it reads
-# and writes on descriptor 3. Variables, functions, options and the working directory live on. A cell that ends the shell (exit,
-# or a failure under set -e) ends its state, and the agent says so.
-trap 'return 130' INT # out of the cell, back to the loop
-printf 'ready\n' >&3
-while IFS=' ' read -r __verb __cell __dir <&3; do
-	[ "$__verb" = execute ] || continue
-	# Variables that the cell has for itself, and what they were before.
-	declare -A __given=() __before=()
-	if [ -f "$__dir/env" ]; then
-		while IFS= read -r -d '' __line; do
-			__name=${__line%%=*}
-			__given[$__name]=${__line#*=}
-			if [ -n "${!__name+set}" ]; then __before[$__name]=${!__name}; fi
-			export "${__line?}" 2>/dev/null || :
-		done <"$__dir/env"
-		unset -v __line __name
+# and writes on descriptor 3. Variables, functions, options and the working directory live on, also when a cell ends its shell
+# (exit, a failure under set -e, an unset variable under set -u): see __leave.
+
+# __leave is what the trap on EXIT does while a cell runs: bash cannot be kept from ending any more, so it writes its state to a file
+# and becomes a new bash, which goes on with it. The process stays the same, with its children and its open files.
+__leave() { # status, positional parameters
+	if [ "$BASHPID" != "$$" ]; then exit "$1"; fi # a child that a signal has ended
+	set +o >|"$__dir/options"
+	set +eux
+	__status=$1
+	shift
+	# Where bash has not undone the redirections, descriptor 3 is closed, and its copy would be closed by exec, as would be every copy
+	# of that but for 0, 1 and 2.
+	if [ -S "/proc/$$/fd/$__copy" ]; then exec <&"$__copy" 3<&0 </dev/null; fi
+	if [ -n "${__exit_trap+set}" ]; then
+		__trap=$__exit_trap
+		unset -v __exit_trap
+		(
+			__set_status "$__status"
+			eval "$__trap"
+			exit "$__status"
+		) </dev/null >>"$__dir/stdout" 2>>"$__dir/stderr" 3>&-
+		__status=$?
+		unset -v __trap
 	fi
-	# The redirections hold for the cell alone; descriptor 3 is not the cell's.
-	. "$__dir/code" </dev/null >"$__dir/stdout" 2>"$__dir/stderr" 3>&-
-	__status=$?
+	{
+		shopt -p # first: functions may be written with extended patterns
+		alias -p
+		declare -p
+		declare -f
+		declare -Fx
+		builtin trap -p
+		for ((__i = ${#DIRSTACK[@]} - 1; __i > 0; __i--)); do printf 'pushd -n -- %q >/dev/null\n' "${DIRSTACK[__i]}"; done
+		printf 'set --'
+		if [ $# -gt 0 ]; then printf ' %q' "$@"; fi
+		printf '\n__resumed=1\n'
+		mapfile -t __options <"$__dir/options"
+		printf '%s\n' "${__options[@]}" # last: they hold for what reads this
+	} >|"$__dir/state" 2>/dev/null
+	BASH_ENV='' exec /proc/self/exe "$__driver" resume "$__dir" "$__status" >/dev/null 2>&1
+}
+
+__set_status() { return "$1"; }
+
+# __trap is the trap of cells that set one on EXIT: __leave must stay, and runs theirs.
+__trap() {
+	if [ "$BASHPID" != "$$" ]; then
+		builtin trap "$@"
+		return
+	fi
+	if [ "${1-}" = -- ]; then shift; fi
+	case ${1--p} in -[lpP]*)
+		builtin trap "$@"
+		return
+		;;
+	esac
+	local action=- signal signals=()
+	if [ $# -gt 1 ]; then
+		action=$1
+		shift
+	fi
+	for signal; do
+		case ${signal^^} in
+		EXIT | SIGEXIT | 0) if [ "$action" = - ]; then unset -v __exit_trap; else __exit_trap=$action; fi ;;
+		*) signals+=("$signal") ;;
+		esac
+	done
+	if [ "${#signals[@]}" -gt 0 ]; then builtin trap -- "$action" "${signals[@]}"; fi
+}
+
+if [ "${1-}" = resume ]; then
+	set +eu
+	__status=$3
+	. "$2/state" 2>/dev/null # readonly variables of bash itself cannot be set, and need not be
+	if [ -z "${__resumed-}" ]; then exit "$__status"; fi # there was no room for all of it
+else
+	__driver=$0 __resumed=''
+	builtin trap 'return 130' INT # out of the cell, back to the loop
+	printf 'ready\n' >&3
+fi
+while [ -n "$__resumed" ] || IFS=' ' read -r __verb __cell __dir <&3; do
+	if [ -z "$__resumed" ]; then
+		if [ "$__verb" != execute ]; then continue; fi
+		# Variables that the cell has for itself, and what they were before.
+		declare -A __given=() __before=()
+		if [ -f "$__dir/env" ]; then
+			while IFS= read -r -d '' __line; do
+				__name=${__line%%=*}
+				__given[$__name]=${__line#*=}
+				if [ -n "${!__name+set}" ]; then __before[$__name]=${!__name}; fi
+				export "${__line?}" 2>/dev/null || :
+			done <"$__dir/env"
+			unset -v __line __name
+		fi
+		mapfile -d '' -n 1 __text <"$__dir/code"
+		if [[ ${__text-} =~ trap[^$'\n']*(EXIT|exit|0) ]]; then trap() { __trap "$@"; }; fi
+		unset -v __text
+		__copy=10 # the first descriptor that is free there gets what the redirections take away first
+		while [ -e "/proc/$$/fd/$__copy" ]; do __copy=$((__copy + 1)); done
+		builtin trap '{ __leave "$?" "$@"; } 2>/dev/null' EXIT
+		# The redirections hold for the cell alone; descriptor 3 is not the cell's.
+		. "$__dir/code" 3>&- </dev/null >"$__dir/stdout" 2>"$__dir/stderr"
+		__status=$?
+		builtin trap - EXIT
+	fi
+	__resumed=''
 	for __name in "${!__given[@]}"; do
 		if [ "${!__name-}" != "${__given[$__name]}" ]; then continue; fi # the cell has set it to something else
 		unset -v "$__name" 2>/dev/null || :
 		if [ -n "${__before[$__name]+set}" ]; then export "$__name=${__before[$__name]}" 2>/dev/null || :; fi
 	done
-	unset -v __name __given __before
+	unset -v __name __given __before __copy
 	printf 'result %s %s\n' "$__cell" "$__status" >&3
 done

@@ -113,8 +113,8 @@ func (s *suite) testCells(t *testing.T) {
 		}{
 			{"python", "import os\nprint('last words', flush=True)\nos._exit(7)", 7, 0},
 			{"python", "import os, signal\nprint('last words', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)", 139, 11},
-			{"shell", "echo last words; exit 3", 3, 0},
-			{"shell", "set -e; echo last words; false; echo never", 1, 0},
+			{"shell", "echo last words; kill -KILL $$", 137, 9},
+			{"shell", "echo last words; exec sh -c 'exit 3'", 3, 0},
 		} {
 			res := b.Run(t, Cell(t, crash.language, crash.code))
 			if res.Exit.Code != crash.exit || res.Exit.Signal != crash.signal || !res.Exit.Lost || string(res.Stdout) != "last words\n" {
@@ -129,6 +129,55 @@ func (s *suite) testCells(t *testing.T) {
 		res := b.Run(t, Cell(t, "python", "import os, sys\nsys.stdout.write('x' * 1_000_000)\nos._exit(7)"))
 		if len(res.Stdout) != 1_000_000 || res.Exit.Code != 7 || !res.Exit.Lost {
 			t.Errorf("%d bytes of 1000000 came, %+v", len(res.Stdout), res.Exit)
+		}
+	})
+	t.Run("ShellEnds", func(t *testing.T) {
+		// A cell that ends its shell ends itself alone: state and options stay.
+		b := s.start(t, sandbox.Spec{})
+		given := Cell(t, "shell", "set -euo pipefail; x=1; f() { local y=2; false; }; a=('1 2' $'3\n4'); cd /tmp; exec 7>seven; f; echo never")
+		given.CellEnv = map[string]string{"TOKEN": "t"}
+		b.Run(t, given)
+		for _, step := range []struct {
+			code string
+			exit int
+			want string
+		}{
+			{`echo "$x ${y-} ${a[1]} $PWD ${TOKEN-none} $-"; echo 7 >&7; cat seven; x=2`, 0, "1  3\n4 /tmp none ehuB\n7\n"},
+			{"f || echo caught; f; echo never", 1, "caught\n"},
+			{"echo $unset; echo never", 1, ""},
+			{"g() { echo ${unset}; }; g; echo never", 1, ""},
+			{"false | true; echo never", 1, ""},
+			{"(exit 5); echo never", 5, ""},
+			{"exit 3", 3, ""},
+			{"x=3; : ${unset:?}; echo never", 1, ""},
+			{"set -- 'a b' c; trap 'echo bye $x; exit 6' EXIT; trap 'echo usr' USR1; echo on; exit 4", 6, "on\nbye 3\n"},
+			{`kill -USR1 $$; echo "$1 $2 $x"; false`, 1, "usr\na b c 3\n"},
+			{"sleep 60 & kill $!; wait $! || exit 9", 9, ""},
+			{"set +eu; false; echo $unset $x", 0, "3\n"},
+			{"for i in $(seq 30); do :; done; unset x; exit 0", 0, ""},
+			{"echo ${x-gone}; (exit 8)", 8, "gone\n"},
+		} {
+			res := b.Run(t, Cell(t, "shell", step.code))
+			if res.Exit.Code != step.exit || res.Exit.Lost || res.Exit.Fresh || string(res.Stdout) != step.want {
+				t.Errorf("%s: %q %q %+v; want %q and %d", step.code, res.Stdout, res.Stderr, res.Exit, step.want, step.exit)
+			}
+		}
+		var open string // descriptors: they do not add up
+		for range 50 {
+			res := b.Run(t, Cell(t, "shell", "set -e; open=(/proc/$$/fd/*); echo ${#open[@]}; false"))
+			if res.Exit.Code != 1 || res.Exit.Lost || open != "" && string(res.Stdout) != open {
+				t.Fatalf("%q, at first %q, %+v", res.Stdout, open, res.Exit)
+			}
+			open = string(res.Stdout)
+		}
+		r := b.Begin(t, Cell(t, "shell", "kept=1; echo on; while true; do sleep 0.1; done"))
+		r.Until(t, "on\n")
+		r.Send(t, wire.TypeInterrupt)
+		if res := r.WaitFor(t, 2*time.Second); res.Exit.Code != 130 || res.Exit.Lost {
+			t.Errorf("an interrupt under set -e: %+v %s", res.Exit, res.Stderr)
+		}
+		if res := b.Run(t, Cell(t, "shell", "echo $kept")); string(res.Stdout) != "1\n" || res.Exit.Fresh {
+			t.Errorf("after it: %q %+v", res.Stdout, res.Exit)
 		}
 	})
 	t.Run("Flood", func(t *testing.T) {
