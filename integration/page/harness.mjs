@@ -97,11 +97,18 @@ export class Visitor {
   async open(conversation, { key = config.token } = {}) {
     await this.page.goto(`${this.server}/#token=${key}`);
     await this.page.locator("html[data-ready=true]").waitFor();
-    if (conversation) {
-      await this.at("session-input").fill(conversation);
-      await this.at("session-input").press("Enter");
-    }
+    if (conversation) await this.converse(conversation);
     await this.at("language-select").locator("option[value=shell]").waitFor({ state: "attached" }); // the server has been heard
+  }
+
+  /** Types the name of a conversation, and agrees to start it where it is new. */
+  async converse(conversation, page = this.page) {
+    await page.getByTestId("session-input").fill(conversation);
+    await page.getByTestId("session-input").press("Enter");
+    const here = page.locator(`html[data-conversation=${JSON.stringify(conversation)}]`);
+    await here.or(page.getByTestId("confirm-yes")).first().waitFor({ state: "attached" });
+    if (await page.getByTestId("confirm-yes").count()) await page.getByTestId("confirm-yes").click();
+    await here.waitFor({ state: "attached" });
   }
 
   async write(language, code, { keep = false } = {}) {

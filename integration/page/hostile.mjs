@@ -30,8 +30,13 @@ export const hostile = {
   async "hostile HTML shown by code"(browser) {
     const v = await Visitor.arrive(browser);
     await v.open("hostile-html");
-    const html = `<table><tr><td>cell</td></tr></table>${attack(4)}`;
-    await v.runToEnd("python", `class H:\n    def _repr_html_(self): return ${JSON.stringify(html)}\n    def __repr__(self): return "H"\nH()`, { keep: true });
+    const shown = (html) => v.runToEnd("python", `class H:\n    def _repr_html_(self): return ${JSON.stringify(html)}\n    def __repr__(self): return "H"\nH()`, { keep: true });
+    // What is a table alone becomes one of the page's own, of text.
+    await shown(`<table><tr><td>plain <b onclick="globalThis.pwned=4">bold</b>${attack(4)}</td></tr></table>`);
+    await v.at("output-table").getByRole("cell", { name: "plain bold" }).waitFor();
+    assert.equal(await v.page.locator("[data-testid=output-table] td *, [data-testid=output-html]").count(), 0, "nothing but text is in a cell");
+    await unharmed(v);
+    await shown(`<h3>title</h3><table><tr><td>cell</td></tr></table>${attack(4)}`);
     const frame = v.at("output-html");
     await frame.waitFor();
     const sandbox = await frame.getAttribute("sandbox");

@@ -209,6 +209,7 @@ export const settings = {
     const v = await Visitor.arrive(browser);
     // Something between the page and the server that passes on neither what is asked for in _meta nor progress.
     await v.page.route("**/mcp", async (route) => {
+      if (route.request().method() !== "POST") return route.continue();
       const message = JSON.parse(route.request().postData());
       delete message.params?._meta;
       const response = await route.fetch({ postData: JSON.stringify(message) });
@@ -233,14 +234,15 @@ export const settings = {
         Object.defineProperty(document, "hidden", { value, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
       }, hidden);
-    const gone = v.page.waitForEvent("requestfailed", (r) => r.url().endsWith("/mcp/events")); // ended by the page
+    const stream = (r) => r.method() === "GET" && r.url().endsWith("/mcp");
+    const gone = v.page.waitForEvent("requestfailed", stream); // ended by the page
     await look(true);
     await gone;
     await call("upload_file", { session_id: "hidden", filename: "meanwhile.txt", content: "aGk=" });
-    const calls = v.calls.length;
+    const again = v.page.waitForRequest(stream);
     await look(false);
     await v.row("meanwhile.txt").waitFor();
-    assert.ok(v.calls.slice(calls).includes("/mcp/events"), "it listens again");
+    await again; // it listens
     assert.ok(!(await v.at("banner").isVisible()));
     await v.leave();
   },

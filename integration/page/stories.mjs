@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { ask, call, config, launch, tell, Visitor } from "./harness.mjs";
 import { hostile } from "./hostile.mjs";
 import { settings } from "./settings.mjs";
+import { work } from "./work.mjs";
 
 const plot = 'import matplotlib.pyplot as plt\nplt.plot([1, 3, 2])\nplt.title("Sales")\nplt.show()\nprint("drawn")';
 
@@ -149,8 +150,8 @@ const stories = {
     await v.upload("other.txt", "untouched");
     const output = await v.runToEnd("python", 'import pandas as pd\nprint(pd.read_csv("numbers.csv").value.sum())\nimport os\nos.makedirs("out", exist_ok=True)\nopen("out/bytes.bin", "wb").write(bytes(i * 7 % 256 for i in range(70000)))');
     assert.match(output, /42/);
-    await v.row("out/bytes.bin").and(v.page.locator("[data-changed=true]")).waitFor();
-    assert.equal(await v.row("other.txt").getAttribute("data-changed"), null);
+    await v.row("out/bytes.bin").and(v.page.locator("[data-mark=new]")).waitFor();
+    assert.equal(await v.row("other.txt").getAttribute("data-mark"), null);
     const bytes = await v.download("out/bytes.bin");
     assert.ok(bytes.equals(Buffer.from(Array.from({ length: 70000 }, (_, i) => (i * 7) % 256))), "the bytes of the download");
     await v.row("numbers.csv").getByTestId("file-preview").click();
@@ -341,6 +342,7 @@ const stories = {
   },
 
   ...settings,
+  ...work,
   ...hostile,
 };
 

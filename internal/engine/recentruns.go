@@ -15,6 +15,7 @@ const keptRuns = 20
 // RunInfo is a run in a list of a session's runs.
 type RunInfo struct {
 	ID, Runner string
+	Tag        string // the request's
 	Started    time.Time
 	Running    bool
 	// Of a run that has ended:
@@ -49,7 +50,7 @@ func (e *Engine) runStarted(r *run) {
 	a := &e.activity
 	a.mu.Lock()
 	u := a.useLocked(usedKey{r.caller, r.req.Session})
-	u.runs = slices.Insert(u.runs, 0, RunInfo{ID: r.id, Runner: r.runner, Started: r.started, Running: true})
+	u.runs = slices.Insert(u.runs, 0, RunInfo{ID: r.id, Runner: r.runner, Tag: r.req.Tag, Started: r.started, Running: true})
 	u.runs = u.runs[:min(len(u.runs), keptRuns)]
 	a.mu.Unlock()
 	a.tellRuns(r.caller)
@@ -70,7 +71,7 @@ func (e *Engine) runEnded(r *run) {
 		case r.err != nil:
 			u.runs = slices.Delete(u.runs, i, i+1)
 		default:
-			u.runs[i] = RunInfo{ID: r.id, Runner: r.runner, Started: r.started, Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: r.res.Cause}
+			u.runs[i] = RunInfo{ID: r.id, Runner: r.runner, Tag: r.req.Tag, Started: r.started, Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: r.res.Cause}
 		}
 	}
 	a.mu.Unlock()

@@ -49,6 +49,8 @@ type Request struct {
 	Handover time.Duration
 	// Once closes the session with the run.
 	Once bool
+	// Tag is the caller's own name for the run: RecentRuns has it, for a caller that never learned the run's id. It is not stored.
+	Tag string
 	// Tool is for the caller's own use: every Result about the run has it.
 	Tool string
 	// Begun is told the run's id before Run waits for anything. It may be nil.

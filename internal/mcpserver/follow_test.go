@@ -41,7 +41,9 @@ func TestFollowRun(t *testing.T) {
 		}, []string{`"status":"running"`, `"output":"a𝄞er` + "\uFFFD" + `b"`, `"output_stderr":[[3,6]]`, `"output_missed_bytes":12`, `"cursor":21`, `"stdout":""`}},
 		{"a time limit", engine.Result{
 			RunID: "run_1", Cause: sandbox.CauseTimeout, Timeout: time.Minute, Hint: "ask for more time with timeout_seconds", Stdout: []byte("all"),
+			Recent: engine.Output{Cursor: 3},
 		}, []string{`"status":"completed"`, `"hint":"Execution timed out after 60 seconds. Do less in one run, raise the time limit in the settings (at most 600 seconds), or`, `"stdout":""`}},
+		{"a run of which nothing was kept in order", engine.Result{RunID: "run_1", Stdout: []byte("all")}, []string{`"stdout":"all"`, `"cursor":0`}},
 		{"no network", engine.Result{RunID: "run_1", ExitCode: 1, Hint: engine.NoNetworkHint}, []string{`"hint":"This run had no network access. It can be turned on in the settings."`}},
 	} {
 		p.engine.result = tt.result
@@ -52,11 +54,15 @@ func TestFollowRun(t *testing.T) {
 			}
 		}
 	}
+	list, err := cs.ListTools(t.Context(), &mcp.ListToolsParams{Meta: mcp.Meta{"mcp-code-sandbox/details": true}})
+	if err != nil || list.Meta["mcp-code-sandbox/details"] != true {
+		t.Errorf("the list of tools: %+v, %v", list, err)
+	}
 	p.engine.recent = []engine.RunInfo{
-		{ID: "run_2", Runner: "python", Started: time.Unix(1, 0), Running: true},
+		{ID: "run_2", Runner: "python", Tag: "t", Started: time.Unix(1, 0), Running: true},
 		{ID: "run_1", Runner: "shell", Started: time.Unix(0, 0), Duration: time.Second, ExitCode: -1, Cause: sandbox.CauseCancelled},
 	}
-	want := `[{"exit_code":0,"run_id":"run_2","runner":"python","started":"1970-01-01T00:00:01Z","status":"running"},` +
+	want := `[{"exit_code":0,"run_id":"run_2","runner":"python","started":"1970-01-01T00:00:01Z","status":"running","tag":"t"},` +
 		`{"cause":"cancelled","duration_ms":1000,"exit_code":-1,"run_id":"run_1","runner":"shell","started":"1970-01-01T00:00:00Z","status":"cancelled"}]`
 	if got := meta("list_artifacts", map[string]any{"session_id": "s"}, "mcp-code-sandbox/runs"); got != want {
 		t.Errorf("runs of a session: %s", got)

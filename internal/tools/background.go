@@ -84,6 +84,7 @@ func (t *toolset) perform(ctx context.Context, c call, req engine.Request) (engi
 	req.Output, req.Queued = progress.output(), progress.queued()
 	if c.wantsDetails() {
 		req.Handover, req.Followed = 0, req.Background // it waits or follows, and shows what comes
+		req.Tag = c.tag()
 		if progress != nil {
 			req.Begun = func(runID string) {
 				_ = c.req.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{

@@ -15,7 +15,8 @@ import (
 // What a client that shows runs to people can ask for, by detailsKey in the _meta of its call. It comes in _meta, too, so
 // that no model reads it, and results stay what they are for everybody else.
 const (
-	detailsKey = "mcp-code-sandbox/details" // of a call: true
+	detailsKey = "mcp-code-sandbox/details" // of a call: true; of a list of tools and its result: true, where they are to be had
+	tagKey     = "mcp-code-sandbox/tag"     // of a call that runs code: the client's own name for the run
 	runKey     = "mcp-code-sandbox/run"     // of a result: detailsJSON
 	runsKey    = "mcp-code-sandbox/runs"    // of a result of list_artifacts: []runInfoJSON
 	runIDKey   = "mcp-code-sandbox/run_id"  // of the first progress notification, which comes when the run has begun
@@ -24,6 +25,8 @@ const (
 	statusKey  = "mcp-code-sandbox/status"  // of a progress notification: queued, or running when a run waits no longer
 	queuedKey  = "mcp-code-sandbox/queued"  // of a progress notification with the status queued: queueJSON
 )
+
+const maxTag = 64
 
 // maxDisplayText bounds what is sent of displays that are text.
 const maxDisplayText = 512 << 10
@@ -49,7 +52,7 @@ type detailsJSON struct {
 	Displays          []displayJSON `json:"displays,omitempty"`
 	DisplaysTruncated bool          `json:"displays_truncated,omitempty"`
 
-	// Of wait_run, in place of Stdout and Stderr: what was printed since the cursor.
+	// Of wait_run, in place of Stdout and Stderr where both are kept in order: what was printed since the cursor.
 	*outputJSON
 }
 
@@ -65,6 +68,7 @@ type outputJSON struct {
 type runInfoJSON struct {
 	RunID      string `json:"run_id"`
 	Runner     string `json:"runner"`
+	Tag        string `json:"tag,omitempty"`
 	Started    string `json:"started"`
 	Status     string `json:"status"` // running, completed or cancelled
 	DurationMS int64  `json:"duration_ms,omitempty"`
@@ -85,6 +89,15 @@ func (c call) wantsDetails() bool {
 	return wanted && !c.client.plain
 }
 
+// tag is the client's own name for a run; empty when it gave none that is usable.
+func (c call) tag() string {
+	tag, _ := c.req.Params.Meta[tagKey].(string)
+	if len(tag) > maxTag {
+		return ""
+	}
+	return tag
+}
+
 // detailed adds the details of a run to its result, if they are wanted.
 func (t *toolset) detailed(c call, out *mcp.CallToolResult, res engine.Result) *mcp.CallToolResult {
 	if c.wantsDetails() {
@@ -96,7 +109,10 @@ func (t *toolset) detailed(c call, out *mcp.CallToolResult, res engine.Result) *
 // followed is a run for a client that follows it: what is new, and once it has ended the images and the details.
 func (t *toolset) followed(res engine.Result) *mcp.CallToolResult {
 	d := t.detailsOf(res)
-	d.Stdout, d.Stderr, d.outputJSON = "", "", outputOf(res.Recent)
+	d.outputJSON = outputOf(res.Recent)
+	if d.Cursor > 0 { // else nothing was kept while it ran
+		d.Stdout, d.Stderr = "", ""
+	}
 	out := &mcp.CallToolResult{Content: []mcp.Content{}, Meta: mcp.Meta{runKey: d}}
 	out.Content = append(out.Content, t.images.images(res.Displays)...)
 	return out
@@ -141,7 +157,7 @@ func runsOf(list []engine.RunInfo) []runInfoJSON {
 	out := make([]runInfoJSON, len(list))
 	for i, r := range list {
 		out[i] = runInfoJSON{
-			RunID: r.ID, Runner: r.Runner, Started: r.Started.UTC().Format(time.RFC3339Nano), Status: statusOf(engine.Result{Running: r.Running, Cause: r.Cause}),
+			RunID: r.ID, Runner: r.Runner, Tag: r.Tag, Started: r.Started.UTC().Format(time.RFC3339Nano), Status: statusOf(engine.Result{Running: r.Running, Cause: r.Cause}),
 			DurationMS: r.Duration.Milliseconds(), ExitCode: r.ExitCode, Cause: string(r.Cause),
 		}
 	}

@@ -216,6 +216,9 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 			res, err := next(ctx, method, req)
 			if list, ok := res.(*mcp.ListToolsResult); ok && err == nil {
 				t.refresh(list, clientOf(req))
+				if req.Params != nil && req.Params.Meta[detailsKey] == true {
+					list.Meta = mcp.Meta{detailsKey: true} // so that the client knows that nothing on the way drops _meta
+				}
 			}
 			return res, err
 		}

@@ -25,12 +25,16 @@ export function hideBanner(kind?: string): void {
 interface Events {
   /** The server is there: for the first time, or again. */
   online(): void;
+  /** Files or runs have changed. */
+  changed(): void;
   keyRefused(): void;
 }
 
 export class Connection {
   #wake: () => void = () => {};
   #stop = new AbortController();
+  #isOnline = false;
+  #waiting: (() => void)[] = [];
 
   constructor(
     private readonly client: Client,
@@ -52,18 +56,23 @@ export class Connection {
     let lost = true;
     for (;;) {
       this.#stop = new AbortController();
+      this.#isOnline = false;
       if (document.hidden || !this.hasKey()) {
         lost = true; // much may happen before somebody looks again
         await this.#sleep(Infinity);
         continue;
       }
       try {
-        await this.client.presence(this.#stop.signal, () => {
-          failures = 0;
-          hideBanner("offline");
-          if (lost) this.on.online();
-          lost = false;
-        });
+        await this.client.presence(
+          this.#stop.signal,
+          () => {
+            failures = 0;
+            hideBanner("offline");
+            this.#online(lost);
+            lost = false;
+          },
+          () => this.on.changed(),
+        );
         if (this.#stop.signal.aborted) continue;
         lost = true; // the stream has ended: the server goes, or a proxy cut it
         await this.#sleep(200);
@@ -78,7 +87,7 @@ export class Connection {
         }
         if (err.trouble !== "offline") {
           // It is there, but gives no stream: look again now and then.
-          if (lost) this.on.online();
+          this.#online(lost);
           lost = false;
           await this.#sleep(30_000);
           continue;
@@ -89,6 +98,19 @@ export class Connection {
         await this.#sleep(wait);
       }
     }
+  }
+
+  #online(lost: boolean): void {
+    this.#isOnline = true;
+    for (const resolve of this.#waiting.splice(0)) resolve();
+    if (lost) this.on.online();
+  }
+
+  /** Returns when the server can be reached, as far as is known, and a moment later at the earliest. */
+  async back(): Promise<void> {
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    if (this.#isOnline) return;
+    await new Promise<void>((resolve) => this.#waiting.push(resolve));
   }
 
   #sleep(ms: number): Promise<void> {

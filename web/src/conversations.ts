@@ -1,6 +1,6 @@
 // Which conversation the page is in: typed, picked from the recent ones, or new.
-import { byId, h } from "./dom.ts";
-import { age, bytes } from "./format.ts";
+import { ask, byId, h } from "./dom.ts";
+import { age, bytes, visible } from "./format.ts";
 import { CallError, type Client } from "./mcp.ts";
 import { createMenu } from "./menu.ts";
 import { fields, list, number, text } from "./shape.ts";
@@ -39,11 +39,12 @@ export class ConversationBar {
     this.id = conversations.current() || newId();
     conversations.use(this.id);
     this.#input.value = this.id;
-    this.#input.addEventListener("change", () => this.#take());
     this.#input.addEventListener("input", () => this.#input.setCustomValidity(""));
+    // Only Enter opens what was typed: to leave the field is not to leave the conversation.
+    this.#input.addEventListener("blur", () => this.#reset());
     this.#input.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") this.#take();
-      if (event.key === "Escape") this.#input.value = this.id;
+      if (event.key === "Enter" && !event.repeat) void this.#take();
+      if (event.key === "Escape") this.#reset();
     });
     byId("session-new").addEventListener("click", () => this.use(newId()));
     const list = byId("session-list");
@@ -60,19 +61,40 @@ export class ConversationBar {
 
   use(id: string): void {
     this.id = id;
-    this.#input.value = id;
-    this.#input.setCustomValidity("");
+    this.#reset();
     conversations.use(id);
     this.changed(id);
   }
 
-  #take(): void {
+  #reset(): void {
+    this.#input.value = this.id;
+    this.#input.setCustomValidity("");
+  }
+
+  async #take(): Promise<void> {
     const id = this.#input.value.trim();
     if (id === this.id) return;
     const problem = idProblem(id);
     this.#input.setCustomValidity(problem);
-    if (problem) this.#input.reportValidity();
-    else this.use(id);
+    if (problem) {
+      this.#input.reportValidity();
+      return;
+    }
+    if (await this.#exists(id)) return this.use(id);
+    const detail = `There is no conversation ${visible(id)} yet. ${visible(this.id)} keeps its name, its files and its history.`;
+    if (await ask("Start a new conversation?", detail, "Start it", "primary")) this.use(id);
+    else this.#reset();
+  }
+
+  async #exists(id: string): Promise<boolean> {
+    if (conversations.recent().includes(id)) return true;
+    try {
+      await this.client.call("list_artifacts", { session_id: id });
+      return true;
+    } catch (err) {
+      if (err instanceof CallError) return false;
+      throw err;
+    }
   }
 
   async #listed(): Promise<Listed[]> {

@@ -115,9 +115,9 @@ export function announce(text: string): void {
 }
 
 /** Asks a yes-or-no question. */
-export function ask(question: string, detail: string, yes: string): Promise<boolean> {
+export function ask(question: string, detail: string, yes: string, kind: "danger" | "primary" = "danger"): Promise<boolean> {
   return new Promise((resolve) => {
-    const confirm = h("button", { type: "submit", class: "button danger", value: "yes", "data-testid": "confirm-yes" }, yes);
+    const confirm = h("button", { type: "submit", class: `button ${kind}`, value: "yes", "data-testid": "confirm-yes" }, yes);
     const dialog = h(
       "dialog",
       { class: "dialog small", "aria-labelledby": "ask-title", "data-testid": "confirm-dialog" },
@@ -132,6 +132,8 @@ export function ask(question: string, detail: string, yes: string): Promise<bool
       dialog.remove();
       resolve(dialog.returnValue === "yes");
     });
+    // A key that is held down since before the question was asked does not answer it.
+    dialog.addEventListener("keydown", (event) => event.repeat && event.key === "Enter" && event.preventDefault());
     document.body.append(dialog);
     dialog.showModal();
     confirm.focus();

@@ -1,5 +1,5 @@
 // The editor: CodeMirror with what a runner's code needs, and no more.
-import { defaultKeymap, history, historyKeymap, indentWithTab } from "@codemirror/commands";
+import { defaultKeymap, history, historyKeymap, indentWithTab, isolateHistory, undo } from "@codemirror/commands";
 import { javascript } from "@codemirror/lang-javascript";
 import { python } from "@codemirror/lang-python";
 import { bracketMatching, HighlightStyle, indentOnInput, indentUnit, StreamLanguage, syntaxHighlighting } from "@codemirror/language";
@@ -46,10 +46,15 @@ function languageOf(name: string): Extension {
   return [];
 }
 
+const keptStates = 20;
+
 export interface Editor {
   readonly code: string;
-  /** Shows other code, with a history of its own. */
-  load(code: string, language: string): void;
+  /** Shows what is kept under a name, with a history of its own, which is kept while the page is open. */
+  load(name: string, code: string, language: string): void;
+  /** Replaces the code. It can be undone. */
+  replace(code: string): void;
+  undo(): void;
   focus(): void;
 }
 
@@ -108,12 +113,26 @@ export function createEditor(parent: HTMLElement, nonce: string, on: EditorEvent
       ],
     });
   const view = new EditorView({ parent, state: state("", "") });
+  const states = new Map<string, EditorState>(); // of what was shown before
+  let shown = "";
   return {
     get code() {
       return view.state.doc.toString();
     },
-    load(code, name) {
-      view.setState(state(code, name));
+    load(name, code, language) {
+      states.delete(shown);
+      if (shown !== "") states.set(shown, view.state);
+      const oldest = states.keys().next().value;
+      if (states.size > keptStates && oldest !== undefined) states.delete(oldest);
+      const kept = states.get(name);
+      shown = name;
+      view.setState(kept?.doc.toString() === code ? kept : state(code, language));
+    },
+    replace(code) {
+      view.dispatch({ changes: { from: 0, to: view.state.doc.length, insert: code }, selection: { anchor: 0 }, scrollIntoView: true, annotations: isolateHistory.of("full"), userEvent: "input.replace" });
+    },
+    undo() {
+      undo(view);
     },
     focus() {
       view.focus();

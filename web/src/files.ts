@@ -4,6 +4,7 @@ import { announce, ask, byId, h, icon, iconButton, keepFocus } from "./dom.ts";
 import { age, bytes, kindName, kindOf, visible } from "./format.ts";
 import { CallError, type Client } from "./mcp.ts";
 import { preview } from "./preview.ts";
+import { listedOf, type Listed } from "./runs.ts";
 import { address, fields, list, number, text } from "./shape.ts";
 
 export interface Entry {
@@ -23,10 +24,13 @@ export interface Abilities {
 
 const root = "/mnt/data/";
 
+type Mark = "new" | "changed";
+
 export class FilesPane {
   #files: Entry[] = [];
+  #loaded = false; // the files of this conversation have been listed
   #truncated = false;
-  #changed = new Set<string>();
+  #marks = new Map<string, Mark>();
   #list = byId("file-list");
   #uploads = byId("uploads");
   #latest = 0; // the refresh that counts
@@ -36,6 +40,7 @@ export class FilesPane {
     private readonly client: Client,
     private readonly conversation: () => string,
     private readonly trouble: (err: unknown) => void,
+    private readonly listed: (runs: Listed[]) => void,
   ) {
     const input = byId<HTMLInputElement>("upload-input");
     input.addEventListener("change", () => {
@@ -61,30 +66,41 @@ export class FilesPane {
   clear(): void {
     this.#latest++;
     this.#files = [];
-    this.#changed.clear();
+    this.#loaded = false;
+    this.#marks.clear();
     this.#render();
   }
 
-  /** The files as they are, to see later what has changed. */
-  snapshot(): Map<string, string> {
-    return new Map(this.#files.map((f) => [f.name, `${f.modified} ${f.size}`]));
+  /** Takes the marks away: what is new from now on counts. */
+  settle(): void {
+    this.#marks.clear();
+    this.#render();
   }
 
-  /** Asks the server for the list. With a snapshot, marks what is new or different. */
-  async refresh(since?: Map<string, string>): Promise<void> {
+  /** Asks the server for the list, and marks what is new or different since the last time. */
+  async refresh(): Promise<void> {
     if (!this.#can.list) return;
     const turn = ++this.#latest;
     let listed: Record<string, unknown> = {};
+    let runs: unknown;
     try {
-      listed = await this.client.json("list_artifacts", { session_id: this.conversation() });
+      const result = await this.client.call("list_artifacts", { session_id: this.conversation() }, { details: true });
+      listed = fields(result.structured);
+      runs = result.meta["mcp-code-sandbox/runs"];
     } catch (err) {
       if (!(err instanceof CallError && err.code === "session_not_found")) return this.trouble(err);
     }
     if (turn !== this.#latest) return;
+    const before = new Map(this.#files.map((f) => [f.name, versionOf(f)]));
     this.#files = list(listed["artifacts"]).map(fields).map(entryOf).filter((f) => f.name !== "");
     this.#truncated = listed["truncated"] === true;
-    if (since) this.#changed = new Set(this.#files.filter((f) => since.get(f.name) !== `${f.modified} ${f.size}`).map((f) => f.name));
+    for (const f of this.#loaded ? this.#files : []) {
+      if (!before.has(f.name)) this.#marks.set(f.name, "new");
+      else if (before.get(f.name) !== versionOf(f) && this.#marks.get(f.name) !== "new") this.#marks.set(f.name, "changed");
+    }
+    this.#loaded = true;
     this.#render();
+    this.listed(listedOf(runs));
   }
 
   #render(): void {
@@ -94,18 +110,18 @@ export class FilesPane {
   }
 
   #row(f: Entry): HTMLElement {
-    const changed = this.#changed.has(f.name);
+    const mark = this.#marks.get(f.name);
     const open = h(
       "button",
       { type: "button", class: "row-main", title: visible(f.name), "data-testid": "file-preview", onclick: () => void preview(f) },
       icon(kindOf(f.name, f.mime)),
       h("span", { class: "row-title" }, visible(f.name)),
       h("span", { class: "visually-hidden" }, kindName(f.name)), // what the icon tells
-      h("span", { class: "row-sub" }, subtitle(f)),
+      h("span", { class: "row-sub" }, h("span", {}, subtitle(f)), mark && h("span", { class: "mark" }, mark)),
     );
     return h(
       "li",
-      { class: "row", "data-testid": "file-row", "data-name": f.name, "data-changed": changed ? "true" : null },
+      { class: "row", "data-testid": "file-row", "data-name": f.name, "data-mark": mark ?? null },
       open,
       h(
         "div",
@@ -117,7 +133,7 @@ export class FilesPane {
   }
 
   #showAges(): void {
-    this.#list.querySelectorAll(".row-sub").forEach((sub, i) => {
+    this.#list.querySelectorAll(".row-sub > :first-child").forEach((sub, i) => {
       const f = this.#files[i];
       if (f) sub.textContent = subtitle(f);
     });
@@ -128,6 +144,8 @@ export class FilesPane {
     try {
       await this.client.call("delete_file", { session_id: this.conversation(), filename: f.name });
       announce(`${visible(f.name)} was deleted.`);
+      // Not the next file's delete button: another Enter would delete that one.
+      this.#list.querySelector<HTMLElement>(`[data-name="${CSS.escape(f.name)}"] .row-main`)?.focus();
     } catch (err) {
       if (!(err instanceof CallError && err.code === "not_found")) this.trouble(err);
     }
@@ -198,6 +216,10 @@ function dropped(data: DataTransfer): File[] {
   const files = items.filter((item) => !item.webkitGetAsEntry()?.isDirectory).flatMap((item) => item.getAsFile() ?? []);
   if (files.length < items.length) showBanner("error", "Folders cannot be uploaded. Drop the files that are in them, or an archive.");
   return files;
+}
+
+function versionOf(f: Entry): string {
+  return `${f.modified} ${f.size}`;
 }
 
 function subtitle(f: Entry): string {

@@ -1,7 +1,8 @@
 // The runs of a conversation: what ran, how it ended; any of them can be shown, edited or run again.
 import { byId, h, iconButton, keepFocus } from "./dom.ts";
 import { age, duration } from "./format.ts";
-import { cells, type Cell } from "./store.ts";
+import type { Listed } from "./runs.ts";
+import { cells, newId, type Cell } from "./store.ts";
 
 interface Events {
   show(cell: Cell): void;
@@ -9,51 +10,69 @@ interface Events {
   rerun(cell: Cell): void;
 }
 
+const words = { running: "running", ok: "done", failed: "failed", stopped: "stopped", error: "not run", lost: "result gone" };
+
 export class HistoryPane {
   #conversation = "";
   #cells: Cell[] = [];
-  #current = 0;
+  #current = "";
+  #cleared = 0; // runs of others before that are not listed again
   #list = byId("history-list");
 
   constructor(private readonly on: Events) {
     byId("history-clear").addEventListener("click", () => {
-      this.#cells = [];
-      this.#save();
+      cells.clear(this.#conversation);
+      this.#cleared = Date.now();
+      this.refresh();
     });
+    cells.watch((conversation) => conversation === this.#conversation && this.refresh());
     setInterval(() => this.#render(), 30_000);
   }
 
   load(conversation: string): void {
     this.#conversation = conversation;
-    this.#cells = cells.get(conversation);
-    this.#current = 0;
+    this.#current = "";
+    this.#cleared = 0;
+    this.refresh();
+  }
+
+  /** The runs of this browser that are going, as far as is known; the oldest first. */
+  going(): Cell[] {
+    return this.#cells.filter((c) => c.outcome === "running" && !c.foreign);
+  }
+
+  refresh(): void {
+    const all = cells.all(this.#conversation);
+    // Another tab's run may have been taken for another client's, before its cell was here.
+    const own = new Set(all.filter((c) => !c.foreign).map((c) => c.runId));
+    this.#cells = all.filter((c) => !c.foreign || !own.has(c.runId));
     this.#render();
   }
 
-  /** Adds a run and gives it a number. Its conversation may be one that is no longer shown. */
-  add(conversation: string, run: Omit<Cell, "id">): Cell {
-    const here = conversation === this.#conversation;
-    const earlier = here ? this.#cells : cells.get(conversation);
-    const cell = { id: (earlier.at(-1)?.id ?? 0) + 1, ...run };
-    if (here) {
-      this.#cells = [...earlier, cell];
-      this.#current = cell.id;
-      this.#save();
-    } else {
-      cells.set(conversation, [...earlier, cell]);
-    }
+  /** Adds a run that begins. */
+  add(conversation: string, run: Pick<Cell, "code" | "language" | "keep">): Cell {
+    const cell: Cell = { id: newId(), runId: "", foreign: false, at: Date.now(), outcome: "running", duration: 0, ...run };
+    cells.put(conversation, cell);
+    if (conversation === this.#conversation) this.mark(cell.id);
     return cell;
   }
 
-  mark(id: number): void {
-    this.#current = id;
-    this.#render();
+  /** Adds the runs that other clients have started in the conversation, and how they ended. */
+  learn(listed: Listed[]): void {
+    this.refresh();
+    const known = new Map(this.#cells.flatMap((c) => [[c.id, c], [c.runId, c]] as const));
+    for (const run of listed) {
+      const cell = known.get(run.tag) ?? known.get(run.runId);
+      if (cell?.foreign && cell.outcome !== run.outcome) cells.update(this.#conversation, cell.id, { outcome: run.outcome, duration: run.duration });
+      if (cell || run.started <= this.#cleared) continue;
+      cells.put(this.#conversation, { id: run.runId, runId: run.runId, foreign: true, language: run.runner, code: "", keep: false, at: run.started, outcome: run.outcome, duration: run.duration });
+    }
+    this.refresh();
   }
 
-  #save(): void {
-    cells.set(this.#conversation, this.#cells);
-    this.#cells = this.#cells.slice(-50);
-    this.#render();
+  mark(id: string): void {
+    this.#current = id;
+    this.refresh();
   }
 
   #render(): void {
@@ -63,24 +82,25 @@ export class HistoryPane {
   }
 
   #row(cell: Cell): HTMLElement {
-    const title = firstLine(cell.code);
-    const outcome = { ok: "done", failed: "failed", stopped: "stopped", error: "not run" }[cell.outcome];
+    const title = cell.foreign ? "Run by another client" : firstLine(cell.code);
+    const facts = [cell.language, words[cell.outcome], ...(cell.outcome === "running" ? [] : [duration(cell.duration)]), age(cell.at, Date.now())];
     return h(
       "li",
-      { class: "row", "data-testid": "history-item", "data-cell": cell.id, "data-outcome": cell.outcome, "aria-current": cell.id === this.#current ? "true" : null },
+      { class: "row", "data-testid": "history-item", "data-cell": cell.id, "data-outcome": cell.outcome, "data-foreign": cell.foreign ? "true" : null, "aria-current": cell.id === this.#current ? "true" : null },
       h(
         "button",
-        { type: "button", class: "row-main", title: cell.code.slice(0, 500), "data-state": cell.outcome, onclick: () => this.on.show(cell) },
+        { type: "button", class: "row-main", title: cell.code.slice(0, 500) || "Show its output", "data-state": cell.outcome, onclick: () => this.on.show(cell) },
         h("span", { class: "dot", "aria-hidden": "true" }),
-        h("span", { class: "row-title mono" }, title),
-        h("span", { class: "row-sub" }, `${cell.language} · ${outcome} · ${duration(cell.duration)} · ${age(cell.at, Date.now())}`),
+        h("span", { class: cell.foreign ? "row-title" : "row-title mono" }, title),
+        h("span", { class: "row-sub" }, facts.join(" · ")),
       ),
-      h(
-        "div",
-        { class: "row-actions" },
-        iconButton("edit", `Edit: ${title}`, () => this.on.edit(cell), "history-edit"),
-        iconButton("rerun", `Run again: ${title}`, () => this.on.rerun(cell), "history-rerun"),
-      ),
+      !cell.foreign &&
+        h(
+          "div",
+          { class: "row-actions" },
+          iconButton("edit", `Edit: ${title}`, () => this.on.edit(cell), "history-edit"),
+          iconButton("rerun", `Run again: ${title}`, () => this.on.rerun(cell), "history-rerun"),
+        ),
     );
   }
 }

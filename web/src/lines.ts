@@ -4,7 +4,7 @@ import { parse, plain, splitUnfinished, strip, type Span, type Style } from "./a
 export type Stream = "stdout" | "stderr";
 
 export interface Line {
-  readonly stream: Stream;
+  readonly stream: Stream | "note"; // a note is the page's own
   text: string; // with escape sequences
   readonly style: Style; // in which it begins
 }
@@ -22,15 +22,12 @@ export const longestLine = 20_000;
 
 export class Lines {
   readonly all: Line[] = [];
-  /** Counts the characters taken, to tell whether anything came. */
-  taken = 0;
   #open: Record<Stream, Open> = { stdout: fresh(), stderr: fresh() };
 
   /** Takes a piece and returns the index of the first line that it changed. */
   add(stream: Stream, piece: string): number {
     const open = this.#open[stream];
     const first = open.line ? open.at : this.all.length;
-    this.taken += piece.length;
     const [text, rest] = splitUnfinished(open.rest + piece);
     open.rest = rest.length > 8192 ? "" : rest;
     for (const part of text.match(/[^\r\n]+|\r+\n|\n|\r+/g) ?? []) {
@@ -47,6 +44,12 @@ export class Lines {
       }
     }
     return first;
+  }
+
+  /** Adds a line of the page's own, and ends the lines that are open. */
+  note(text: string): number {
+    for (const open of Object.values(this.#open)) this.#finish(open);
+    return this.all.push({ stream: "note", text, style: plain }) - 1;
   }
 
   #current(stream: Stream, open: Open): Line {

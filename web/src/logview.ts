@@ -2,8 +2,6 @@
 import { strip, type Span, type Style } from "./ansi.ts";
 import { h } from "./dom.ts";
 import { Lines, spansOf, type Line, type Stream } from "./lines.ts";
-import { numericColumns } from "./csv.ts";
-import { blocks, type Table } from "./tables.ts";
 import { windowOf } from "./virtual.ts";
 
 /** Up to here output is laid out whole. */
@@ -44,6 +42,17 @@ export class LogView {
     this.#schedule();
   }
 
+  /** Says that output is missing here. */
+  gap(bytes: number): void {
+    this.lines.note(`… ${bytes.toLocaleString("en")} bytes of output are left out here …`);
+    this.#schedule();
+  }
+
+  /** Whether the end of the output is in view, so that what follows should be as well. */
+  get atEnd(): boolean {
+    return this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < 40;
+  }
+
   #schedule = (): void => {
     if (!this.element.isConnected) return;
     this.#frame ||= requestAnimationFrame(() => {
@@ -60,7 +69,7 @@ export class LogView {
   }
 
   #render(): void {
-    const atEnd = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < 40;
+    const atEnd = this.atEnd;
     const grown = this.#rendered < this.lines.all.length;
     if (this.lines.all.length > wholeLines) this.#renderWindow();
     else this.#renderWhole();
@@ -97,19 +106,29 @@ export class LogView {
     this.#slice!.replaceChildren(...this.lines.all.slice(view.first, view.last).map(rowOf));
   }
 
-  /** Once all has come: shows the tables that were printed as tables. */
-  finish(): void {
+  /**
+   * Shows an element in place of text that was printed to stdout, and returns the line after it. The text is searched for from a line
+   * on. Returns undefined where it is not found, or where only the lines in view exist.
+   */
+  replace(plain: string, from: number, element: HTMLElement): number | undefined {
     this.flush();
-    if (this.#spacer) return;
-    const text = this.lines.all.map((l) => (l.stream === "stdout" ? strip(l.text) : ""));
-    const found = blocks(text);
-    if (!found.some((b) => b.table)) return;
-    this.element.replaceChildren();
-    for (const block of found) {
-      if (block.table) this.element.append(tableOf(block.table));
-      else this.element.append(...this.#rows.slice(block.from, block.to));
-    }
+    if (this.#spacer) return undefined;
+    const place = findText(this.lines.all, plain, from);
+    if (!place) return undefined;
+    this.#rows[place[0]!]!.before(element);
+    for (const i of place) this.#rows[i]!.remove();
+    return place.at(-1)! + 1;
   }
+}
+
+/** The lines of stdout, from one on, that are text: their indices, undefined when there are none. */
+export function findText(lines: readonly Line[], text: string, from: number): number[] | undefined {
+  const wanted = text.replace(/\n$/, "").split("\n");
+  const stdout = lines.map((line, i) => ({ line, i })).filter(({ line, i }) => i >= from && line.stream === "stdout");
+  for (let at = 0; at + wanted.length <= stdout.length; at++) {
+    if (wanted.every((w, k) => strip(stdout[at + k]!.line.text) === w)) return stdout.slice(at, at + wanted.length).map(({ i }) => i);
+  }
+  return undefined;
 }
 
 function rowOf(line: Line): HTMLElement {
@@ -139,29 +158,4 @@ function classesOf(style: Style): string {
   if (typeof bg === "number" || bg === "text") names.push(`bg-${bg}`);
   for (const flag of ["bold", "dim", "italic", "underline", "strike"] as const) if (style[flag]) names.push(`ansi-${flag}`);
   return names.join(" ");
-}
-
-/** What a browser lays out at once without anybody waiting for it. */
-const mostColumns = 200;
-const mostCells = 40_000;
-
-/** A table of text, with numbers aligned. Of a very large one, the beginning. */
-export function tableOf(whole: Table, label = "Table"): HTMLElement {
-  const table = { head: whole.head.slice(0, mostColumns), rows: whole.rows.map((row) => row.slice(0, mostColumns)) };
-  let cells = 0;
-  table.rows = table.rows.filter((row) => (cells += row.length) <= mostCells);
-  const cut = table.rows.length < whole.rows.length || [whole.head, ...whole.rows].some((row) => row.length > mostColumns);
-  const numeric = numericColumns(table.rows);
-  const align = (c: number) => (numeric[c] ? "number" : null);
-  return h(
-    "div",
-    { class: "table-scroll", tabindex: 0, role: "region", "aria-label": label },
-    h(
-      "table",
-      { class: "data" },
-      h("thead", {}, h("tr", {}, ...table.head.map((text, c) => (text === "" ? h("td") : h("th", { scope: "col", class: align(c) }, text))))),
-      h("tbody", {}, ...table.rows.map((row) => h("tr", {}, ...row.map((text, c) => h("td", { class: align(c) }, text))))),
-    ),
-    cut && h("p", { class: "muted" }, `${table.rows.length} of ${whole.rows.length} rows and at most ${mostColumns} columns are shown.`),
-  );
 }

@@ -11,11 +11,13 @@ import { HistoryPane } from "./history.ts";
 import { KeyDialog, keyFromAddress } from "./keydialog.ts";
 import { CallError, Client, type Tool } from "./mcp.ts";
 import { createMenu } from "./menu.ts";
-import { RunView, type Status } from "./runview.ts";
+import { Runs, type Run } from "./runs.ts";
+import type { RunView, Status } from "./runview.ts";
 import { Settings } from "./settings.ts";
 import { fields, list, text, texts } from "./shape.ts";
-import { code, key, preferences, type Cell } from "./store.ts";
+import { drafts, key, preferences, type Cell } from "./store.ts";
 import { themeSwitch } from "./theme.ts";
+import { hideToast, showToast } from "./toast.ts";
 
 interface Runner {
   language: string;
@@ -25,30 +27,23 @@ interface Runner {
   persistent: boolean;
 }
 
-interface Running {
-  view: RunView;
-  abort: AbortController;
-  runId: string;
-  stopping: boolean;
-}
-
 const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?.content ?? "";
 const runTools = ["run", "run_code", "run_python"];
 const keptViews = 30;
-const stopPatience = 8_000;
+const refreshInterval = 700; // ms between two looks at what other clients do
 
 let runners: Runner[] = [];
 let tools = new Map<string, Tool>();
-let running: Running | undefined;
 let shown: RunView | undefined;
 let language = preferences.get().language ?? "python";
-const views = new Map<string, RunView>(); // of cells that ran since the page was loaded
+const views = new Map<string, RunView>(); // of cells whose output this page has
 
 keyFromAddress();
 const client = new Client(key.get);
 const keyDialog = new KeyDialog((token) => new Client(() => token), () => connection.reconnect());
 const connection = new Connection(client, () => key.get() !== "", {
   online: () => void refresh(),
+  changed: lookAgain,
   keyRefused,
 });
 const settings = new Settings(client, {
@@ -60,21 +55,23 @@ const settings = new Settings(client, {
   },
 });
 const conversation = new ConversationBar(client, openConversation);
-const files = new FilesPane(client, () => conversation.id, trouble);
-const cells = new HistoryPane({ show: showCell, edit: editCell, rerun: (cell) => void run(cell) });
+const files = new FilesPane(client, () => conversation.id, trouble, (listed) => cells.learn(listed));
+const cells = new HistoryPane({ show: showCell, edit: editCell, rerun: (cell) => run(cell) });
 const output = byId("output");
 const blank = [...output.childNodes];
 const languages = byId<HTMLSelectElement>("language-select");
 const keep = byId<HTMLInputElement>("persist-switch");
 
+const runs = new Runs(client, output, nonce, { changed: showProgress, ended: showEnd, trouble, back: () => connection.back() });
+
 let unsaved: (() => void) | undefined;
 let saving: ReturnType<typeof setTimeout> | undefined;
 const editor = createEditor(byId("editor"), nonce, {
-  run: () => void run(),
+  run: () => run(),
   stop,
   change(text) {
     const [id, name] = [conversation.id, language];
-    unsaved = () => code.set(id, name, text);
+    unsaved = () => drafts.set(id, name, text);
     clearTimeout(saving);
     saving = setTimeout(saveNow, 300);
   },
@@ -101,6 +98,7 @@ function trouble(err: unknown): void {
 async function refresh(): Promise<void> {
   try {
     tools = await client.tools();
+    runs.tools = tools;
     const running = runTools.map((name) => tools.get(name)).find((tool) => tool !== undefined);
     settings.limits = {
       maxTimeout: running?.get("timeout_seconds")?.maximum,
@@ -123,6 +121,19 @@ async function refresh(): Promise<void> {
   if (!known) selectLanguage(runners[0]!.language);
   languages.value = language;
   describeLanguage();
+  resume();
+}
+
+let looking = false;
+
+/** Looks at the files and runs again, now, and once more if something changes meanwhile. */
+function lookAgain(): void {
+  if (looking) return;
+  looking = true;
+  setTimeout(() => {
+    looking = false;
+    void files.refresh();
+  }, refreshInterval);
 }
 
 function runnerOf(value: unknown): Runner {
@@ -161,8 +172,22 @@ function selectLanguage(name: string): void {
   language = name;
   preferences.set({ language });
   languages.value = name;
-  editor.load(code.get(conversation.id, name) ?? examplesFor(name)[0]?.code ?? "", name);
+  loadCode();
   describeLanguage();
+}
+
+/** Shows the draft of the conversation and language. */
+function loadCode(): void {
+  hideToast();
+  editor.load(`${conversation.id}/${language}`, drafts.get(conversation.id, language) ?? examplesFor(language)[0]?.code ?? "", language);
+}
+
+/** Offers what another tab has written here, where this one has written nothing. */
+function offerOtherDraft(): void {
+  const all = drafts.all(conversation.id).filter((d) => d.language === language);
+  const other = all.find((d) => !d.mine && d.text.trim() !== "" && d.text !== editor.code);
+  if (all[0]?.mine || !other) return;
+  showToast("Another tab has written other code in this conversation.", { label: "Show it", act: () => setCode(other.text) });
 }
 
 function saveNow(): void {
@@ -173,62 +198,69 @@ function saveNow(): void {
 
 function openConversation(id: string): void {
   saveNow();
-  editor.load(code.get(id, language) ?? examplesFor(language)[0]?.code ?? "", language);
+  document.documentElement.dataset["conversation"] = id;
+  const written = drafts.language(id);
+  if (written && written !== language && (runners.length === 0 || runners.some((r) => r.language === written))) {
+    language = written;
+    if (![...languages.options].some((o) => o.value === written)) languages.append(h("option", { value: written }, titles.get(written) ?? written));
+    languages.value = written;
+    describeLanguage();
+  }
+  loadCode();
+  offerOtherDraft();
   cells.load(id);
   files.clear();
-  if (!running) show(undefined);
+  show(undefined);
+  resume();
+  showRunning();
   if (key.get() !== "") void files.refresh();
 }
 
 // Running.
 
-async function run(cell?: Cell): Promise<void> {
-  if (running || byId<HTMLButtonElement>("run").disabled) return;
+function run(cell?: Cell): void {
+  const id = conversation.id;
+  if (runs.of(id) || byId<HTMLButtonElement>("run").disabled) return;
   if (key.get() === "") return keyDialog.open();
   hideBanner("busy");
   hideBanner("error");
-  const what = { code: cell?.code ?? editor.code, language: cell?.language ?? language, keep: cell?.keep ?? keep.checked };
-  const id = conversation.id;
-  const view = new RunView(output, nonce);
-  const mine: Running = { view, abort: new AbortController(), runId: "", stopping: false };
-  running = mine;
   saveNow();
-  show(view);
-  showRunning(true);
+  const what = { code: cell?.code ?? editor.code, language: cell?.language ?? language, keep: cell?.keep ?? keep.checked };
+  files.settle();
+  const started = runs.start(id, cells.add(id, what), ...callOf(what, id));
+  show(started.view);
+  showRunning();
   announce("Running.");
-  const started = performance.now();
-  const clock = setInterval(() => {
-    view.elapsed = performance.now() - started;
-    if (shown === view) showStatus(view.status, view.elapsed);
-  }, 100);
-  const before = files.snapshot();
-  try {
-    const [tool, args] = callOf(what, id);
-    const result = await client.call(tool, args, {
-      details: true,
-      signal: mine.abort.signal,
-      onProgress({ message, meta }) {
-        mine.runId ||= text(meta["mcp-code-sandbox/run_id"]);
-        view.progress(message, meta);
-      },
-    });
-    view.finish(result, performance.now() - started);
-  } catch (caught) {
-    const err = caught instanceof CallError ? caught : new CallError("refused", String(caught));
-    view.elapsed = performance.now() - started;
-    view.fail(err);
-    if (err.trouble === "key" || err.trouble === "offline") trouble(err);
-    if (err.trouble === "busy") showBanner("busy", err.message);
-  } finally {
-    clearInterval(clock);
-    running = undefined;
-    showRunning(false);
+}
+
+/** Follows the runs of this conversation that are going, as far as this browser knows, and shows the last one. */
+function resume(): void {
+  if (key.get() === "" || !client.detailed || !tools.has("wait_run")) return;
+  const going = cells.going().map((cell) => runs.resume(conversation.id, cell));
+  if (going.length > 0 && !shown) {
+    show(going.at(-1)!.view);
+    cells.mark(going.at(-1)!.cell.id);
   }
-  const done = cells.add(id, { ...what, at: Date.now(), outcome: outcomeOf(view.status), duration: view.elapsed });
-  remember(id, done, view);
-  if (shown === view) showStatus(view.status, view.elapsed);
-  announce(`${view.status.title}, ${[...view.status.facts, lineCount(view)].join(", ")}.`);
-  if (id === conversation.id) await files.refresh(before);
+  showRunning();
+}
+
+function showProgress(run: Run): void {
+  if (shown === run.view) showStatus(run.view.status, run.view.elapsed);
+}
+
+function showEnd(run: Run): void {
+  const { view } = run;
+  views.delete(run.cell.id);
+  if (view.status.state !== "lost") views.set(run.cell.id, view);
+  const oldest = views.keys().next().value;
+  if (views.size > keptViews && oldest !== undefined) views.delete(oldest);
+  cells.refresh();
+  if (shown === view) {
+    showStatus(view.status, view.elapsed);
+    announce(`${view.status.title}, ${[...view.status.facts, lineCount(view)].join(", ")}.`);
+  }
+  showRunning();
+  if (run.conversation === conversation.id) void files.refresh();
 }
 
 function callOf(what: { code: string; language: string; keep: boolean }, id: string): [tool: string, args: object] {
@@ -244,23 +276,11 @@ function callOf(what: { code: string; language: string; keep: boolean }, id: str
   return [tool, { ...common, ...optional, conversationId: id, language: what.language }];
 }
 
-/** Ends the run that is going; reports whether there was one. */
+/** Ends the run that is going here; reports whether there was one. */
 function stop(): boolean {
-  const mine = running;
-  if (!mine) return false;
-  if (mine.stopping || mine.runId === "") {
-    mine.abort.abort(); // asked twice, or the server has not said which run it is: the end of the connection ends it
-    return true;
-  }
-  mine.stopping = true;
-  mine.view.status = { ...mine.view.status, title: "Stopping" };
-  client.call("cancel_run", { run_id: mine.runId }).catch(() => mine.abort.abort());
-  setTimeout(() => running === mine && mine.abort.abort(), stopPatience);
-  return true;
-}
-
-function outcomeOf(status: Status): Cell["outcome"] {
-  return status.state === "idle" || status.state === "running" ? "error" : status.state;
+  const going = runs.of(conversation.id);
+  if (going) runs.stop(going);
+  return going !== undefined;
 }
 
 function lineCount(view: RunView): string {
@@ -276,6 +296,7 @@ function show(view: RunView | undefined): void {
   output.replaceChildren(...(view ? [view.element] : blank));
   output.scrollTop = 0;
   view?.log.attach();
+  void view?.reveal();
   byId<HTMLButtonElement>("output-copy").disabled = !view;
   showStatus(view?.status ?? { state: "idle", title: "Ready", facts: [] }, view?.elapsed ?? 0);
 }
@@ -292,7 +313,9 @@ function showStatus(status: Status, elapsed: number): void {
   byId("status-text").replaceChildren(h("b", {}, status.title), ...facts.flatMap((f) => [" ", h("span", { class: "fact" }, `· ${f}`)]));
 }
 
-function showRunning(on: boolean): void {
+/** Offers to stop the run that is going here, or to start one. */
+function showRunning(): void {
+  const on = runs.of(conversation.id) !== undefined;
   const [runButton, stopButton] = [byId<HTMLButtonElement>("run"), byId<HTMLButtonElement>("stop")];
   const focused = document.activeElement === runButton || document.activeElement === stopButton;
   runButton.hidden = on;
@@ -300,36 +323,35 @@ function showRunning(on: boolean): void {
   if (focused) (on ? stopButton : runButton).focus();
 }
 
-function remember(id: string, cell: Cell, view: RunView): void {
-  views.set(`${id} ${cell.id}`, view);
-  const oldest = views.keys().next().value;
-  if (views.size > keptViews && oldest !== undefined) views.delete(oldest);
-}
-
 function showCell(cell: Cell): void {
-  if (running) return;
-  const view = views.get(`${conversation.id} ${cell.id}`);
   cells.mark(cell.id);
-  if (!view) return editCell(cell); // its output went with the page that ran it
-  show(view);
+  const view = runs.get(cell)?.view ?? views.get(cell.id);
+  if (!view && (cell.runId === "" || !client.detailed || !tools.has("wait_run"))) return editCell(cell); // its output went with the page that ran it
+  show(view ?? runs.resume(conversation.id, cell).view);
   output.focus();
 }
 
 function editCell(cell: Cell): void {
+  if (cell.foreign) return;
   if (cell.language !== language && runners.some((r) => r.language === cell.language)) selectLanguage(cell.language);
   setCode(cell.code);
 }
 
+/** Puts code into the editor, and offers the way back. */
 function setCode(text: string): void {
+  const before = editor.code;
+  if (text !== before) {
+    editor.replace(text);
+    const example = examplesFor(language, settings.services[0]).some((e) => e.code === before);
+    if (before.trim() !== "" && !example) showToast("The code in the editor was replaced.", { label: "Undo", act: () => (editor.undo(), editor.focus()) });
+  }
   saveNow();
-  editor.load(text, language);
-  code.set(conversation.id, language, text);
   editor.focus();
 }
 
 // Controls.
 
-byId("run").addEventListener("click", () => void run());
+byId("run").addEventListener("click", () => run());
 byId("stop").addEventListener("click", () => stop());
 byId("connect-open").addEventListener("click", () => openConnect(key.get()));
 byId("output-copy").addEventListener("click", (event) => {
@@ -343,7 +365,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && stop()) event.preventDefault();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    void run();
+    run();
   }
 });
 addEventListener("hashchange", () => {

@@ -3,6 +3,7 @@ import { fields, list, number, text, texts } from "./shape.ts";
 import { eventParser } from "./sse.ts";
 
 const endpoint = "/mcp";
+const detailsKey = "mcp-code-sandbox/details";
 const version = "2025-11-25";
 
 /** What went wrong with a call, by what can be done about it. */
@@ -44,18 +45,23 @@ export interface CallOptions {
   onProgress?: (progress: Progress) => void;
   /** Asks the server to tell all it knows about a run. */
   details?: boolean;
+  /** The page's own name for the run that the call starts. */
+  tag?: string;
 }
 
 export class Client {
   /** The key that the server has refused last. */
   refused = "";
+  /** Whether the server tells details of runs, and nothing on the way takes them out. */
+  detailed = false;
   #next = 1;
 
   constructor(private readonly token: () => string) {}
 
   /** The tools that the server offers, by name. */
   async tools(): Promise<Map<string, Tool>> {
-    const { tools } = fields(await this.#request("tools/list", {}, {}));
+    const { tools, _meta } = fields(await this.#request("tools/list", { _meta: { [detailsKey]: true } }, {}));
+    this.detailed = fields(_meta)[detailsKey] === true;
     return new Map(list(tools).map(fields).map((tool) => [text(tool["name"]), toolOf(fields(tool["inputSchema"]))]));
   }
 
@@ -63,7 +69,8 @@ export class Client {
   async call(name: string, args: object, options: CallOptions = {}): Promise<ToolResult> {
     const meta: Record<string, unknown> = {};
     if (options.onProgress) meta["progressToken"] = `p${this.#next}`;
-    if (options.details) meta["mcp-code-sandbox/details"] = true;
+    if (options.details) meta[detailsKey] = true;
+    if (options.tag) meta["mcp-code-sandbox/tag"] = options.tag;
     const answered = fields(await this.#request("tools/call", { name, arguments: args, _meta: meta }, options));
     const result = { content: list(answered["content"]).flatMap(contentOf), structured: answered["structuredContent"], meta: fields(answered["_meta"]) };
     if (answered["isError"] === true) throw refusal(result);
@@ -76,14 +83,49 @@ export class Client {
     return fields(result.structured ?? parsed(textOf(result)));
   }
 
-  /** Stays connected until the server goes away or signal says so; then it returns or throws. */
-  async presence(signal: AbortSignal, connected: () => void): Promise<void> {
-    const response = await this.#fetch(`${endpoint}/events`, { signal, headers: { Accept: "text/event-stream" } });
-    connected();
+  /**
+   * Stays connected until the server goes away or signal says so; then it returns or throws. Meanwhile it calls changed when files
+   * have changed, or runs have started or ended, of whichever client.
+   */
+  async presence(signal: AbortSignal, connected: () => void, changed: () => void): Promise<void> {
+    const session = await this.#openSession(signal);
+    const about: Record<string, string> = session === "" ? {} : { "Mcp-Session-Id": session, "MCP-Protocol-Version": version };
     try {
-      await response.body?.pipeTo(new WritableStream()); // of which nothing is of interest but its end
-    } catch {
-      // cut off; the caller tries again
+      const response = await this.#fetch(session === "" ? `${endpoint}/events` : endpoint, { signal, headers: { Accept: "text/event-stream", ...about } });
+      connected();
+      const parse = eventParser();
+      const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+      for (;;) {
+        const { done, value } = await reader.read().catch(() => ({ done: true, value: undefined })); // cut off; the caller tries again
+        if (done || value === undefined) return;
+        if (parse(value).some((event) => fields(parsed(event.data))["method"] === "notifications/resources/list_changed")) changed();
+      }
+    } finally {
+      // Also when the tab is closed: the server would keep the session for a while.
+      if (session !== "") void this.#fetch(endpoint, { method: "DELETE", headers: about, keepalive: true }).catch(() => {});
+    }
+  }
+
+  /** Opens a session, whose stream tells of changes. Empty where there is none to be had; then the stream only tells that the server is there. */
+  async #openSession(signal: AbortSignal): Promise<string> {
+    const post = (message: object, headers: Record<string, string>) =>
+      this.#fetch(endpoint, {
+        method: "POST",
+        headers: { "Content-Type": "application/json", Accept: "application/json, text/event-stream", ...headers },
+        body: JSON.stringify({ jsonrpc: "2.0", ...message }),
+        signal,
+      });
+    try {
+      const capabilities = { experimental: { "mcp-code-sandbox/activity": {} } };
+      const opened = await post({ id: this.#next++, method: "initialize", params: { protocolVersion: version, capabilities, clientInfo: { name: "page", version: "1" } } }, {});
+      await opened.text();
+      const session = opened.headers.get("Mcp-Session-Id") ?? "";
+      if (session !== "") await (await post({ method: "notifications/initialized" }, { "Mcp-Session-Id": session, "MCP-Protocol-Version": version })).text();
+      return session;
+    } catch (err) {
+      if (err instanceof CallError && err.trouble !== "refused") throw err;
+      if (!(err instanceof CallError)) throw new CallError("offline", "The connection was lost."); // in the middle of an answer
+      return "";
     }
   }
 

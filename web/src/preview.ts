@@ -3,7 +3,7 @@ import { parseCSV } from "./csv.ts";
 import { closeOnBackdrop, h, icon, iconButton } from "./dom.ts";
 import type { Entry } from "./files.ts";
 import { bytes, kindOf, visible, type Kind } from "./format.ts";
-import { tableOf } from "./logview.ts";
+import { renderTable, tableOfRows } from "./tables.ts";
 
 const longestText = 512 * 1024;
 const largestImage = 32 * 1024 * 1024;
@@ -76,7 +76,7 @@ async function contentOf(f: Entry, kind: Kind, signal: AbortSignal, blobURL: (b:
     const [head, ...rest] = rows;
     if (head) {
       note(truncated || f.size > longestText ? `the first ${rest.length} rows` : `${rest.length} rows, ${head.length} columns`);
-      return [tableOf({ head, rows: rest }, visible(f.name))];
+      return [renderTable(tableOfRows(head, rest), visible(f.name))];
     }
   }
   return [h("pre", {}, text)];

@@ -1,14 +1,14 @@
 // One run on screen: its output as it comes, what it showed, how it ended.
 import { h } from "./dom.ts";
 import { bytes, causeText, duration } from "./format.ts";
+import { frameDocument } from "./html.ts";
 import type { Stream } from "./lines.ts";
-import { LogView, tableOf } from "./logview.ts";
+import { LogView } from "./logview.ts";
 import { CallError, textOf, type ToolResult } from "./mcp.ts";
 import { fields, list, number, text } from "./shape.ts";
-import { frameDocument } from "./html.ts";
-import { blocks } from "./tables.ts";
+import { renderTable, tableOfHTML } from "./tables.ts";
 
-export type State = "idle" | "running" | "ok" | "failed" | "stopped" | "error";
+export type State = "idle" | "running" | "ok" | "failed" | "stopped" | "error" | "lost";
 
 export interface Status {
   state: State;
@@ -16,6 +16,12 @@ export interface Status {
   facts: string[];
   exitCode?: number | undefined;
   cause?: string;
+}
+
+interface Display {
+  mime: string;
+  text: string;
+  plain: string; // as it was printed; empty when it was not
 }
 
 /** How a run ended, as far as the server tells. */
@@ -30,11 +36,12 @@ interface Details {
   stdout: string;
   stderr: string;
   truncated: boolean;
-  displays: { mime: string; text: string }[];
+  displays: Display[];
 }
 
-const detailsKey = "mcp-code-sandbox/run";
+export const detailsKey = "mcp-code-sandbox/run";
 const stderrKey = "mcp-code-sandbox/stderr";
+const missedKey = "mcp-code-sandbox/missed";
 
 const frameCSS = `
 :root { color-scheme: light dark; font: 13px/1.5 system-ui, sans-serif; }
@@ -50,17 +57,36 @@ export class RunView {
   status: Status = { state: "running", title: "Running", facts: [] };
   elapsed = 0;
   #streamed = false;
+  #missed = 0; // bytes of output that are not shown
+  #displayed: HTMLElement | undefined; // the first thing below the text
 
   constructor(
-    scroller: HTMLElement,
+    private readonly scroller: HTMLElement,
     private readonly nonce: string,
   ) {
     this.log = new LogView(scroller);
     this.element.append(this.log.element);
   }
 
-  /** A piece of output; what comes with it says which ranges of it are standard error. */
+  /** A piece of output; what comes with it says which ranges of it are standard error, and how much is missing after it. */
   progress(piece: string, meta: Record<string, unknown>): void {
+    this.#take(piece, list(meta[stderrKey]));
+    this.#gap(number(meta[missedKey]));
+  }
+
+  /** What is new of a run that is followed; before it some may be missing. */
+  follow(part: Record<string, unknown>): void {
+    this.#gap(number(part["output_missed_bytes"]));
+    this.#take(text(part["output"]), list(part["output_stderr"]));
+  }
+
+  #gap(missed = 0): void {
+    if (missed <= 0) return;
+    this.#missed += missed;
+    this.log.gap(missed);
+  }
+
+  #take(piece: string, stderr: unknown[]): void {
     if (piece !== "") this.#streamed = true;
     let at = 0;
     const take = (stream: Stream, end: unknown) => {
@@ -68,7 +94,7 @@ export class RunView {
       if (to > at) this.log.add(stream, piece.slice(at, to));
       at = Math.max(at, to);
     };
-    for (const range of list(meta[stderrKey])) {
+    for (const range of stderr) {
       const [from, to] = list(range);
       take("stdout", from);
       take("stderr", to);
@@ -78,26 +104,39 @@ export class RunView {
 
   finish(result: ToolResult, elapsed: number): void {
     const details = detailsOf(result);
-    if (!this.#streamed) {
+    const whole = this.#streamed; // what came is all, but for what is said to be missing
+    if (!whole) {
       this.log.add("stdout", details.stdout);
       this.log.add("stderr", details.stderr);
     }
-    this.log.finish();
+    this.log.flush();
+    const follows = this.log.atEnd;
+    let from = 0; // displays come in the order in which they were printed
+    for (const display of details.displays) from = this.#display(display, from);
     for (const content of result.content) {
       if (content.type === "image" && /^image\/(png|jpeg|gif|webp)$/.test(content.mimeType)) this.#image(`data:${content.mimeType};base64,${content.data}`);
     }
-    for (const display of details.displays) this.#display(display.mime, display.text);
     if (this.#isEmpty() && details.cause === "") this.#notice("No output.", "");
-    if (details.truncated && details.cause !== "output_limit") this.#notice("There was more output than is kept. The code can write it to a file in /data instead.", "");
+    if (this.#missed > 0) this.#notice(`${this.#missed.toLocaleString("en")} bytes of output are left out above: more was printed than is kept. To keep all of it, write it to a file in /data.`, "");
+    else if (!whole && details.truncated) this.#notice("The middle of the output is left out above: more was printed than is kept. To keep all of it, write it to a file in /data.", "");
     if (details.state) this.#notice(sentence(details.state), "");
     if (details.hint && details.cause !== "cancelled") this.#notice(details.hint, details.cause || details.exitCode !== 0 ? "bad" : "");
     this.elapsed = details.duration ?? elapsed;
     this.status = statusOf(details, this.elapsed);
+    if (follows) void this.reveal();
+  }
+
+  /** Brings a plot or another thing that the code showed into view, once it has its size. */
+  async reveal(): Promise<void> {
+    const shown = this.#displayed;
+    if (!shown?.isConnected) return;
+    const before = this.scroller.scrollTop;
+    await Promise.all([...shown.querySelectorAll("img")].map((img) => img.decode().catch(() => {})));
+    if (Math.abs(this.scroller.scrollTop - before) < 2) shown.scrollIntoView({ block: "nearest" });
   }
 
   /** The run did not come to an end that the server could tell of. */
   fail(err: CallError): void {
-    this.log.finish();
     if (err.trouble === "aborted") {
       this.status = { state: "stopped", title: "Stopped", facts: [], cause: "cancelled" };
       return;
@@ -107,32 +146,50 @@ export class RunView {
     this.#notice(err.message, "bad");
   }
 
+  /** Nobody knows how the run ended. */
+  lose(why: string): void {
+    this.status = { state: "lost", title: "Result gone", facts: [] };
+    this.#notice(why, "bad");
+  }
+
   #isEmpty(): boolean {
     return this.log.lines.all.length === 0 && this.element.childElementCount === 1;
   }
 
-  #image(src: string): void {
-    this.element.append(h("figure", { class: "shown" }, h("img", { src, alt: "A picture that the code showed", "data-testid": "output-image" })));
+  #append(element: HTMLElement): void {
+    this.#displayed ??= element;
+    this.element.append(element);
   }
 
-  #display(mime: string, text: string): void {
+  #image(url: string): void {
+    this.#append(h("figure", { class: "shown" }, h("img", { src: url, alt: "A picture that the code showed", "data-testid": "output-image" })));
+  }
+
+  /** Shows it in place of what was printed of it after a line, or below all output; returns the line to go on from. */
+  #display({ mime, text, plain }: Display, from: number): number {
     if (mime === "text/html") {
-      const frame = h("iframe", { sandbox: "", title: "HTML that the code showed", "data-testid": "output-html", loading: "lazy" });
-      frame.srcdoc = frameDocument(text, frameCSS, this.nonce);
-      // A frame that may do nothing cannot tell its height either.
-      const rows = (text.match(/<(tr|p|li|h[1-6]|pre|div|br)\b/gi) ?? []).length;
-      frame.style.height = `${Math.min(420, 60 + rows * 28)}px`;
-      this.element.append(h("figure", { class: "shown" }, frame));
+      const table = tableOfHTML(text);
+      if (table && plain !== "") {
+        const after = this.log.replace(plain, from, h("div", { class: "in-log" }, renderTable(table)));
+        if (after !== undefined) return after;
+      }
+      this.#append(h("figure", { class: "shown" }, table ? renderTable(table) : this.#frame(text)));
     } else if (mime === "image/svg+xml") {
       // As an image an SVG runs nothing and loads nothing.
       this.#image(`data:image/svg+xml,${encodeURIComponent(text)}`);
     } else if (mime.startsWith("text/")) {
-      const lines = text.split("\n");
-      for (const block of blocks(lines)) {
-        const shown = block.table ? tableOf(block.table) : h("div", { class: "log-line" }, lines.slice(block.from, block.to).join("\n"));
-        this.element.append(h("div", { class: "shown" }, shown));
-      }
+      this.#append(h("div", { class: "shown log-line" }, text));
     }
+    return from;
+  }
+
+  #frame(html: string): HTMLElement {
+    const frame = h("iframe", { sandbox: "", title: "HTML that the code showed", "data-testid": "output-html", loading: "lazy" });
+    frame.srcdoc = frameDocument(html, frameCSS, this.nonce);
+    // A frame that may do nothing cannot tell its height either.
+    const rows = (html.match(/<(tr|p|li|h[1-6]|pre|div|br)\b/gi) ?? []).length;
+    frame.style.height = `${Math.min(420, 60 + rows * 28)}px`;
+    return frame;
   }
 
   #notice(text: string, kind: string): void {
@@ -158,7 +215,7 @@ function detailsOf(result: ToolResult): Details {
     stdout: d === told ? text(d["stdout"]) : text(d["output"], said),
     stderr: text(d["stderr"]),
     truncated: d["stdout_truncated"] === true || d["stderr_truncated"] === true,
-    displays: list(d["displays"]).map(fields).map((shown) => ({ mime: text(shown["mime_type"]), text: text(shown["text"]) })),
+    displays: list(d["displays"]).map(fields).map((shown) => ({ mime: text(shown["mime_type"]), text: text(shown["text"]), plain: text(shown["plain"]) })),
   };
 }
 

@@ -25,6 +25,7 @@ interface Events {
 
 export class Settings {
   #section: HTMLElement | undefined; // of the services, while the drawer is open
+  #rows = 0; // of variables, to tell them apart
 
   limits: Limits = { maxTimeout: undefined, services: false, keptEnvironment: true };
 
@@ -36,9 +37,9 @@ export class Settings {
     this.#note();
   }
 
-  /** Variables with a name, the last of a name winning. */
+  /** Variables with a name that the server takes, the last of a name winning. */
   get environment(): Record<string, string> {
-    return Object.fromEntries(environment.get().filter(([name]) => name !== ""));
+    return Object.fromEntries(environment.get().filter(([name, value]) => name !== "" && variableProblem(name, value) === ""));
   }
 
   get network(): boolean {
@@ -85,10 +86,19 @@ export class Settings {
     };
     const add = (name = "", value = "") => {
       const first = h("input", {
-        class: "field", value: name, placeholder: "NAME", "aria-label": "Name of the variable", spellcheck: "false", autocapitalize: "off", autocomplete: "off", pattern: "[A-Za-z_][A-Za-z0-9_]*", "data-testid": "env-name", oninput: save,
+        class: "field", value: name, placeholder: "NAME", "aria-label": "Name of the variable", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "data-testid": "env-name", oninput: () => (check(), save()),
       });
-      const second = h("input", { class: "field", value, placeholder: "value", "aria-label": "Value of the variable", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "data-testid": "env-value", oninput: save });
-      const row = h("div", { class: "env-row" }, first, second, iconButton("close", "Remove the variable", () => (row.remove(), save()), "env-remove"));
+      const second = h("input", { class: "field", value, placeholder: "value", "aria-label": "Value of the variable", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "data-testid": "env-value", oninput: () => (check(), save()) });
+      const problem = h("p", { class: "problem", id: `env-problem-${++this.#rows}`, role: "status", "data-testid": "env-problem", hidden: true });
+      first.setAttribute("aria-describedby", problem.id);
+      const check = () => {
+        const why = variableProblem(first.value.trim(), second.value);
+        problem.textContent = why;
+        problem.hidden = why === "";
+        first.setAttribute("aria-invalid", String(why !== ""));
+      };
+      check();
+      const row = h("div", { class: "env-row" }, first, second, iconButton("close", "Remove the variable", () => (row.remove(), save()), "env-remove"), problem);
       rows.append(row);
       return first;
     };
@@ -204,6 +214,13 @@ export class Settings {
     on.checked = this.services.includes(s.name);
     return h("label", { class: "switch service", ...about }, h("span", { class: "name" }, s.title), on, h("span", { class: "track", "aria-hidden": "true" }));
   }
+}
+
+/** What is wrong with a variable that the server would refuse, and with it every run; empty when nothing is. */
+export function variableProblem(name: string, value: string): string {
+  if (name === "") return value === "" ? "" : "This variable needs a name. It is not sent.";
+  if (!/^[A-Za-z_][A-Za-z0-9_]*$/.test(name)) return "A name has letters, digits and underscores, and does not begin with a digit. This variable is not sent.";
+  return value.includes("\0") ? "The value contains a NUL character. This variable is not sent." : "";
 }
 
 function serviceOf(value: unknown): Service {

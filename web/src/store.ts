@@ -1,17 +1,25 @@
 // What the page remembers in this browser. Where storage is not allowed, it remembers nothing, and works.
+// Tabs share the device's storage: what two of them could write at the same time has a key for each of them.
+import { fields, number, text } from "./shape.ts";
 
+export type Outcome = "running" | "ok" | "failed" | "stopped" | "error" | "lost";
+
+/** One run of a conversation. */
 export interface Cell {
-  id: number;
+  id: string;
+  runId: string; // empty until the server has said it
   language: string;
-  code: string;
+  code: string; // unknown, where another client ran it
+  foreign: boolean; // another client ran it
   keep: boolean;
   at: number;
-  outcome: "ok" | "failed" | "stopped" | "error";
+  outcome: Outcome;
   duration: number;
 }
 
 const recentSessions = 30;
 const recentCells = 50;
+const recentDrafts = 5; // of a conversation and language
 const prefix = "sandbox:";
 
 function read<T>(storage: () => Storage, key: string, otherwise: T): T {
@@ -31,10 +39,19 @@ function write(storage: () => Storage, key: string, value: unknown): void {
       return;
     } catch {
       // Full, or forbidden. What was kept of the conversation that was used longest ago makes way.
-      const oldest = conversations.recent().findLast((id) => read(device, `code:${id}`, null) ?? read(device, `cells:${id}`, null));
-      if (oldest === undefined || key.endsWith(`:${oldest}`)) return;
+      const oldest = conversations.recent().findLast((id) => keysOf(id).length > 0);
+      if (oldest === undefined || key.includes(`/${oldest}/`)) return;
       forget(oldest);
     }
+  }
+}
+
+/** The device's keys that begin like that, without the page's prefix. */
+function keys(start: string): string[] {
+  try {
+    return Object.keys(localStorage).filter((k) => k.startsWith(prefix + start)).map((k) => k.slice(prefix.length));
+  } catch {
+    return [];
   }
 }
 
@@ -103,19 +120,113 @@ export const conversations = {
   },
 };
 
-/** Code is kept per conversation and language. */
-export const code = {
-  get: (conversation: string, language: string): string | undefined => new Map(Object.entries(read<Record<string, string>>(device, `code:${conversation}`, {}))).get(language),
-  set: (conversation: string, language: string, text: string): void =>
-    write(device, `code:${conversation}`, { ...read<Record<string, string>>(device, `code:${conversation}`, {}), [language]: text }),
+export function newId(): string {
+  return [...crypto.getRandomValues(new Uint8Array(6))].map((b) => b.toString(16).padStart(2, "0")).join("");
+}
+
+/** This tab, also after a reload. A tab that was duplicated has a copy of the other's storage, and takes an id of its own. */
+let tabId = read(tab, "tab", "") || newId();
+write(tab, "tab", tabId);
+const asked = newId();
+const tabs = new BroadcastChannel("sandbox:tabs");
+tabs.onmessage = ({ data }) => {
+  const said = fields(data);
+  if (said["tab"] !== tabId || said["asked"] === asked) return;
+  if (said["question"] === true) {
+    tabs.postMessage({ tab: tabId, to: said["asked"] });
+  } else if (said["to"] === asked) {
+    tabId = newId();
+    write(tab, "tab", tabId);
+  }
+};
+tabs.postMessage({ tab: tabId, asked, question: true });
+
+export interface Draft {
+  language: string;
+  text: string;
+  at: number;
+  mine: boolean; // written in this tab
+}
+
+/** Code that is being written, for each conversation, language and tab. */
+export const drafts = {
+  /** This tab's first, then the newest. */
+  all(conversation: string): Draft[] {
+    const found = keys(`draft/${conversation}/`).map((k) => {
+      const [, , language, writer] = k.split("/");
+      const draft = fields(read<unknown>(device, k, {}));
+      return { language: language ?? "", text: text(draft["text"]), at: number(draft["at"]) ?? 0, mine: writer === tabId };
+    });
+    // As versions before this one kept them.
+    for (const [language, old] of Object.entries(fields(read<unknown>(device, `code:${conversation}`, {})))) found.push({ language, text: text(old), at: 0, mine: false });
+    return found.sort((a, b) => Number(b.mine) - Number(a.mine) || b.at - a.at);
+  },
+  get: (conversation: string, language: string): string | undefined => drafts.all(conversation).find((d) => d.language === language)?.text,
+  /** The language that was written in last. */
+  language: (conversation: string): string | undefined => drafts.all(conversation)[0]?.language,
+  set(conversation: string, language: string, written: string): void {
+    const start = `draft/${conversation}/${language}/`;
+    write(device, start + tabId, { text: written, at: Date.now() });
+    const old = keys(start).map((k) => ({ k, at: number(fields(read<unknown>(device, k, {}))["at"]) ?? 0 }));
+    for (const { k } of old.sort((a, b) => b.at - a.at).slice(recentDrafts)) write(device, k, undefined);
+  },
 };
 
+/** The runs of a conversation, each under a key of its own. */
 export const cells = {
-  get: (conversation: string): Cell[] => read(device, `cells:${conversation}`, []),
-  set: (conversation: string, all: Cell[]): void => write(device, `cells:${conversation}`, all.slice(-recentCells)),
+  /** The oldest first. */
+  all(conversation: string): Cell[] {
+    splitOld(conversation);
+    const found = keys(`cell/${conversation}/`).map((k) => cellOf(read<unknown>(device, k, {}))).filter((c) => c.id !== "");
+    return found.sort((a, b) => a.at - b.at);
+  },
+  put(conversation: string, cell: Cell): void {
+    write(device, `cell/${conversation}/${cell.id}`, cell);
+    for (const old of cells.all(conversation).slice(0, -recentCells)) write(device, `cell/${conversation}/${old.id}`, undefined);
+  },
+  /** Changes a cell, unless it has been removed meanwhile. */
+  update(conversation: string, id: string, change: Partial<Cell>): void {
+    const k = `cell/${conversation}/${id}`;
+    const cell = cellOf(read<unknown>(device, k, {}));
+    if (cell.id !== "") write(device, k, { ...cell, ...change });
+  },
+  clear(conversation: string): void {
+    for (const k of keys(`cell/${conversation}/`)) write(device, k, undefined);
+  },
+  /** Calls changed when another tab has changed the runs of a conversation. */
+  watch(changed: (conversation: string) => void): void {
+    addEventListener("storage", (event) => {
+      if (event.key?.startsWith(`${prefix}cell/`)) changed(event.key.slice(prefix.length).split("/")[1] ?? "");
+    });
+  },
 };
+
+const outcomes = new Set<string>(["running", "ok", "failed", "stopped", "error", "lost"]);
+
+function cellOf(value: unknown): Cell {
+  const c = fields(value);
+  const outcome = text(c["outcome"]);
+  return {
+    id: text(c["id"]), runId: text(c["runId"]), language: text(c["language"]), code: text(c["code"]), foreign: c["foreign"] === true, keep: c["keep"] === true,
+    at: number(c["at"]) ?? 0, outcome: outcomes.has(outcome) ? (outcome as Outcome) : "error", duration: number(c["duration"]) ?? 0,
+  };
+}
+
+/** Takes over a history as versions before this one kept it: in one piece. */
+function splitOld(conversation: string): void {
+  const old = read<unknown>(device, `cells:${conversation}`, undefined);
+  if (old === undefined) return;
+  write(device, `cells:${conversation}`, undefined);
+  for (const [i, value] of (Array.isArray(old) ? old : []).entries()) {
+    const cell = { ...cellOf(value), id: `old-${i}` };
+    write(device, `cell/${conversation}/${cell.id}`, cell);
+  }
+}
+
+function keysOf(conversation: string): string[] {
+  return [...keys(`draft/${conversation}/`), ...keys(`cell/${conversation}/`), ...[`code:${conversation}`, `cells:${conversation}`].filter((k) => read(device, k, undefined) !== undefined)];
+}
 
 function forget(conversation: string): void {
-  write(device, `code:${conversation}`, undefined);
-  write(device, `cells:${conversation}`, undefined);
+  for (const k of keysOf(conversation)) write(device, k, undefined);
 }

@@ -1,39 +1,144 @@
-// Markdown tables in a program's output: interpreters print data frames like that.
+// Tables: of text, and read out of HTML that code showed. Cells are text, and nothing else of the HTML reaches the page.
+import { numericColumns } from "./csv.ts";
+import { h } from "./dom.ts";
+import { cleanHTML } from "./html.ts";
+
+export interface Cell {
+  text: string;
+  head: boolean;
+  columns: number;
+  rows: number;
+}
 
 export interface Table {
-  head: string[];
-  rows: string[][];
+  head: Cell[][];
+  body: Cell[][];
+  notes: string[]; // text around the table, such as how large the whole is
 }
 
-/** A stretch of lines, or a table that was made of some. */
-export type Block = { from: number; to: number; table?: Table };
+/** What a browser lays out at once without anybody waiting for it. */
+const mostColumns = 200;
+const mostCells = 40_000;
 
-const rule = /^\|(\s*:?-{3,}:?\s*\|)+$/;
+const entities = new Map(Object.entries({ amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", times: "×", hellip: "…", minus: "−" }));
 
-/** Splits lines into stretches of text and tables. */
-export function blocks(lines: readonly string[]): Block[] {
-  const out: Block[] = [];
-  let from = 0;
-  for (let i = 0; i + 1 < lines.length; i++) {
-    if (!isRow(lines[i]!) || !rule.test(lines[i + 1]!)) continue;
-    const head = cells(lines[i]!);
-    if (cells(lines[i + 1]!).length !== head.length) continue;
-    let to = i + 2;
-    const rows: string[][] = [];
-    while (to < lines.length && isRow(lines[to]!)) rows.push(cells(lines[to++]!));
-    if (i > from) out.push({ from, to: i });
-    out.push({ from: i, to, table: { head, rows } });
-    from = to;
-    i = to - 1;
+function decoded(text: string): string {
+  return text.replace(/&(?:#(\d{1,7})|#x([0-9a-f]{1,6})|([a-z]+));/gi, (all, decimal?: string, hex?: string, name?: string) => {
+    if (name !== undefined) return entities.get(name) ?? all;
+    const code = decimal !== undefined ? Number(decimal) : parseInt(hex!, 16);
+    return code > 0 && code <= 0x10ffff && !(code >= 0xd800 && code < 0xe000) ? String.fromCodePoint(code) : "\ufffd";
+  });
+}
+
+function span(attributes: string, name: string): number {
+  const n = Number(new RegExp(` ${name}="(\\d{1,4})"`).exec(attributes)?.[1] ?? 1);
+  return Math.min(Math.max(n, 1), mostColumns);
+}
+
+/** The one table that HTML consists of; undefined when it is something else, or has a table in a table. */
+export function tableOfHTML(html: string): Table | undefined {
+  const table: Table = { head: [], body: [], notes: [] };
+  let [tables, inTable, inHead] = [0, false, false];
+  let row: Cell[] | undefined;
+  let cell: Cell | undefined;
+  let note = "";
+  const endNote = () => {
+    if (note.trim() !== "") table.notes.push(note.replace(/\s+/g, " ").trim());
+    note = "";
+  };
+  for (const [, closing, name, attributes, text] of cleanHTML(html).matchAll(/<(\/?)([a-z0-9]+)((?: [a-z]+="[^"]*")*)>|([^<]+)/g)) {
+    if (text !== undefined) {
+      if (cell) cell.text += decoded(text);
+      else if (!inTable) note += decoded(text);
+    } else if (name === "table") {
+      if (!closing && ++tables > 1) return undefined;
+      inTable = !closing;
+      endNote();
+    } else if (name === "br") {
+      if (cell) cell.text += "\n";
+    } else if (!inTable) {
+      if (name !== "div" && name !== "p" && name !== "span") return undefined;
+      endNote();
+    } else if (name === "thead") {
+      inHead = !closing;
+    } else if (name === "tr") {
+      cell = undefined;
+      row = closing ? undefined : [];
+      if (row) (inHead ? table.head : table.body).push(row);
+    } else if (name === "th" || name === "td") {
+      cell = closing ? undefined : { text: "", head: name === "th", columns: span(attributes!, "colspan"), rows: span(attributes!, "rowspan") };
+      if (cell) row?.push(cell);
+    }
   }
-  if (from < lines.length) out.push({ from, to: lines.length });
-  return out;
+  endNote();
+  for (const c of [...table.head, ...table.body].flat()) c.text = c.text.trim();
+  return tables === 1 && table.body.length + table.head.length > 0 ? table : undefined;
 }
 
-function isRow(line: string): boolean {
-  return line.length > 2 && line.startsWith("|") && line.endsWith("|");
+/** A table of rows of text, the first of which is its head. */
+export function tableOfRows(head: string[], rows: string[][]): Table {
+  const cells = (row: string[], isHead: boolean) => row.map((text) => ({ text, head: isHead, columns: 1, rows: 1 }));
+  return { head: [cells(head, true)], body: rows.map((row) => cells(row, false)), notes: [] };
 }
 
-function cells(line: string): string[] {
-  return line.slice(1, -1).split(/(?<!\\)\|/).map((c) => c.trim().replaceAll("\\|", "|"));
+/** The cells of each row with their column, spans of earlier rows counted. */
+export function columnsOf(rows: Cell[][]): number[][] {
+  const open: number[] = []; // rows that a cell above still takes, by column
+  return rows.map((row) => {
+    let at = 0;
+    const places = row.map((cell) => {
+      while ((open[at] ?? 0) > 0) at++;
+      const place = at;
+      for (let i = 0; i < cell.columns; i++) open[at++] = cell.rows;
+      return place;
+    });
+    for (let i = 0; i < open.length; i++) if ((open[i] ?? 0) > 0) open[i]!--;
+    return places;
+  });
+}
+
+/** The table on screen, with numbers aligned. Of a very large one, the beginning. */
+export function renderTable(whole: Table, label = "Table"): HTMLElement {
+  let cells = 0;
+  const trim = (rows: Cell[][]) => rows.map((row) => row.slice(0, mostColumns)).filter((row) => (cells += row.length) <= mostCells);
+  const table = { head: trim(whole.head), body: trim(whole.body) };
+  const cut = table.body.length < whole.body.length || [...whole.head, ...whole.body].some((row) => row.length > mostColumns);
+  const places = columnsOf(table.body);
+  const values = table.body.map((row, r) => {
+    const texts: string[] = [];
+    row.forEach((cell, i) => (texts[places[r]![i]!] = cell.head ? "" : cell.text));
+    return Array.from(texts, (t) => t ?? "");
+  });
+  const numeric = numericColumns(values);
+  const render = (row: Cell[], columns: number[], inHead: boolean) =>
+    h(
+      "tr",
+      {},
+      ...row.map((cell, i) => {
+        const attributes = {
+          class: numeric[columns[i]!] && cell.columns === 1 ? "number" : null,
+          colspan: cell.columns > 1 ? cell.columns : null,
+          rowspan: cell.rows > 1 ? cell.rows : null,
+        };
+        if (!cell.head || cell.text === "") return h("td", attributes, cell.text);
+        return h("th", { ...attributes, scope: inHead ? (cell.columns > 1 ? "colgroup" : "col") : "row" }, cell.text);
+      }),
+    );
+  const headPlaces = columnsOf(table.head);
+  return h(
+    "div",
+    { class: "table-block", "data-testid": "output-table" },
+    h(
+      "div",
+      { class: "table-scroll", tabindex: 0, role: "region", "aria-label": label },
+      h(
+        "table",
+        { class: "data" },
+        table.head.length > 0 && h("thead", {}, ...table.head.map((row, r) => render(row, headPlaces[r]!, true))),
+        h("tbody", {}, ...table.body.map((row, r) => render(row, places[r]!, false))),
+      ),
+    ),
+    ...whole.notes.map((note) => h("p", { class: "muted" }, note)),
+    cut && h("p", { class: "muted" }, `${table.body.length} of ${whole.body.length} rows and at most ${mostColumns} columns are shown.`),
+  );
 }

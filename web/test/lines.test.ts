@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Lines, longestLine, spansOf, type Stream } from "../src/lines.ts";
+import { findText } from "../src/logview.ts";
 
 const cases: [name: string, pieces: [Stream, string][], want: string[]][] = [
   ["lines in pieces", [["stdout", "a"], ["stdout", "b\nc"], ["stdout", "\n"]], ["stdout ab", "stdout c"]],
@@ -47,4 +48,24 @@ test("what is copied has no colours", () => {
   lines.add("stderr", "b\n");
   assert.equal(lines.text(), "a\nb");
   assert.equal(lines.text("stderr"), "b");
+});
+
+test("a note ends the lines that are open", () => {
+  const lines = new Lines();
+  lines.add("stdout", "cut");
+  lines.note("left out");
+  lines.add("stdout", "off\n");
+  assert.deepEqual(lines.all.map((l) => [l.stream, l.text]), [["stdout", "cut"], ["note", "left out"], ["stdout", "off"]]);
+});
+
+test("printed text is found in order, standard error aside", () => {
+  const lines = new Lines();
+  lines.add("stdout", "   a\n0  1\n");
+  lines.add("stdout", "   a\n");
+  lines.add("stderr", "warning\n");
+  lines.add("stdout", "0  1\nend\n");
+  assert.deepEqual(findText(lines.all, "   a\n0  1", 0), [0, 1]);
+  assert.deepEqual(findText(lines.all, "   a\n0  1\n", 2), [2, 4]);
+  assert.equal(findText(lines.all, "   a\n0  1", 3), undefined);
+  assert.equal(findText(lines.all, "a\n0  1", 0), undefined);
 });

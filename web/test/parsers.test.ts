@@ -2,7 +2,6 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { numericColumns, parseCSV, separatorOf } from "../src/csv.ts";
 import { eventParser, type ServerEvent } from "../src/sse.ts";
-import { blocks } from "../src/tables.ts";
 
 for (const [name, text, want] of [
   ["rows", "a,b\n1,2\n", [["a", "b"], ["1", "2"]]],
@@ -47,13 +46,3 @@ for (const size of [1, 2, 3, 7, 1000]) {
     assert.deepEqual(got, events);
   });
 }
-
-test("tables in output", () => {
-  const lines = ["before", "|  | n |", "|---|---|", "| a | 1 |", "| b\\|c | 2 |", "after", "| no | table |"];
-  assert.deepEqual(blocks(lines), [
-    { from: 0, to: 1 },
-    { from: 1, to: 5, table: { head: ["", "n"], rows: [["a", "1"], ["b|c", "2"]] } },
-    { from: 5, to: 7 },
-  ]);
-  assert.deepEqual(blocks(["| a |", "|---|---|"]), [{ from: 0, to: 2 }]);
-});

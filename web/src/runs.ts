@@ -1,0 +1,239 @@
+// Runs that are going. The server carries them out in the background, so that they outlive this page: it follows their output, and
+// finds them again after a reload or a lost connection.
+import { CallError, type Client, type Tool, type ToolResult } from "./mcp.ts";
+import { detailsKey, RunView } from "./runview.ts";
+import { fields, list, number, text } from "./shape.ts";
+import { cells, type Cell, type Outcome } from "./store.ts";
+
+export interface Run {
+  readonly conversation: string;
+  readonly cell: Cell;
+  readonly view: RunView;
+  readonly abort: AbortController;
+  runId: string;
+  here: boolean; // it ends with the connection
+  stopping: boolean;
+}
+
+interface Events {
+  /** Something about a run has changed that can be seen: its output, its time, its status. */
+  changed(run: Run): void;
+  ended(run: Run): void;
+  trouble(err: CallError): void;
+  /** Returns when the server can be reached. */
+  back(): Promise<void>;
+}
+
+const patience = 25; // seconds that the server may take to answer that there is nothing new
+const slowest = 40_000; // after so long a connection that brings no answer is dead: the machine has slept, or a network has gone
+const smallPart = 16 << 10;
+const interval = 50; // ms between two small parts
+const stopPatience = 8_000;
+
+/** A run as the server lists it with the files of its conversation. */
+export interface Listed {
+  runId: string;
+  tag: string;
+  runner: string;
+  started: number;
+  outcome: Outcome;
+  duration: number;
+}
+
+export function listedOf(value: unknown): Listed[] {
+  return list(value)
+    .map(fields)
+    .map((r) => ({
+      runId: text(r["run_id"]), tag: text(r["tag"]), runner: text(r["runner"]), started: Date.parse(text(r["started"])) || 0, duration: number(r["duration_ms"]) ?? 0,
+      outcome: outcomeOf(text(r["status"]), text(r["cause"]), number(r["exit_code"])),
+    }))
+    .filter((r) => r.runId !== "");
+}
+
+function outcomeOf(status: string, cause: string, exitCode: number | undefined): Outcome {
+  if (status !== "completed" && status !== "cancelled") return "running";
+  if (status === "cancelled") return "stopped";
+  return cause === "" && exitCode === 0 ? "ok" : "failed";
+}
+
+export class Runs {
+  tools = new Map<string, Tool>();
+  #going = new Map<string, Run>(); // by the id of their cell
+
+  constructor(
+    private readonly client: Client,
+    private readonly output: HTMLElement,
+    private readonly nonce: string,
+    private readonly on: Events,
+  ) {}
+
+  get(cell: Cell): Run | undefined {
+    return this.#going.get(cell.id);
+  }
+
+  /** The run of this browser that is going in a conversation; the last one, if there are several. */
+  of(conversation: string): Run | undefined {
+    return [...this.#going.values()].findLast((run) => run.conversation === conversation && !run.cell.foreign && run.cell.outcome === "running");
+  }
+
+  /** Runs code. The cell is kept already. */
+  start(conversation: string, cell: Cell, tool: string, args: object): Run {
+    return this.#go(conversation, cell, (run) => (this.#background(tool) ? this.#startBackground(run, tool, args) : this.#runHere(run, tool, args)));
+  }
+
+  /** Finds a run again that was started earlier, or elsewhere, and follows it from its beginning. */
+  resume(conversation: string, cell: Cell): Run {
+    return this.#going.get(cell.id) ?? this.#go(conversation, cell, (run) => this.#find(run));
+  }
+
+  /** Ends a run. */
+  stop(run: Run): void {
+    if (run.here && (run.stopping || run.runId === "" || !this.tools.has("cancel_run"))) {
+      run.abort.abort(); // asked twice, or only the end of the connection ends it
+      return;
+    }
+    run.stopping = true;
+    run.view.status = { ...run.view.status, title: "Stopping" };
+    if (run.runId !== "") this.#cancel(run);
+  }
+
+  #background(tool: string): boolean {
+    return this.client.detailed && this.tools.has("wait_run") && this.tools.has("cancel_run") && (this.tools.get(tool)?.has("background") ?? false);
+  }
+
+  #go(conversation: string, cell: Cell, carryOut: (run: Run) => Promise<void>): Run {
+    const run: Run = { conversation, cell, view: new RunView(this.output, this.nonce), abort: new AbortController(), runId: cell.runId, here: false, stopping: false };
+    this.#going.set(cell.id, run);
+    const again = cell.outcome !== "running"; // only its output is fetched
+    if (again) run.view.status = { state: "running", title: "Loading", facts: [] };
+    const clock = setInterval(() => {
+      if (!again) run.view.elapsed = Date.now() - cell.at;
+      this.on.changed(run);
+    }, 100);
+    void carryOut(run)
+      .catch((caught: unknown) => {
+        const err = caught instanceof CallError ? caught : new CallError("refused", String(caught));
+        run.view.fail(err);
+        if (err.trouble !== "refused" && err.trouble !== "aborted") this.on.trouble(err);
+      })
+      .finally(() => {
+        clearInterval(clock);
+        this.#going.delete(cell.id);
+        const state = run.view.status.state;
+        if (!again) cells.update(conversation, cell.id, { outcome: state === "idle" || state === "running" ? "error" : state, duration: run.view.elapsed, runId: run.runId });
+        this.on.ended(run);
+      });
+    return run;
+  }
+
+  #begun(run: Run, runId: string): void {
+    if (runId === "" || run.runId !== "") return;
+    run.runId = runId;
+    cells.update(run.conversation, run.cell.id, { runId });
+    if (run.stopping) this.#cancel(run);
+  }
+
+  #cancel(run: Run): void {
+    this.client.call("cancel_run", { run_id: run.runId }).catch((err: unknown) => {
+      if (run.here) return run.abort.abort();
+      run.stopping = false; // it can be asked again
+      if (err instanceof CallError) this.on.trouble(err);
+    });
+    if (run.here) setTimeout(() => this.#going.get(run.cell.id) === run && run.abort.abort(), stopPatience);
+  }
+
+  async #startBackground(run: Run, tool: string, args: object): Promise<void> {
+    try {
+      const result = await this.client.call(tool, { ...args, background: true }, { details: true, tag: run.cell.id, signal: run.abort.signal, onProgress: ({ meta }) => this.#begun(run, text(meta["mcp-code-sandbox/run_id"])) });
+      this.#begun(run, text(fields(result.meta[detailsKey])["run_id"]));
+      if (run.runId === "") return run.view.finish(result, Date.now() - run.cell.at); // it has no id: it is all there is
+    } catch (err) {
+      // The server may have begun with it all the same.
+      if (!(err instanceof CallError && err.trouble === "offline")) throw err;
+      await this.#reconnected(run, err);
+      return this.#find(run);
+    }
+    return this.#follow(run);
+  }
+
+  /** For a server that runs nothing in the background: the end of the connection is the end of the run. */
+  async #runHere(run: Run, tool: string, args: object): Promise<void> {
+    run.here = true;
+    const result = await this.client.call(tool, args, {
+      details: true,
+      signal: run.abort.signal,
+      onProgress: ({ message, meta }) => {
+        run.runId ||= text(meta["mcp-code-sandbox/run_id"]);
+        run.view.progress(message, meta);
+      },
+    });
+    run.view.finish(result, Date.now() - run.cell.at);
+  }
+
+  /** Looks for a run whose id may never have come. */
+  async #find(run: Run): Promise<void> {
+    while (run.runId === "") {
+      try {
+        const { meta } = await this.client.call("list_artifacts", { session_id: run.conversation }, { details: true, signal: run.abort.signal });
+        const listed = listedOf(meta["mcp-code-sandbox/runs"]).find((r) => r.tag === run.cell.id);
+        if (!listed) throw new CallError("refused", "The connection was lost before the server started the code.");
+        this.#begun(run, listed.runId);
+      } catch (err) {
+        if (!(err instanceof CallError)) throw err;
+        if (err.code === "session_not_found") throw new CallError("refused", "The connection was lost before the server started the code.");
+        if (err.trouble === "refused" || err.trouble === "aborted") throw err;
+        await this.#reconnected(run, err);
+      }
+    }
+    return this.#follow(run);
+  }
+
+  async #follow(run: Run): Promise<void> {
+    for (let cursor = 0; ; ) {
+      await visible();
+      const asked = performance.now();
+      let result: ToolResult;
+      try {
+        const signal = AbortSignal.any([run.abort.signal, AbortSignal.timeout(slowest)]);
+        result = await this.client.call("wait_run", { run_id: run.runId, cursor, timeout_seconds: patience }, { details: true, signal });
+      } catch (err) {
+        if (!(err instanceof CallError)) throw err;
+        if (run.abort.signal.aborted || (err.trouble === "refused" && err.code !== "run_not_found")) throw err;
+        if (err.code === "run_not_found") return run.view.lose("The server no longer has the result of this run: it keeps results for a day, and the last 500. Files that the code wrote are still there.");
+        await this.#reconnected(run, err);
+        continue;
+      }
+      const part = fields(result.meta[detailsKey]);
+      const output = text(part["output"]);
+      run.view.follow(part);
+      const status = text(part["status"]);
+      if (status !== "running" && status !== "queued") return run.view.finish(result, Date.now() - run.cell.at);
+      if (!run.stopping && run.cell.outcome === "running") run.view.status = { state: "running", title: status === "queued" ? "Waiting" : "Running", facts: [] };
+      cursor = number(part["cursor"]) ?? cursor;
+      this.on.changed(run);
+      // Much output is fetched without a pause: the server keeps only so much of it.
+      if (output.length < smallPart) await new Promise((resolve) => setTimeout(resolve, Math.max(0, interval - (performance.now() - asked))));
+    }
+  }
+
+  /** Waits until the server can be reached again. */
+  async #reconnected(run: Run, err: CallError): Promise<void> {
+    run.view.status = { state: "running", title: "Reconnecting", facts: [] };
+    this.on.changed(run);
+    if (err.trouble !== "aborted") this.on.trouble(err.trouble === "busy" ? new CallError("offline", err.message) : err);
+    await this.on.back();
+  }
+}
+
+/** A page that nobody looks at holds no connection: browsers have few for one server, and the output waits at the server. */
+function visible(): Promise<void> {
+  return new Promise((resolve) => {
+    if (!document.hidden) return resolve();
+    const look = () => {
+      if (document.hidden) return;
+      document.removeEventListener("visibilitychange", look);
+      resolve();
+    };
+    document.addEventListener("visibilitychange", look);
+  });
+}

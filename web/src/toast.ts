@@ -1,0 +1,27 @@
+// A line at the bottom of the page about what has just happened, with a way back.
+import { byId, h, iconButton } from "./dom.ts";
+
+const shownFor = 12_000;
+let timer: ReturnType<typeof setTimeout> | undefined;
+
+/** Shows it for a while; for as long as somebody points at it or has the focus in it. */
+export function showToast(text: string, action: { label: string; act: () => void }): void {
+  const toast = byId("toast");
+  const button = h("button", { type: "button", class: "button", "data-testid": "toast-action" }, action.label);
+  button.addEventListener("click", () => {
+    hideToast();
+    action.act();
+  });
+  toast.replaceChildren(h("span", {}, text), button, iconButton("close", "Dismiss", hideToast));
+  toast.hidden = false;
+  const wait = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => (toast.matches(":hover, :focus-within") ? wait() : hideToast()), shownFor);
+  };
+  wait();
+}
+
+export function hideToast(): void {
+  clearTimeout(timer);
+  byId("toast").hidden = true;
+}
