@@ -24,6 +24,7 @@ const (
 // cli is the command line.
 type cli struct {
 	settings
+	PrintVersion versionFlag `name:"version" help:"Print the version."`
 
 	Serve   serveCmd   `cmd:"" help:"Serve MCP over HTTP."`
 	Stdio   stdioCmd   `cmd:"" help:"Serve MCP on stdin and stdout, and file links over HTTP."`

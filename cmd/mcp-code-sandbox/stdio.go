@@ -10,8 +10,8 @@ import (
 
 type stdioCmd struct{}
 
-// Run serves one client on stdin and stdout until stdin or ctx ends. Nothing but MCP messages goes to stdout. File links are
-// served over HTTP, on the configured port or a free one.
+// Run serves one client on stdin and stdout until ctx ends, or stdin does and what was asked has been answered. Nothing but MCP
+// messages goes to stdout. File links are served over HTTP, on the configured port or a free one.
 func (*stdioCmd) Run(ctx context.Context, inv *invocation) error {
 	s := inv.settings
 	l, note, err := listen(ctx, s, true)

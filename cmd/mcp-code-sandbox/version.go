@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+
+	"github.com/alecthomas/kong"
 )
 
 // version is set by the build: -ldflags "-X main.version=1.2.3".
@@ -12,8 +14,22 @@ var version = ""
 type versionCmd struct{}
 
 func (*versionCmd) Run(inv *invocation) error {
-	fmt.Fprintf(inv.stdout, "mcp-code-sandbox %s (%s, %s/%s)\n", versionString(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Fprintln(inv.stdout, versionLine())
 	return nil
+}
+
+// versionFlag is --version, which needs no command.
+type versionFlag bool
+
+// BeforeReset is called by kong when it has read the flag, before it asks for a command.
+func (versionFlag) BeforeReset(app *kong.Kong) error {
+	fmt.Fprintln(app.Stdout, versionLine())
+	app.Exit(exitOK)
+	return nil
+}
+
+func versionLine() string {
+	return fmt.Sprintf("mcp-code-sandbox %s (%s, %s/%s)", versionString(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // versionString is the release's version, or what the toolchain recorded of the checkout.

@@ -151,6 +151,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 
 	session := r.Header.Get(sessionHeader)
 	handler := http.Handler(s.stateless)
+	rep := newReply(w, accepts(r, "text/event-stream"))
 	switch {
 	case r.Header.Get(versionHeader) >= versionStateless:
 		if m.method == "subscriptions/listen" { // it lasts until the client goes
@@ -163,6 +164,9 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	case session != "":
 		handler = s.stateful
 		defer s.sessions.use(session, s.user(r))()
+		if rep.calls = s.sessions.callsOf(session, s.user(r)); rep.calls != nil {
+			defer rep.calls.take(m)()
+		}
 	case m.method == "initialize":
 		release, ok := s.sessions.reserve()
 		if !ok {
@@ -174,7 +178,6 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 		handler = s.stateful
 	}
 
-	rep := newReply(w, accepts(r, "text/event-stream"))
 	rep.newest = r.Header.Get(versionHeader) >= versionStateless
 	stop := func() {}
 	if m.isCall() && m.method != "initialize" {
@@ -220,6 +223,13 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, msgs []messa
 		if id := r.Header.Get(sessionHeader); id != "" && r.Header.Get(versionHeader) < versionStateless {
 			handler = s.stateful
 			defer s.sessions.use(id, s.user(r))()
+			if rep.calls = s.sessions.callsOf(id, s.user(r)); rep.calls != nil {
+				for _, m := range msgs {
+					if m.err == nil {
+						defer rep.calls.take(m)()
+					}
+				}
+			}
 		}
 		handler.ServeHTTP(rep, inner)
 	}

@@ -404,10 +404,10 @@ func TestHeartbeats(t *testing.T) {
 		resp.Body.Close()
 	}
 	// A call that takes long is kept alive before it has said anything, and ends well.
-	resp := f.do(t, "POST", f.url, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait"}}`, "Accept: text/event-stream", session)
+	resp := f.do(t, "POST", f.url, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work"}}`, "Accept: text/event-stream", session)
 	r := bufio.NewReader(resp.Body)
 	line(t, r, isBeat)
-	f.post(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, session)
+	close(f.release)
 	if s := line(t, r, func(s string) bool { return strings.HasPrefix(s, "data: ") }); !strings.Contains(s, `"id":1`) {
 		t.Errorf("answer: %s", s)
 	}

@@ -23,8 +23,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fixture struct {
 	*Server
 	url     string
-	started chan struct{} // "wait" has been called
-	ended   chan error    // and why it has returned
+	started chan struct{} // "wait" or "work" has been called
+	ended   chan error    // and why "wait", or "work" before its release, has returned
+	release chan struct{} // lets "work" finish
 }
 
 // newFixture serves over real HTTP. The bearer token is the user's name.
@@ -53,7 +54,7 @@ func authenticated(h http.Handler) http.Handler {
 // newServer makes the server with its tools. The caller serves and closes it.
 func newServer(t testing.TB, cfg Config) *fixture {
 	t.Helper()
-	f := &fixture{started: make(chan struct{}, 100), ended: make(chan error, 100)}
+	f := &fixture{started: make(chan struct{}, 100), ended: make(chan error, 100), release: make(chan struct{})}
 	cfg.Tools = func(s *mcp.Server) {
 		object := json.RawMessage(`{"type":"object"}`)
 		text := func(s string) *mcp.CallToolResult {
@@ -67,6 +68,16 @@ func newServer(t testing.TB, cfg Config) *fixture {
 			<-ctx.Done()
 			f.ended <- context.Cause(ctx)
 			return text("ended"), nil
+		})
+		s.AddTool(&mcp.Tool{Name: "work", InputSchema: object}, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			f.started <- struct{}{}
+			select {
+			case <-f.release:
+				return text("worked"), nil
+			case <-ctx.Done():
+				f.ended <- context.Cause(ctx)
+				return text("ended"), nil
+			}
 		})
 		s.AddTool(&mcp.Tool{Name: "panic", InputSchema: object}, func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 			panic("secret detail")

@@ -26,8 +26,9 @@ type reply struct {
 	header    http.Header // what the SDK sets; copied when the headers go out
 
 	// batch makes finish write an array. messages may hold answers already. newest says that the client speaks the newest
-	// protocol version. All are set before use.
+	// protocol version. calls knows which requests the client has cancelled; it may be nil. All are set before use.
 	newest   bool
+	calls    *calls
 	batch    bool
 	messages []json.RawMessage
 
@@ -35,6 +36,7 @@ type reply struct {
 	status int
 	live   bool // the headers of an event stream are out
 	late   bool // the SDK wanted another status afterwards; what it writes must still become an event
+	silent bool // a response was left out, because the request has been cancelled
 	buf    bytes.Buffer
 }
 
@@ -97,6 +99,9 @@ func (r *reply) Write(p []byte) (int, error) {
 		}
 		return len(p), r.rc.Flush()
 	case r.live:
+		if !r.wantedLocked(p) {
+			return len(p), nil
+		}
 		if err := r.sendLocked(p); err != nil {
 			return 0, err
 		}
@@ -174,39 +179,65 @@ func (r *reply) collectLocked() {
 		if !ok {
 			return
 		}
-		for line := range bytes.Lines(event) {
-			data, ok := bytes.CutPrefix(bytes.TrimRight(line, "\n"), []byte("data: "))
-			if ok && isResponse(data) {
-				r.messages = append(r.messages, bytes.Clone(data))
-			}
+		data := eventData(event)
+		if _, ok := responseID(data); ok && r.wantedLocked(event) {
+			r.messages = append(r.messages, bytes.Clone(data))
 		}
 		r.buf.Next(r.buf.Len() - len(rest))
 	}
 }
 
-// isResponse tells the SDK's responses from its notifications without parsing all of a large result.
-func isResponse(data []byte) bool {
+// wantedLocked reports whether the client still wants an event of the SDK's: all but the response to a cancelled request.
+func (r *reply) wantedLocked(event []byte) bool {
+	if r.calls == nil {
+		return true
+	}
+	id, ok := responseID(eventData(event))
+	if !ok {
+		return true
+	}
+	wanted, sent := r.calls.answer(id)
+	sent()
+	r.silent = r.silent || !wanted
+	return wanted
+}
+
+// eventData is the data of an event, which the SDK writes in one line.
+func eventData(event []byte) []byte {
+	for line := range bytes.Lines(event) {
+		if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok {
+			return bytes.TrimRight(data, "\n")
+		}
+	}
+	return nil
+}
+
+// responseID tells the SDK's responses from its notifications without parsing all of a large result.
+func responseID(data []byte) (id json.RawMessage, ok bool) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
-		return false
+		return nil, false
 	}
 	for dec.More() {
 		key, err := dec.Token()
 		if err != nil {
-			return false
+			return nil, false
 		}
 		switch key {
 		case "result", "error":
-			return true
+			return id, true
 		case "method":
-			return false
+			return nil, false
 		}
-		var skip json.RawMessage
-		if dec.Decode(&skip) != nil {
-			return false
+		var value json.RawMessage
+		if dec.Decode(&value) != nil {
+			return nil, false
+		}
+		if key == "id" {
+			id = value
 		}
 	}
-	return false
+	return nil, false
 }
 
 // finish writes what has been kept, as the answer to m. The SDK has returned.
@@ -240,6 +271,8 @@ func (r *reply) finish(m message) {
 		writeJSON(r.w, http.StatusOK, answer)
 	case strings.HasPrefix(contentType, "application/json"):
 		writeJSON(r.w, r.status, r.buf.Bytes())
+	case r.silent:
+		r.w.WriteHeader(http.StatusAccepted) // nothing follows, but HTTP needs an answer
 	case m.isCall():
 		// The session ended before the answer came. If it was the client who left, nobody reads this.
 		writeError(r.w, http.StatusServiceUnavailable, m.id, rpcErrorf(codeUnavailable, "the session ended before the request was answered"))

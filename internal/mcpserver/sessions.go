@@ -32,6 +32,7 @@ type sessionEntry struct {
 	user    string
 	ctx     context.Context // ends with the session; every call of it hangs on it
 	cancel  context.CancelCauseFunc
+	calls   calls
 
 	// The rest is guarded by sessions.mu.
 	inUse    int // requests and streams going on
@@ -135,6 +136,14 @@ func (s *sessions) get(id string) *sessionEntry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byID[id]
+}
+
+// callsOf returns the open calls of user's session, nil when there is no such session.
+func (s *sessions) callsOf(id, user string) *calls {
+	if e := s.get(id); e != nil && e.user == user {
+		return &e.calls
+	}
+	return nil
 }
 
 // cancelCalls forgets user's session and cancels its calls, so that the SDK, which waits for them before it ends

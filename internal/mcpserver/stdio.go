@@ -10,20 +10,24 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
+// lookInterval is how often a server that only has answers left to give looks whether anybody reads them.
+const lookInterval = 250 * time.Millisecond
+
 // ServeStdio serves one client, whose messages come line by line from in and are answered on out, until in ends, ctx ends
-// or the server is closed. It closes both. An in that does not unblock on Close, such as a terminal, may keep one
-// goroutine until it ends.
+// or the server is closed. At the end of in it answers the requests it has got first, unless nobody reads out any more. It
+// closes both. An in that does not unblock on Close, such as a terminal, may keep one goroutine until it ends.
 func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(errShutdown) })()
 
-	session, err := s.mcp.Connect(ctx, &stdioTransport{server: s, in: in, out: out}, nil)
+	session, err := s.mcp.Connect(ctx, &stdioTransport{server: s, in: in, out: out, stop: ctx.Done()}, nil)
 	if err != nil {
 		return err
 	}
@@ -46,16 +50,18 @@ func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteC
 	return err
 }
 
-// stdioTransport is the SDK's line transport but for three things: a message that is not JSON-RPC is answered instead of
-// ending the session, as is one that is too long, and every error has a code.
+// stdioTransport is the SDK's line transport but for these things: a message that is not JSON-RPC is answered instead of
+// ending the session, as is one that is too long; every error has a code; a cancelled request is not answered; and at the
+// end of input the requests that are under way are.
 type stdioTransport struct {
 	server *Server
 	in     io.ReadCloser
 	out    io.WriteCloser
+	stop   <-chan struct{} // ends the wait for answers
 }
 
 func (t *stdioTransport) Connect(context.Context) (mcp.Connection, error) {
-	c := &stdioConn{stdioTransport: t, lines: make(chan []byte), closed: make(chan struct{})}
+	c := &stdioConn{stdioTransport: t, lines: make(chan []byte), closed: make(chan struct{}), broken: make(chan struct{})}
 	go c.readLines()
 	return c, nil
 }
@@ -65,7 +71,10 @@ type stdioConn struct {
 	lines   chan []byte // closed at the end of input
 	readErr error       // set before lines is closed
 
+	calls   calls
 	writeMu sync.Mutex
+	failed  bool          // guarded by writeMu: a write has failed
+	broken  chan struct{} // closed when failed is set
 
 	closeOnce sync.Once
 	closed    chan struct{}
@@ -127,10 +136,38 @@ func (c *stdioConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 			return nil, io.EOF
 		case line, ok := <-c.lines:
 			if !ok {
+				if c.readErr == io.EOF {
+					c.awaitAnswers(ctx)
+				}
 				return nil, c.readErr
 			}
 			if msg := c.decode(line); msg != nil {
 				return msg, nil
+			}
+		}
+	}
+}
+
+// awaitAnswers returns when the requests that have been read are answered, or cannot be: the SDK cancels them when Read
+// says that there is no more.
+func (c *stdioConn) awaitAnswers(ctx context.Context) {
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
+	for answered := c.calls.answered(); ; {
+		select {
+		case <-answered:
+			return
+		case <-ctx.Done():
+			return
+		case <-c.stop:
+			return
+		case <-c.closed:
+			return
+		case <-c.broken:
+			return
+		case <-look.C:
+			if hungUp(c.out) {
+				return
 			}
 		}
 	}
@@ -150,6 +187,7 @@ func (c *stdioConn) decode(line []byte) jsonrpc.Message {
 	if m.err == nil {
 		msg, err := jsonrpc.DecodeMessage(m.raw)
 		if err == nil {
+			c.calls.take(m)
 			return msg
 		}
 		m.err = rpcErrorf(jsonrpc.CodeInvalidRequest, "invalid request")
@@ -165,7 +203,15 @@ func (c *stdioConn) Write(ctx context.Context, msg jsonrpc.Message) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if resp, ok := msg.(*jsonrpc.Response); ok && resp.Error != nil {
+	resp, ok := msg.(*jsonrpc.Response)
+	if ok {
+		wanted, sent := c.calls.answer(encodeID(resp.ID))
+		defer sent()
+		if !wanted {
+			return nil
+		}
+	}
+	if ok && resp.Error != nil {
 		var coded *jsonrpc.Error
 		if !errors.As(resp.Error, &coded) || coded.Code == 0 {
 			// Errors of handlers have codes. What is left is the SDK's refusal of a request that came too early.
@@ -194,6 +240,10 @@ func (c *stdioConn) send(data []byte) error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
 	_, err := c.out.Write(append(data, '\n'))
+	if err != nil && !c.failed {
+		c.failed = true
+		close(c.broken)
+	}
 	return err
 }
 

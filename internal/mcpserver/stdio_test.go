@@ -3,7 +3,9 @@ package mcpserver
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
 )
@@ -27,7 +29,7 @@ func anyLine(string) bool { return true }
 
 // TestStdioMalformed: no line, however bad, ends the session.
 func TestStdioMalformed(t *testing.T) {
-	f, in, out, ended := stdio(t, Config{MaxBodyBytes: 100 << 10})
+	_, in, out, ended := stdio(t, Config{MaxBodyBytes: 100 << 10})
 	for _, tt := range []struct{ line, want string }{
 		{`{"jsonrpc":"2.0","id":0,"method":"tools/list"}`, `{"jsonrpc":"2.0","id":0,"error":{"code":-32600,`}, // before initialize
 		{`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`, `{"jsonrpc":"2.0","id":1,"result":`},
@@ -52,11 +54,128 @@ func TestStdioMalformed(t *testing.T) {
 			t.Errorf("%.80s: got %s, want %s", tt.line, got, tt.want)
 		}
 	}
-	// The client leaves in mid-call: the call ends, and so does the server.
-	io.WriteString(in, `{"jsonrpc":"2.0","id":11,"method":"tools/call","params":{"name":"wait"}}`+"\n")
+	in.Close()
+	if err := soon(t, ended); err != nil {
+		t.Errorf("ServeStdio: %v", err)
+	}
+}
+
+const (
+	stdioHello  = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}` + "\n"
+	stdioListen = `{"jsonrpc":"2.0","id":"l","method":"subscriptions/listen","params":{"notifications":{"resourcesListChanged":true},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+		`"io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}` + "\n"
+)
+
+// TestStdioEndOfInput: what was asked before the end of input is answered, however long it takes; then the server ends. A
+// call that never ends by itself is not waited for.
+func TestStdioEndOfInput(t *testing.T) {
+	for _, first := range []string{stdioHello, stdioListen} {
+		f, in, out, ended := stdio(t, Config{})
+		go func() {
+			io.WriteString(in, first)
+			for id := 2; id < 5; id++ {
+				fmt.Fprintf(in, `{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"work",`+
+					`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`+"\n", id)
+			}
+			in.Close()
+		}()
+		line(t, out, anyLine)
+		for range 3 {
+			soon(t, f.started)
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("the server ended before it answered: %v", err)
+		case cause := <-f.ended:
+			t.Fatalf("a call was cancelled: %v", cause)
+		default:
+		}
+		close(f.release)
+		rest, err := io.ReadAll(out)
+		if err != nil || strings.Count(string(rest), `"text":"worked"`) != 3 {
+			t.Errorf("%v: %s", err, rest)
+		}
+		if err := soon(t, ended); err != nil {
+			t.Errorf("ServeStdio: %v", err)
+		}
+	}
+}
+
+// TestStdioNobodyReads: a client that is gone altogether does not keep its calls.
+func TestStdioNobodyReads(t *testing.T) {
+	f := newFixture(t, Config{})
+	inR, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, outW, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- f.ServeStdio(t.Context(), inR, outW) }()
+	io.WriteString(in, stdioHello+`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"work"}}`+"\n")
 	soon(t, f.started)
 	in.Close()
+	out.Close()
 	soon(t, f.ended)
+	if err := soon(t, ended); err != nil {
+		t.Errorf("ServeStdio: %v", err)
+	}
+}
+
+// TestStdioWriteFails: the same where only writing tells that the client is gone.
+func TestStdioWriteFails(t *testing.T) {
+	f := newFixture(t, Config{})
+	inR, in := io.Pipe()
+	outR, outW := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- f.ServeStdio(t.Context(), inR, outW) }()
+	go func() {
+		io.WriteString(in, stdioHello+`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"work"}}`+"\n"+
+			`{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"work"}}`+"\n")
+		in.Close()
+	}()
+	line(t, bufio.NewReader(outR), anyLine)
+	soon(t, f.started)
+	soon(t, f.started)
+	outR.Close()
+	f.release <- struct{}{} // one answers, and cannot; the other is cancelled
+	soon(t, f.ended)
+	if err := soon(t, ended); err != nil {
+		t.Errorf("ServeStdio: %v", err)
+	}
+}
+
+// TestStdioCancelled: a cancelled request is not answered; the session goes on, and the id can be used again.
+func TestStdioCancelled(t *testing.T) {
+	f, in, out, ended := stdio(t, Config{})
+	send := func(line string) {
+		t.Helper()
+		if _, err := io.WriteString(in, line+"\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(strings.TrimSpace(stdioHello))
+	line(t, out, anyLine)
+	send(`{"jsonrpc":"2.0","id":"caf\u00e9","method":"tools/call","params":{"name":"wait"}}`)
+	soon(t, f.started)
+	send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"café","reason":"changed my mind"}}`)
+	soon(t, f.ended)
+	send(`{"jsonrpc":"2.0","id":2,"method":"ping"}`)
+	if got := line(t, out, anyLine); got != `{"jsonrpc":"2.0","id":2,"result":{}}` {
+		t.Error(got)
+	}
+	// One that comes too late has no effect on later calls.
+	send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`)
+	send(`{"jsonrpc":"2.0","id":2,"method":"ping"}`)
+	if got := line(t, out, anyLine); got != `{"jsonrpc":"2.0","id":2,"result":{}}` {
+		t.Error(got)
+	}
+	in.Close()
+	if rest, err := io.ReadAll(out); err != nil || len(rest) > 0 {
+		t.Errorf("%v: %s", err, rest)
+	}
 	if err := soon(t, ended); err != nil {
 		t.Errorf("ServeStdio: %v", err)
 	}

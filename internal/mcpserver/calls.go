@@ -1,0 +1,131 @@
+package mcpserver
+
+import (
+	"encoding/json"
+	"sync"
+)
+
+// calls are a client's requests that have not been answered. A request that the client has cancelled must not be answered
+// any more: [calls.cancel] is called before the SDK sees the notification, [calls.answer] before an answer is sent.
+type calls struct {
+	mu     sync.Mutex
+	byID   map[any]*openCall // by the id's JSON value, a string or a float64
+	owed   int               // calls that end by themselves
+	waiter chan struct{}     // closed when owed is 0; nil: nobody waits
+}
+
+type openCall struct {
+	method    string
+	cancelled bool
+}
+
+// lasts reports whether the call goes on until the client ends it.
+func (c *openCall) lasts() bool { return c.method == "subscriptions/listen" }
+
+// take notes what a message means for the calls. done forgets a call that was not answered.
+func (c *calls) take(m message) (done func()) {
+	c.cancel(m)
+	if !c.begin(m) {
+		return func() {}
+	}
+	return func() {
+		_, sent := c.answer(m.id)
+		sent()
+	}
+}
+
+// begin records a request and reports whether it did. An id that is in use already is left alone: the SDK refuses it.
+func (c *calls) begin(m message) bool {
+	key, ok := idKey(m.id)
+	if !ok || !m.isCall() {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byID == nil {
+		c.byID = make(map[any]*openCall)
+	}
+	if c.byID[key] != nil {
+		return false
+	}
+	call := &openCall{method: m.method}
+	c.byID[key] = call
+	if !call.lasts() {
+		c.owed++
+	}
+	return true
+}
+
+// cancel takes a client's notification that it no longer wants an answer.
+func (c *calls) cancel(m message) {
+	if m.method != "notifications/cancelled" {
+		return
+	}
+	var params struct {
+		RequestID json.RawMessage `json:"requestId"`
+	}
+	if json.Unmarshal(m.params, &params) != nil {
+		return // the SDK refuses it
+	}
+	key, ok := idKey(params.RequestID)
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if call := c.byID[key]; call != nil && call.method != "initialize" { // which must not be cancelled
+		call.cancelled = true
+	}
+}
+
+// answer forgets a request and reports whether its response may be sent. sent must be called when it has been, or never
+// will be.
+func (c *calls) answer(id json.RawMessage) (wanted bool, sent func()) {
+	key, _ := idKey(id)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.byID[key]
+	if call == nil {
+		return true, func() {}
+	}
+	delete(c.byID, key) // the client may use the id again as soon as it has the response
+	return !call.cancelled, func() { c.settle(call) }
+}
+
+func (c *calls) settle(call *openCall) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !call.lasts() {
+		c.owed--
+	}
+	if c.owed == 0 && c.waiter != nil {
+		close(c.waiter)
+		c.waiter = nil
+	}
+}
+
+// answered returns a channel that is closed when every request that ends by itself has been answered. There is one caller,
+// and no request begins after it.
+func (c *calls) answered() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	done := make(chan struct{})
+	if c.owed == 0 {
+		close(done)
+	} else {
+		c.waiter = done
+	}
+	return done
+}
+
+// idKey is the value of an id that checkID accepts: the same id can be spelt in several ways.
+func idKey(id json.RawMessage) (key any, ok bool) {
+	if id == nil || json.Unmarshal(id, &key) != nil {
+		return nil, false
+	}
+	switch key.(type) {
+	case string, float64:
+		return key, true
+	}
+	return nil, false
+}
