@@ -49,7 +49,7 @@ func TestCommands(t *testing.T) {
 		stderr string
 	}{
 		{name: "version", args: []string{"version"}, stdout: `mcp-code-sandbox \S+ \(go\S+, linux/\w+\)\n`},
-		{name: "runners", args: []string{"runners"}, stdout: `(?s)RUNNER .*\npython .*numpy.*\ntypescript .*\njavascript +node .*\nshell +bash .*`},
+		{name: "runners", args: []string{"runners"}, stdout: `(?s)RUNNER .*\npython .*numpy.*\ntypescript .*\njavascript +node, js .*\nshell +bash, sh .*`},
 		{name: "doctor", args: []string{"doctor"}, stdout: `(?s).*ok +sessions +SANDBOX_MAX_SESSIONS is 10; this machine has room for about \d+: half of .*ok +python .*(Code can be run here|Everything works).*`},
 		{name: "flag for the version", args: []string{"--version"}, stdout: `mcp-code-sandbox \S+ \(go\S+, linux/\w+\)\n`},
 		{name: "stdio answers before it ends", args: []string{"stdio"}, stdin: `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"printf","version":"1"}}}
@@ -57,6 +57,7 @@ func TestCommands(t *testing.T) {
 {"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":{"conversationId":"s","language":"python","code":"import time; time.sleep(1); print(6*7)"}}}
 `, stdout: `\{"jsonrpc":"2.0","id":1,"result":.*\n\{"jsonrpc":"2.0","id":2,"result":.*42.*\n`, stderr: "(?s).*"},
 		{name: "stdin", args: []string{"run", "--language", "python", "-"}, stdin: "import sys; print('out'); sys.stderr.write('err\\n')", stdout: "out\n", stderr: "err\n"},
+		{name: "short names", args: []string{"run", "-l", "py"}, stdin: "print(1)", stdout: "1\n"},
 		{name: "exit code", args: []string{"run", "--language", "shell"}, stdin: "echo bye; exit 42", code: 42, stdout: "bye\n"},
 		{name: "signal", args: []string{"run", "--language", "shell"}, stdin: "kill -TERM $$", code: 128 + 15, stderr: "(?s).*"},
 		{name: "file by its extension", args: []string{"run", script}, code: 3, stdout: "typed\n"},

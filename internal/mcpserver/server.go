@@ -202,7 +202,7 @@ func (s *Server) bind(next mcp.MethodHandler) mcp.MethodHandler {
 		res, err := next(ctx, method, req)
 		if err == nil {
 			if init, ok := res.(*mcp.InitializeResult); ok && init.ProtocolVersion < versionResources {
-				init.Capabilities.Resources = nil // contract 2 shows what the oldest version gets
+				init.Capabilities.Resources, init.Instructions = nil, "" // contract 2 shows what the oldest version gets
 			}
 			if ss != nil && ss.ID() != "" {
 				s.sessions.add(ss, user)

@@ -21,7 +21,7 @@ func Instructions(opt Options) string {
 	add("- run_code: fresh process in any language.", "run_code")
 	add("- run_python: fresh Python process, stdout and stderr apart.", "run_python")
 	add("- wait_run: follow a run whose status is running.", "wait_run")
-	add("- cancel_run: end it.", "cancel_run")
+	add("- cancel_run: end a run.", "cancel_run")
 	add("- upload_file: bring the user's files in.", "upload_file")
 	add("- list_artifacts: find files.", "list_artifacts")
 	add("- read_artifact: look at an image or file.", "read_artifact")

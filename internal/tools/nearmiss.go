@@ -32,9 +32,10 @@ var synonyms = map[string][]string{
 	"replace": {"overwrite"}, "maxresults": {"limit"}, "count": {"limit"},
 }
 
-// decisive are the arguments that say what a call may touch. A call is refused rather than carried out without one of them.
+// decisive are the arguments that say what a call may touch, and what it would do without them: it is refused instead.
 var decisive = map[string]string{
-	"session": "session", "session_id": "session", "conversationId": "session", "network": "network", "services": "services",
+	"session": "use another session", "session_id": "use another session", "conversationId": "use another session",
+	"network": "have no network", "services": "have no services",
 }
 
 // unknowns are arguments that the tool does not have, a bounded number of them.
@@ -67,7 +68,7 @@ func (a *arguments) judge(others unknowns, accepted parameters) {
 			continue
 		}
 		if what := decisive[meant]; what != "" && !other.empty {
-			a.fail("argument %q is not known; did you mean %s? Nothing was done, because without it the call would use another %s", other.name, meant, what)
+			a.fail("argument %q is not known; did you mean %s? Nothing was done, because without it the call would %s", other.name, meant, what)
 		}
 		a.misses[meant] = other.name
 		if len(a.warnings) < maxWarnings {
