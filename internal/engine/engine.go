@@ -159,7 +159,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	if err != nil {
 		return Result{}, e.failed(ctx, log, r, res, err)
 	}
-	if !run.isWaiting() { // otherwise it was cancelled before its turn
+	if run.queue() == nil { // otherwise it was cancelled before its turn
 		res.Duration = time.Since(res.Started)
 	}
 	res.ExitCode, res.Signal, res.Cause = sres.ExitCode, sres.Signal, sres.Cause

@@ -58,6 +58,9 @@ func TestQueued(t *testing.T) {
 		if want := (Queue{RunID: one.RunID, Tool: "run", Running: 5 * time.Minute, Ahead: 1}); *two.Queued != want {
 			t.Errorf("it waits for %+v, want %+v", *two.Queued, want)
 		}
+		if list := r.RecentRuns(session.Local, "x"); len(list) != 2 || list[0].ID != two.RunID || list[0].Queued == nil || list[1].Queued != nil {
+			t.Errorf("the session's runs: %+v", list)
+		}
 		gone() // the connection
 		var told []string
 		hear := func(q *Queue) {

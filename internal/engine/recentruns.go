@@ -18,6 +18,7 @@ type RunInfo struct {
 	Tag        string // the request's
 	Started    time.Time
 	Running    bool
+	Queued     *Queue // what it waits for, if it is Running and does
 	// Of a run that has ended:
 	Duration time.Duration
 	ExitCode int
@@ -26,10 +27,19 @@ type RunInfo struct {
 
 // RecentRuns lists the last runs of a session through this engine, newest first, whoever started them.
 func (e *Engine) RecentRuns(caller session.Caller, sessionID string) []RunInfo {
-	a := &e.activity
+	list := e.activity.runs(usedKey{caller, sessionID})
+	for i := range list {
+		if r := e.runs.find(caller, list[i].ID); r != nil && list[i].Running {
+			list[i].Queued = r.queue()
+		}
+	}
+	return list
+}
+
+func (a *activity) runs(key usedKey) []RunInfo {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if el := a.byID[usedKey{caller, sessionID}]; el != nil {
+	if el := a.byID[key]; el != nil {
 		return slices.Clone(el.Value.(*use).runs)
 	}
 	return nil

@@ -91,10 +91,11 @@ func (r *run) wait(w *waits) {
 	}
 }
 
-func (r *run) isWaiting() bool {
+// queue is what the run waits for; nil: nothing.
+func (r *run) queue() *Queue {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.waits != nil
+	return r.waits.queue()
 }
 
 // output takes what the program prints.

@@ -70,7 +70,7 @@ type runInfoJSON struct {
 	Runner     string `json:"runner"`
 	Tag        string `json:"tag,omitempty"`
 	Started    string `json:"started"`
-	Status     string `json:"status"` // running, completed or cancelled
+	Status     string `json:"status"` // queued, running, completed or cancelled
 	DurationMS int64  `json:"duration_ms,omitempty"`
 	ExitCode   int    `json:"exit_code"`
 	Cause      string `json:"cause,omitempty"`
@@ -157,7 +157,7 @@ func runsOf(list []engine.RunInfo) []runInfoJSON {
 	out := make([]runInfoJSON, len(list))
 	for i, r := range list {
 		out[i] = runInfoJSON{
-			RunID: r.ID, Runner: r.Runner, Tag: r.Tag, Started: r.Started.UTC().Format(time.RFC3339Nano), Status: statusOf(engine.Result{Running: r.Running, Cause: r.Cause}),
+			RunID: r.ID, Runner: r.Runner, Tag: r.Tag, Started: r.Started.UTC().Format(time.RFC3339Nano), Status: statusOf(engine.Result{Running: r.Running, Queued: r.Queued, Cause: r.Cause}),
 			DurationMS: r.Duration.Milliseconds(), ExitCode: r.ExitCode, Cause: string(r.Cause),
 		}
 	}
