@@ -15,6 +15,7 @@ PAGE    := web/embed.go $(shell find web/dist -type f)
 CACHE := $(CURDIR)/.cache
 export SANDBOX_TEST_RUNNERS ?= $(CACHE)/runners
 export SANDBOX_TEST_PYTHON  ?= $(CACHE)/clients/bin/python
+export SANDBOX_TEST_PYTHON_SDK1 ?= $(CACHE)/clients-sdk1/bin/python
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

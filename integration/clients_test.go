@@ -233,14 +233,7 @@ func startNodeClient(t *testing.T, config clientConfig) (<-chan clientEvent, fun
 
 func startPythonClient(t *testing.T, config clientConfig) (<-chan clientEvent, func()) {
 	t.Helper()
-	python := os.Getenv("SANDBOX_TEST_PYTHON")
-	if python == "" {
-		python = filepath.Join(clientsDir(t), "..", "..", ".cache", "clients", "bin", "python")
-	}
-	if _, err := os.Stat(python); err != nil {
-		skip(t, "no Python client at %s: run make test", python)
-	}
-	return startScript(t, config, python, filepath.Join(clientsDir(t), "client.py"))
+	return startScript(t, config, clientPython(t, "client.py"), filepath.Join(clientsDir(t), "client.py"))
 }
 
 // startScript starts a client that is a program of its own.

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -213,13 +212,7 @@ print(df.amount.sum())`)
 
 // TestMarketingExample is stage 3: the example's story by a real client over stdio, with an error, its repair, and a PDF.
 func TestMarketingExample(t *testing.T) {
-	python := os.Getenv("SANDBOX_TEST_PYTHON")
-	if python == "" {
-		python = filepath.Join(clientsDir(t), "..", "..", ".cache", "clients", "bin", "python")
-	}
-	if _, err := os.Stat(python); err != nil {
-		skip(t, "no Python client at %s: run make test", python)
-	}
+	python := clientPython(t, "client.py")
 	pdftotext, err := exec.LookPath("pdftotext")
 	if err != nil {
 		skip(t, "pdftotext is not installed: run make test")
