@@ -43,7 +43,8 @@ func (s *server) cellWhenFree(t *testing.T, session, env, code string) (r cellRe
 
 const evictedState = "was ended to make room for other sessions"
 
-// TestTenNotebooks: an eleventh notebook gets in when one of ten has been idle, and that one is told, also after a restart.
+// TestTenNotebooks: an eleventh notebook gets in when one of ten has been idle, and that one is
+// told, also after a restart.
 func TestTenNotebooks(t *testing.T) {
 	s := serve(t, "SANDBOX_EVICT_IDLE_S=1")
 	if line := regexp.MustCompile(`(?m)^  Sessions +10 at a time; SANDBOX_MAX_SESSIONS=[1-9]\d* would suit this machine: half of .* of memory .*$`); !line.MatchString(s.log.String()) {
@@ -77,7 +78,8 @@ func TestTenNotebooks(t *testing.T) {
 	}
 }
 
-// TestNobodyMakesRoom: while every interpreter is in use or was just now, the refusal says so, and names nobody else's sessions.
+// TestNobodyMakesRoom: while every interpreter is in use or was just now, the refusal says so, and
+// names nobody else's sessions.
 func TestNobodyMakesRoom(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_MAX_SESSIONS=3", "SANDBOX_EVICT_IDLE_S=3600")
 	asAnn, _ := p.logIn(t, ann)
@@ -97,7 +99,8 @@ func TestNobodyMakesRoom(t *testing.T) {
 	asBob.state(t, "cancel_run", map[string]any{"run_id": run.RunID})
 }
 
-// TestCallerWithMostMakesRoom: a person's notebook comes from the one who holds the most, though others have been idle for longer.
+// TestCallerWithMostMakesRoom: a person's notebook comes from the one who holds the most, though
+// others have been idle for longer.
 func TestCallerWithMostMakesRoom(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_MAX_SESSIONS=4", "SANDBOX_EVICT_IDLE_S=0")
 	asAnn, _ := p.logIn(t, ann)

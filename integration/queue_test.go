@@ -16,8 +16,8 @@ import (
 // untilGo is a cell that says that it has begun and ends when there is a file.
 const untilGo = "import os, time\nprint('begun', flush=True)\nwhile not os.path.exists('/data/go'): time.sleep(0.02)"
 
-// TestQueuedRun: a client's call that waits for another run hears so at once, hears when it begins, and gets a run_id when that takes
-// long. wait_run and cancel_run know it as queued.
+// TestQueuedRun: a client's call that waits for another run hears so at once, hears when it begins,
+// and gets a run_id when that takes long. wait_run and cancel_run know it as queued.
 func TestQueuedRun(t *testing.T) {
 	s := serve(t, "SANDBOX_HANDOVER_S=2")
 	progress := make(chan string, 100)

@@ -16,8 +16,8 @@ type SessionCost struct {
 	Threads int64
 }
 
-// What sessions have been measured to cost when they have had a Python run: where the memory of its libraries is shared by all
-// sandboxes, and where each has its own.
+// What sessions have been measured to cost when they have had a Python run: where the memory of its
+// libraries is shared by all sandboxes, and where each has its own.
 var (
 	SharedSession   = SessionCost{Memory: 9 << 20, Threads: 28}
 	SeparateSession = SessionCost{Memory: 120 << 20, Threads: 30}
@@ -26,8 +26,8 @@ var (
 // maxSuggested is the largest number of sessions that has been measured.
 const maxSuggested = 1000
 
-// SuggestSessions returns for how many sessions the machine has room and says in a line how that came about. Half of memory and
-// threads is a reserve, for sessions that run code and for everything else. It returns 0 when nothing is known about the machine.
+// SuggestSessions returns how many sessions the machine has room for, 0 if unknown, and how it got
+// there, in a line. Half of memory and threads is a reserve for running code and everything else.
 func (h Host) SuggestSessions(cost SessionCost) (n int, why string) {
 	if h.OS != "linux" {
 		return 0, ""
@@ -67,7 +67,8 @@ func (h Host) CheckSessions(limit int, cost SessionCost) []sandbox.Check {
 	return []sandbox.Check{c}
 }
 
-// memory is what the server and its sandboxes may use: the machine's, or less by a cgroup's limit. 0: unknown.
+// memory is what the server and its sandboxes may use: the machine's, or less by a cgroup's limit.
+// 0: unknown.
 func (h Host) memory() int64 {
 	var total int64
 	for line := range strings.Lines(h.text("/proc/meminfo")) {
@@ -79,7 +80,8 @@ func (h Host) memory() int64 {
 	return least(total, h.cgroupLimit("memory", "memory.max", "memory.limit_in_bytes"))
 }
 
-// threads is how many there may be: the kernel's limits, the cgroup's, and those of the user where it is not root. 0: unknown.
+// threads is how many there may be: the kernel's limits, the cgroup's, and those of the user where
+// it is not root. 0: unknown.
 func (h Host) threads() int64 {
 	limit := h.cgroupLimit("pids", "pids.max", "pids.max")
 	for _, file := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
@@ -97,7 +99,8 @@ func (h Host) threads() int64 {
 	return limit
 }
 
-// cgroupLimit is the smallest limit of a controller on the server's cgroup and those above it. 0: none.
+// cgroupLimit is the smallest limit of a controller on the server's cgroup and those above it. 0:
+// none.
 func (h Host) cgroupLimit(controller, v2, v1 string) (limit int64) {
 	const mount = "/sys/fs/cgroup"
 	for line := range strings.Lines(h.text("/proc/self/cgroup")) {

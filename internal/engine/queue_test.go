@@ -15,7 +15,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// newNotebookRig has a runner that keeps state. Each of its runs goes on until it may end, or is killed.
+// newNotebookRig has a runner that keeps state. Each of its runs goes on until it may end, or is
+// killed.
 func newNotebookRig(t *testing.T, end <-chan struct{}) *rig {
 	keeping := python
 	keeping.Persistent = []string{"python3", "{driver}"}

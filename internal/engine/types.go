@@ -55,8 +55,8 @@ type Request struct {
 	Tool string
 	// Begun is told the run's id before Run waits for anything. It may be nil.
 	Begun func(runID string)
-	// Queued is told when the run has to wait for others, whenever one of them has left, and, with nil, that the wait is over. It
-	// must not block. It is not called after Run has returned. It may be nil.
+	// Queued is called when the run has to wait for others, whenever one of them has left, and with nil when the wait is over.
+	// It must not block. It is not called after Run has returned. It may be nil.
 	Queued func(*Queue)
 	// Output gets the program's output as it comes, in order, in addition to the Result's. It must
 	// not block and must not keep p. It is not called after Run has returned. It may be nil.

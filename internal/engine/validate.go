@@ -128,7 +128,7 @@ func (e *Engine) wrap(err error) error {
 		code, message = CodeNotPersistent, "This language keeps no state between runs. Leave out the session."
 	case errors.As(err, &full):
 		code, message = CodeMaxSessions, fmt.Sprintf( // contract 4's sentence, and what it does not say
-			"Maximum %d concurrent sessions reached. Close an existing session first. %s", e.cfg.Sessions.MaxSessions(), whoIsThere(full))
+			"Maximum %d concurrent sessions reached. Close an existing session first. %s", e.cfg.Sessions.MaxSessions(), describeFull(full))
 	case errors.Is(err, session.ErrClosed):
 		code, message = CodeBackendUnavailable, "The server is shutting down. Try again in a moment."
 	case errors.As(err, &iso):
@@ -142,8 +142,8 @@ func (e *Engine) wrap(err error) error {
 // maxNamed is how many of the caller's own sessions a message names.
 const maxNamed = 3
 
-// whoIsThere says in a sentence what keeps a further session out and when to try again. It names the caller's own sessions alone.
-func whoIsThere(full *session.MaxSessionsError) string {
+// describeFull says in a sentence what keeps a further session out and when to try again. It names the caller's own sessions alone.
+func describeFull(full *session.MaxSessionsError) string {
 	var groups []string
 	group := func(n int, one, many string, own []string) {
 		if n == 0 {

@@ -10,14 +10,16 @@ import (
 	"time"
 )
 
-// MaxSessionsError says that every sandbox the server may have is in use and none of them can make room. It matches ErrMaxSessions.
+// MaxSessionsError says that every sandbox the server may have is in use and none of them can make
+// room. It matches ErrMaxSessions.
 type MaxSessionsError struct {
 	Running   int           // sessions that run code
 	Recent    int           // sessions whose interpreter is idle, but not for long enough to be evicted
 	EvictIdle time.Duration // how long that is
 	// RunningOwn and RecentOwn are the ids of those that are the caller's own, in order.
 	RunningOwn, RecentOwn []string
-	// RetryAfter is when the first of them can be evicted if nobody uses it; zero: a run must end first.
+	// RetryAfter is when the first of them can be evicted if nobody uses it; zero: a run must end
+	// first.
 	RetryAfter time.Duration
 }
 
@@ -28,7 +30,7 @@ func (e *MaxSessionsError) Error() string {
 // Is reports whether target is ErrMaxSessions.
 func (e *MaxSessionsError) Is(target error) bool { return target == ErrMaxSessions }
 
-// makeRoomLocked ends the sandboxes of the session that the eviction rule chooses to make room for one of caller's, and returns them.
+// makeRoomLocked evicts one session to make room for one of caller's, and returns its sandboxes.
 // The error is a *MaxSessionsError.
 func (m *Manager) makeRoomLocked(caller Caller, now time.Time) (makeWay []*box, forgotten []*Session, err error) {
 	victim := m.victimLocked(caller, now)
@@ -46,9 +48,9 @@ func (m *Manager) makeRoomLocked(caller Caller, now time.Time) (makeWay []*box, 
 	return makeWay, forgotten, nil
 }
 
-// victimLocked is the eviction rule: the least recently used session without an interpreter; failing that, of the callers with an
-// interpreter that has been idle for long enough, the longest-idle one of the caller that holds the most sessions. Where several hold
-// the most, it is the one that asks. A session with a run, also one that waits, is never chosen. It returns nil when there is none.
+// victimLocked applies the eviction rule, or returns nil: the least recently used session without
+// an interpreter; otherwise the longest-idle interpreter, idle for EvictIdle, of the caller that
+// holds the most (of equals, the one that asks). It skips sessions with a run, even one that waits.
 func (m *Manager) victimLocked(asking Caller, now time.Time) *Session {
 	var victim *Session
 	more := func(a, b Caller) bool {
@@ -115,8 +117,8 @@ func (s *Session) interpretersLocked() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// noteEvicted writes to meta.json which interpreters were evicted, for the next run of each, in this server or another one. Until it
-// has, m.evicted says so; a run that was faster has taken the note from there.
+// noteEvicted writes to meta.json which interpreters were evicted, for the next run of each, in any
+// server. Until then the note is in m.evicted, from where a faster run takes it.
 func (s *Session) noteEvicted() {
 	lock := s.m.metaLock(s.key)
 	lock.Lock()
@@ -152,8 +154,9 @@ func (s *Session) takeEvicted(name string) bool {
 	return len(left) < len(pending)
 }
 
-// noteState remembers, in meta.json, which runners have had an interpreter, so that the first run of another one can say
-// that the state is lost, and whether it was evicted, in this server or a later one, whoever saw the end.
+// noteState remembers, in meta.json, which runners have had an interpreter, so that the first run
+// of another one can say that the state is lost, and whether it was evicted, in this server or a
+// later one, whoever saw the end.
 func (s *Session) noteState(key interpreterKey, res *RunResult) {
 	name := key.String()
 	lock := s.m.metaLock(s.key)
@@ -179,7 +182,8 @@ func (s *Session) noteState(key interpreterKey, res *RunResult) {
 	}
 }
 
-// metaLock is held while a session's meta.json is changed. All Sessions of one key, the last one and the next, share it.
+// metaLock is held while a session's meta.json is changed. All Sessions of one key, the last one
+// and the next, share it.
 func (m *Manager) metaLock(key string) *sync.Mutex {
 	var i [1]byte
 	_, _ = hex.Decode(i[:], []byte(key[:2])) // a key is hex

@@ -22,7 +22,8 @@ var (
 	ann, bob = session.Caller{ID: "ann"}, session.Caller{ID: "bob"}
 )
 
-// interpreters is a program that knows whether its sandbox has had a cell of that interpreter before, and can take long.
+// interpreters is a program that knows whether its sandbox has had a cell of that interpreter
+// before, and can take long.
 type interpreters struct {
 	mu   sync.Mutex
 	seen map[string]bool
@@ -69,8 +70,8 @@ func newNotebooks(t *testing.T, change func(*session.Config)) (*session.Manager,
 	}), b
 }
 
-// TestEvictNotebook: ten live notebooks lock nobody out for longer than the idle time, and the one that had to go says so, once,
-// whichever server is asked.
+// TestEvictNotebook: ten live notebooks lock nobody out for longer than the idle time, and the one
+// that had to go says so, once, whichever server is asked.
 func TestEvictNotebook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cfg session.Config
@@ -196,12 +197,38 @@ func TestEvictionRule(t *testing.T) {
 			cancel()
 			wg.Wait()
 		},
+		"nor one whose next run is about to begin": func(t *testing.T) {
+			m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions, c.EvictIdle = 1, 0 })
+			s := open(t, m, ann, "x")
+			defer s.Release()
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() { _, _ = s.Run(ctx, notebook, session.RunRequest{Code: "forever", Persistent: true}) })
+			synctest.Wait()
+			wg.Go(func() {
+				res, err := s.Run(t.Context(), notebook, session.RunRequest{Persistent: true, Queued: func(b *session.Behind) {
+					if b != nil {
+						cancel()
+						return
+					}
+					var full *session.MaxSessionsError // no run is going at this moment
+					if _, err := cell(t, m, bob, "y", ""); !errors.As(err, &full) || full.Running != 1 || full.RetryAfter != 0 {
+						t.Errorf("between two runs: %+v, %v", full, err)
+					}
+				}})
+				if err != nil || res.Fresh {
+					t.Errorf("the next run: %+v, %v", res, err)
+				}
+			})
+			wg.Wait()
+		},
 	} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 	}
 }
 
-// TestEvictedAtOnce: the next call of an evicted session says so also when it comes before anything has been written.
+// TestEvictedAtOnce: the next call of an evicted session says so also when it comes before anything
+// has been written.
 func TestEvictedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions, c.EvictIdle = 1, 0 })

@@ -37,8 +37,8 @@ func (q *queueJSON) String() string {
 	return text
 }
 
-// queueNotice says in a progress notification what a run waits for, or, with nil, that it waits no longer. A client that shows
-// runs to people gets it in _meta: its messages are output.
+// queueNotice says in a progress notification what a run waits for, or, with nil, that it waits no
+// longer. A client that shows runs to people gets it in _meta: its messages are output.
 func queueNotice(q *engine.Queue, details bool) (message string, meta mcp.Meta) {
 	status, behind := "running", queueOf(q)
 	if behind != nil {
