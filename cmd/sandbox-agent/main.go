@@ -26,6 +26,8 @@ func main() {
 		err = agent.BecomeSharedZygote(os.Args[1:])
 	case len(os.Args) == 3 && os.Args[1] == "shared":
 		err = agent.MainShared(os.Args[2], version)
+	case len(os.Args) == 2 && os.Args[0] == "nested":
+		err = agent.MainNested(os.Args[1], version)
 	case len(os.Args) == 3 && os.Args[1] == "guard":
 		err = agent.GuardNetwork(os.Args[2], os.Stdout)
 	case len(os.Args) == 2 && os.Args[1] == "addresses":

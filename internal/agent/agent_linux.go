@@ -37,9 +37,9 @@ const ZygoteFD = 7
 // Main runs the agent until the server closes the connection. It is process 1 of the sandbox, so its end
 // is the end of everything inside.
 func Main(configJSON, version string) error {
-	var cfg Config
-	if err := json.Unmarshal([]byte(configJSON), &cfg); err != nil {
-		return fmt.Errorf("parse configuration: %w", err)
+	cfg, err := parseConfig(configJSON)
+	if err != nil {
+		return err
 	}
 	spareThreads(agentSpare)
 	// Nothing may read the agent's memory or descriptors through /proc.
@@ -88,6 +88,13 @@ func Main(configJSON, version string) error {
 		go awaitWorkspace(os.NewFile(WorkspaceFD, "workspace"))
 	}
 	return a.serve(os.NewFile(ConnFD, "server"), wire.Hello{Agent: version})
+}
+
+func parseConfig(text string) (cfg Config, err error) {
+	if err := json.Unmarshal([]byte(text), &cfg); err != nil {
+		return Config{}, fmt.Errorf("parse configuration: %w", err)
+	}
+	return cfg, nil
 }
 
 // serve says hello and serves the server until it closes the connection.

@@ -519,7 +519,7 @@ func (spec *initSpec) limits() []rlimit {
 
 // setLimits sets rlimits that the program inherits.
 func setLimits(limits []rlimit) error {
-	for _, l := range limits {
+	for _, l := range settable(limits) {
 		var old syscall.Rlimit
 		if err := syscall.Getrlimit(l.resource, &old); err != nil {
 			return fmt.Errorf("read %s: %w", l.name, err)
@@ -530,6 +530,18 @@ func setLimits(limits []rlimit) error {
 		}
 	}
 	return nil
+}
+
+// settable leaves out those limits of whole kernels that this kernel does not let anybody set, not even to what they are. Linux
+// lets everybody; gVisor has bounds of its own instead (see SECURITY.md).
+func settable(limits []rlimit) []rlimit {
+	return slices.DeleteFunc(slices.Clone(limits), func(l rlimit) bool {
+		if l.resource != unix.RLIMIT_SIGPENDING && l.resource != unix.RLIMIT_MSGQUEUE {
+			return false
+		}
+		var now syscall.Rlimit
+		return syscall.Getrlimit(l.resource, &now) == nil && errors.Is(syscall.Setrlimit(l.resource, &now), unix.EPERM)
+	})
 }
 
 // giveUpPrivileges drops every capability of the process, for the calling thread for good, and installs the

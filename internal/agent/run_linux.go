@@ -91,7 +91,7 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	after := a.shared.limitsHit()
 	exit.OOMKills, exit.PIDsRefused = after.oomKills-before.oomKills, after.pidsRefused-before.pidsRefused
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
-	if a.shared == nil || a.shared.zygotes {
+	if !a.cfg.NoZygote && (a.shared == nil || a.shared.landlock > 0) {
 		a.zygotes.prepare(f.Run.Zygote)
 	}
 	if f.Run.Zygote != nil && a.shared == nil && !a.hasInterpreters() {

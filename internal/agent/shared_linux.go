@@ -2,9 +2,9 @@ package agent
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"runtime"
@@ -33,36 +33,47 @@ type sharedSpec struct {
 //
 // The backend chooses this, never the agent: what it cannot keep private is more than [Main] leaves. Runs that overlap
 // see each other's processes and share /tmp, /dev/shm and System V objects, which are emptied when no run is left.
+// Where a kernel without Landlock grants namespaces to everybody, runs have their own: see nest.
 func MainShared(configJSON, version string) error {
-	var cfg Config
-	if err := json.Unmarshal([]byte(configJSON), &cfg); err != nil {
-		return fmt.Errorf("parse configuration: %w", err)
+	cfg, err := parseConfig(configJSON)
+	if err != nil {
+		return err
+	}
+	if err := checkSurroundings(); err != nil {
+		return err
+	}
+	landlock, isolation := landlockVersion()
+	if landlock == 0 && canNest() {
+		return nest(configJSON)
 	}
 	spareThreads(agentSpare)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become unreadable: %w", err)
 	}
-	if err := checkSurroundings(); err != nil {
-		return err
-	}
 	signal.Notify(make(chan os.Signal, 1))
 	if err := ignoreFaults(); err != nil {
 		return err
 	}
-	if err := keepDescriptors(); err != nil {
+	conn, err := stdioConn()
+	if err != nil {
 		return err
+	}
+	s := &shared{landlock: landlock, inits: map[int]bool{}, kept: map[int]kept{}}
+	a := &agent{cfg: cfg, shared: s, zygotes: zygotes{shared: s}, starting: make(chan struct{}, maxStarting)}
+	return a.serve(conn, wire.Hello{Agent: version, Isolation: isolation})
+}
+
+// stdioConn is the connection of an agent that a container engine has started. Runs inherit nothing of it.
+func stdioConn() (io.ReadWriteCloser, error) {
+	if err := keepDescriptors(); err != nil {
+		return nil, err
 	}
 	for _, fd := range []int{0, 1} {
 		if err := unix.SetNonblock(fd, true); err != nil {
-			return fmt.Errorf("connection: %w", err)
+			return nil, fmt.Errorf("connection: %w", err)
 		}
 	}
-	s := &shared{inits: map[int]bool{}, kept: map[int]kept{}}
-	var isolation string
-	s.landlock, isolation = landlockVersion()
-	s.zygotes = s.landlock > 0 && !cfg.NoZygote
-	a := &agent{cfg: cfg, shared: s, zygotes: zygotes{shared: s}, starting: make(chan struct{}, maxStarting)}
-	return a.serve(stdio{os.NewFile(0, "server"), os.NewFile(1, "server")}, wire.Hello{Agent: version, Isolation: isolation})
+	return stdio{os.NewFile(0, "server"), os.NewFile(1, "server")}, nil
 }
 
 // stdio is a connection of two pipes.
@@ -135,7 +146,6 @@ const sharedInit = "shared"
 // shared is what the agent knows of the runs that share its pid namespace.
 type shared struct {
 	landlock int
-	zygotes  bool // there may be some
 
 	// mu is held while a child is made and named, so that nobody takes it for a stray, while strays are killed, and while
 	// files are read or removed: each goroutine in a slow call holds a thread, and there may be none left to make.

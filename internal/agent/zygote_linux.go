@@ -293,7 +293,7 @@ func startZygote(z *zygote, argv []string, attr *os.ProcAttr) (err error) {
 
 // ZygoteConfig is what a zygote that imports those modules is told first: what all runs inherit from it, and the filter that they enter.
 func ZygoteConfig(preload []string) map[string]any {
-	return map[string]any{"preload": preload, "limits": byName(fixedLimits), "filter": runFilter().hex()}
+	return map[string]any{"preload": preload, "limits": byName(settable(fixedLimits)), "filter": runFilter().hex()}
 }
 
 func byName(limits []rlimit) map[string]uint64 {

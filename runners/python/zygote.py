@@ -246,13 +246,14 @@ def serve(channel, filter):
                 if succeed(fds):
                     return word.decode().split()[1:]
                 continue
-            pid = fork(fds, own, filter, word == b"ahead")
+            pid, told = fork(fds, own, filter, word == b"ahead")
             for each in fds:
                 os.close(each)
             if pid is None:
                 channel.send(b"failed")
                 continue
             number, memory = facts(pid)
+            number = number or told
             channel.send(b"started %d %d" % (pid, number))
             child = os.pidfd_open(pid)
             children[child] = pid, memory
@@ -291,7 +292,10 @@ def receive(channel):
 
 
 def fork(fds, own, filter, ahead):
-    """Starts a run's process, the descriptors of whose namespaces come first."""
+    """Starts a run's process, the descriptors of whose namespaces come first. Where the kernel does not tell the process's id in its own
+    namespace, the process does."""
+    told = 0
+    tell = () if TELLS_NUMBERS else os.pipe()
     try:
         setns(fds[0])
         pid = os.fork()
@@ -299,13 +303,27 @@ def fork(fds, own, filter, ahead):
         pid = None  # too many processes, or too little memory
     if pid == 0:
         try:
+            if tell:
+                os.write(tell[1], b"%d" % os.getpid())
             become(fds[1:], filter, ahead)
         except BaseException as e:
             os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
         finally:
             os._exit(126)
     setns(own)
-    return pid
+    if tell:
+        os.close(tell[1])
+        told = int(os.read(tell[0], 32) or 0)
+        os.close(tell[0])
+    return pid, told
+
+
+def tells_numbers():
+    with open("/proc/self/status", "rb") as f:
+        return b"\nNSpid:" in f.read()
+
+
+TELLS_NUMBERS = tells_numbers()  # gVisor's kernel does not
 
 
 def facts(pid):
