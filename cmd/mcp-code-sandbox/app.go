@@ -93,6 +93,11 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 
 	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
 	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
+	if engine := a.isolation.images; engine != nil {
+		if err := engine.CheckRuntime(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if inv.keepReady {
 		a.isolation.keepReady(s, a.instance.Dir(), a.log)
 	}

@@ -35,7 +35,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	if err != nil {
 		return nil, err
 	}
-	if err := e.usable(); err != nil {
+	if err := b.usable(e); err != nil {
 		return nil, err
 	}
 	img, err := b.image(ctx, spec.Image)
@@ -77,7 +77,7 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 	if spec.Limits.PIDs > 0 {
 		spec.Limits.PIDs += agent.OwnThreads
 	}
-	data, processes := e.carried(spec.Limits)
+	data, processes := b.carried(e, spec.Limits)
 	config, err := json.Marshal(agent.Config{
 		Forward: spec.Forward, DataBytes: uint64(data), Processes: uint64(processes),
 		NoZygote: spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < zygoteMemory,
@@ -121,6 +121,12 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 		}
 		return nil, s.diagnose(err)
 	}
+	if b.ownKernel() && strings.HasPrefix(hello.Isolation, noIsolation) { // who asks for more must not get less
+		return nil, &sandbox.Error{
+			Op: "keep the runs of a session apart", Err: fmt.Errorf("with the runtime %s there is %s, and no namespaces", b.cfg.Runtime, hello.Isolation),
+			Fix: "update the runtime, or unset SANDBOX_DOCKER_RUNTIME",
+		}
+	}
 	if spec.Network { // before any code can come
 		if err := b.guardNetwork(ctx, s.container, img, e); err != nil {
 			return nil, err
@@ -134,11 +140,14 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 	return s, nil
 }
 
+// noIsolation begins what an agent says that cannot keep the runs of one container apart.
+const noIsolation = "none"
+
 // noteIsolation keeps, for doctor, what keeps the runs of one container apart, and says once when it is little.
 func (b *Backend) noteIsolation(what string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.isolation == "" && strings.HasPrefix(what, "none") {
+	if b.isolation == "" && strings.HasPrefix(what, noIsolation) {
 		b.log.Warn("runs of one session are not kept apart from each other on this engine; sessions are", "isolation", what)
 	}
 	b.isolation = what
@@ -215,15 +224,24 @@ func (s *box) end() {
 	})
 }
 
-// autopsyTime bounds the question why a container has ended: its engine may have ended, too.
-const autopsyTime = 2 * time.Second
+// autopsyTime bounds the question why a container has ended: its engine may have ended, too. endTime is how long one may take to end
+// that has hung up; a kernel that dies under hundreds of processes takes longer.
+const (
+	autopsyTime   = 2 * time.Second
+	endTime       = autopsyTime / 4
+	kernelEndTime = 5 * time.Second
+)
 
 // autopsy says why a container ended that nobody had asked to.
 func (s *box) autopsy() sandbox.Exit {
 	lost := sandbox.Exit{Cause: sandbox.CauseLost}
-	ctx, cancel := timeout(s.b.ctx, autopsyTime)
+	patience := endTime
+	if s.b.ownKernel() {
+		patience = kernelEndTime
+	}
+	ctx, cancel := timeout(s.b.ctx, autopsyTime+patience-endTime)
 	defer cancel()
-	state, err := s.b.endState(ctx, s.container)
+	state, err := s.b.endState(ctx, s.container, patience)
 	switch {
 	case err != nil:
 		lost.Detail = err.Error()
@@ -238,8 +256,8 @@ func (s *box) autopsy() sandbox.Exit {
 }
 
 // endState is the state of a container that is about to end. One that does not end is running.
-func (b *Backend) endState(ctx context.Context, id string) (container.State, error) {
-	wctx, cancel := context.WithTimeout(ctx, autopsyTime/4)
+func (b *Backend) endState(ctx context.Context, id string, patience time.Duration) (container.State, error) {
+	wctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	wait := b.client.ContainerWait(wctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	select {

@@ -95,6 +95,9 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 		n := int64(l.PIDs)
 		host.PidsLimit = &n
 	}
+	if b.ownKernel() {
+		roomForKernel(&host.Resources)
+	}
 	if l.CPUs > 0 { // not NanoCPUs: the engine refuses more of them than it has
 		host.CPUPeriod, host.CPUQuota = 100_000, max(1000, int64(l.CPUs*100_000))
 	}
@@ -136,13 +139,35 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 // and the kernel counts by user.
 const engineThreads = 2048
 
+// A kernel of the sandbox's own has memory and, for each thread inside, threads on the host, and ends if it gets none. So the engine's
+// limit of threads is far above that inside, which the processes carry: that kernel counts those of one sandbox alone.
+const (
+	kernelMemory      = 128 << 20
+	kernelThreads     = 512
+	kernelThreadsEach = 6
+)
+
+// roomForKernel raises limits that are meant for code by what the kernel of its sandbox takes.
+func roomForKernel(r *container.Resources) {
+	if r.Memory > 0 {
+		r.Memory += kernelMemory
+		r.MemorySwap = r.Memory
+	}
+	if r.PidsLimit != nil {
+		*r.PidsLimit = *r.PidsLimit*kernelThreadsEach + kernelThreads
+	}
+}
+
 // carried are the limits that each process carries itself, 0 for none: for an engine without cgroups, as a rootless one is where
 // none were delegated to its user. They are weaker, and doctor says so.
-func (e *engine) carried(l sandbox.Limits) (data, processes int64) {
+func (b *Backend) carried(e *engine, l sandbox.Limits) (data, processes int64) {
 	if !e.memory {
 		data = l.MemoryBytes
 	}
-	if !e.pids && l.PIDs > 0 {
+	switch {
+	case l.PIDs > 0 && b.ownKernel():
+		processes = int64(l.PIDs)
+	case l.PIDs > 0 && !e.pids:
 		processes = int64(l.PIDs) + engineThreads
 	}
 	return data, processes

@@ -28,9 +28,12 @@ import (
 // container of a moment joins its network namespace, with the one capability that needs, and closes it toward everything that
 // is not the internet. The sandbox itself never has that capability.
 
-// guardedRuntimes are those whose containers use the kernel's own network namespace. Others copy its routes at their start,
-// and what is closed later stays open.
-var guardedRuntimes = []string{"", "runc", "crun", "youki", "io.containerd.runc.v2"}
+// hostRuntimes are those whose containers use the host's kernel, and with it the network namespace. Others copy its routes at
+// their start, and what is closed later stays open.
+var hostRuntimes = []string{"", "runc", "crun", "youki", "io.containerd.runc.v2"}
+
+// ownKernel says whether containers have a kernel of their own.
+func (b *Backend) ownKernel() bool { return !slices.Contains(hostRuntimes, b.cfg.Runtime) }
 
 // addressesFor is how long the engine's host is believed to keep its addresses.
 const addressesFor = time.Minute
@@ -55,7 +58,7 @@ func (b *Backend) networkName() string { return "mcp-sandbox-" + b.cfg.Instance 
 // ensureNetwork makes the bridge if there is none.
 func (b *Backend) ensureNetwork(ctx context.Context) error {
 	const op = "connect the sandbox to the network"
-	if !slices.Contains(guardedRuntimes, b.cfg.Runtime) {
+	if b.ownKernel() {
 		return &sandbox.Error{
 			Op: op, Err: fmt.Errorf("with the runtime %s nothing keeps a container from private addresses", b.cfg.Runtime),
 			Fix: "run without network: true, or unset SANDBOX_DOCKER_RUNTIME",

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -50,8 +51,36 @@ func (e *engine) user() (inside string, outside ids) {
 	return spell(insideUID, insideUID), ids{e.uidBase + insideUID, e.gidBase + insideUID}
 }
 
-// usable says why the workspaces of this server cannot be right on this engine, if they cannot.
-func (e *engine) usable() error {
+// usable says why sandboxes cannot be right on this engine, if they cannot.
+func (b *Backend) usable(e *engine) error {
+	if err := e.hasRuntime(b.cfg.Runtime); err != nil {
+		return err
+	}
+	return e.sharesFiles()
+}
+
+// CheckRuntime says why sandboxes cannot have the runtime that they are to have. An engine that is away may have it.
+func (b *Backend) CheckRuntime(ctx context.Context) error {
+	e, err := b.facts(ctx)
+	if err != nil {
+		return nil
+	}
+	return e.hasRuntime(b.cfg.Runtime)
+}
+
+// hasRuntime knows the names that the engine was configured with. Engines also take names and paths of containerd's shims.
+func (e *engine) hasRuntime(name string) error {
+	if name == "" || len(e.runtimes) == 0 || slices.Contains(e.runtimes, name) || strings.ContainsAny(name, "./") {
+		return nil
+	}
+	return &sandbox.Error{
+		Op: "choose a runtime", Err: fmt.Errorf("the engine has no runtime %s", name),
+		Fix: "register it with the engine, or set SANDBOX_DOCKER_RUNTIME to one of " + strings.Join(slices.Sorted(slices.Values(e.runtimes)), ", "),
+	}
+}
+
+// sharesFiles says why the workspaces of this server cannot be right on this engine, if they cannot.
+func (e *engine) sharesFiles() error {
 	switch {
 	case runtime.GOOS != "linux":
 		return nil

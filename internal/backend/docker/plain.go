@@ -163,7 +163,7 @@ func (p *plain) run(s *wire.Stream, id string, r *wire.Run) (exit wire.Exit, err
 		opt.Config.Env = append(opt.Config.Env, name+"="+value)
 	}
 	slices.Sort(opt.Config.Env[1:])
-	data, processes := p.e.carried(spec.Limits)
+	data, processes := b.carried(p.e, spec.Limits)
 	for name, n := range map[string]int64{"fsize": r.Limits.FileBytes, "data": data, "nproc": processes} {
 		if n > 0 {
 			opt.HostConfig.Ulimits = append(opt.HostConfig.Ulimits, &container.Ulimit{Name: name, Soft: n, Hard: n})

@@ -25,7 +25,7 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 	b.forget() // what was true may not be any more
 	e, err := b.facts(ctx)
 	if err == nil {
-		err = e.usable()
+		err = b.usable(e)
 	}
 	if err != nil {
 		return []sandbox.Check{failure("engine", err)}
@@ -61,7 +61,7 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 	b.mu.Unlock()
 	if isolation != "" {
 		c := sandbox.Check{Name: "runs", Detail: "runs of one session are kept apart by " + isolation}
-		if strings.HasPrefix(isolation, "none") {
+		if strings.HasPrefix(isolation, noIsolation) {
 			c.Status, c.Detail = sandbox.Warn, "runs of one session that overlap are not kept apart ("+isolation+"); sessions are"
 			c.Fix = "use an engine whose kernel has Landlock (Linux 5.19 or newer)"
 		}
@@ -109,11 +109,10 @@ func (b *Backend) checkEngine(e *engine) sandbox.Check {
 			missing = append(missing, what.name)
 		}
 	}
+	if b.cfg.Runtime != "" {
+		c.Detail += ", with the runtime " + b.cfg.Runtime
+	}
 	switch {
-	case b.cfg.Runtime != "" && len(e.runtimes) > 0 && !slices.Contains(e.runtimes, b.cfg.Runtime):
-		c.Status = sandbox.Fail
-		c.Detail += ", which has no runtime " + b.cfg.Runtime
-		c.Fix = "set SANDBOX_DOCKER_RUNTIME to one of " + strings.Join(slices.Sorted(slices.Values(e.runtimes)), ", ") + ", or unset it"
 	case len(missing) > 0:
 		c.Status = sandbox.Warn
 		c.Detail += ", which cannot limit " + strings.Join(missing, " and ")

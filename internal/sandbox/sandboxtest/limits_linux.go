@@ -1,8 +1,10 @@
 package sandboxtest
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
@@ -12,7 +14,12 @@ import (
 // testLimits: a run that takes all it can get is stopped; the sandbox and a run beside it live on.
 func (s *suite) testLimits(t *testing.T) {
 	const MB = 1 << 20
-	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: 256 * MB, PIDs: 64, CPUs: 1, TmpBytes: 16 * MB}})
+	limits := sandbox.Limits{MemoryBytes: 256 * MB, PIDs: 64, CPUs: 1, TmpBytes: 16 * MB}
+	if s.OwnKernel {
+		t.Run("memory of a kernel", s.testKernelMemory)
+		limits.MemoryBytes *= 4 // a forked process copies more of its memory there; the rest is about other limits
+	}
+	b := s.start(t, sandbox.Spec{Limits: limits})
 	neighbour := b.Begin(t, Shell("echo here; exec sleep 1000"))
 	neighbour.Until(t, "here\n")
 	_, hasMeter := b.Sandbox.(sandbox.Meter)
@@ -28,56 +35,9 @@ func (s *suite) testLimits(t *testing.T) {
 		return u
 	}
 
-	t.Run("memory", func(t *testing.T) {
-		before := usage()
-		res := b.Run(t, Python(`
-held = []
-for _ in range(100 << 10): held.append(bytearray(os.urandom(1024) * 1024))  # 100 GB
-`))
-		if res.Exit.Code == 0 {
-			t.Errorf("100 GB fit into 256 MB: %+v", res.Exit)
-		}
-		if s.Metered && (usage().OOMKills+res.Exit.OOMKills == before.OOMKills || res.Exit.Signal != 9) {
-			t.Errorf("the memory limit's doing does not show: %+v, %+v", res.Exit, usage())
-		}
-		b.Alive(t)
-	})
-	t.Run("memory of many", func(t *testing.T) {
-		if !s.Metered {
-			t.Log("memory is limited process by process here")
-			return
-		}
-		// Each process is smaller than the agent may be, and calls itself as worthy as it.
-		res := b.Run(t, Python(`
-kids = []
-for _ in range(40):
-    pid = os.fork()
-    if pid == 0:
-        try: write("/proc/self/oom_score_adj", b"0")
-        except OSError: pass
-        x = bytearray(os.urandom(1024) * 10240)
-        time.sleep(3)
-        os._exit(0)
-    kids.append(pid)
-for k in kids: os.waitpid(k, 0)
-`))
-		t.Logf("ended with %+v", res.Exit)
-		b.Alive(t)
-	})
-	t.Run("shared memory", func(t *testing.T) {
-		if !s.Metered {
-			t.Log("memory is limited process by process here")
-			return
-		}
-		res := b.Run(t, Python(`
-fd = os.memfd_create("x")
-for _ in range(100 << 10): os.write(fd, bytes(1 << 20))
-`))
-		if res.Exit.Code == 0 {
-			t.Errorf("100 GB of shared memory fit into 256 MB: %+v", res.Exit)
-		}
-		b.Alive(t)
-	})
+	if !s.OwnKernel {
+		s.testMemory(t, b, usage)
+	}
 	t.Run("fork bomb", func(t *testing.T) {
 		before := usage()
 		bomb := b.Begin(t, Python(`
@@ -159,7 +119,7 @@ except RuntimeError:
 	t.Run("descriptors on their way", func(t *testing.T) {
 		// The kernel counts them by user: all sandboxes' together.
 		other := s.start(t, sandbox.Spec{})
-		flood := b.Begin(t, Python(`
+		flood := b.Begin(t, Python(s.facts()+`
 import array
 many = array.array("i", [0] * 253)
 held = []
@@ -168,7 +128,7 @@ try:
         held.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
         for _ in range(8): held[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)])
 except OSError as e:
-    print("full" if e.errno == errno.ETOOMANYREFS else e, flush=True)
+    print("full" if e.errno == errno.ETOOMANYREFS or OWN_KERNEL and e.errno == errno.EMFILE else e, flush=True)
     signal.pause()
 `))
 		flood.Until(t, "full\n")
@@ -225,5 +185,88 @@ finish()
 	neighbour.Send(t, wire.TypeKill)
 	if res := neighbour.Wait(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
 		t.Errorf("the run beside them suffered: %+v", res.Exit)
+	}
+}
+
+// Programs that take more memory than there is: one process, many that are each smaller than the agent may be and call themselves
+// as worthy as it, and memory that belongs to no process.
+const (
+	hog = `
+held = []
+for _ in range(100 << 10): held.append(bytearray(os.urandom(1024) * 1024))  # 100 GB
+`
+	manyHogs = `
+kids = []
+for _ in range(40):
+    pid = os.fork()
+    if pid == 0:
+        try: write("/proc/self/oom_score_adj", b"0")
+        except OSError: pass
+        x = bytearray(os.urandom(1024) * 10240)
+        time.sleep(3)
+        os._exit(0)
+    kids.append(pid)
+for k in kids: os.waitpid(k, 0)
+`
+	sharedHog = `
+fd = os.memfd_create("x")
+for _ in range(100 << 10): os.write(fd, bytes(1 << 20))
+`
+)
+
+// testMemory: the run that takes too much ends, and the sandbox lives on.
+func (s *suite) testMemory(t *testing.T, b *Box, usage func() sandbox.Usage) {
+	t.Run("memory", func(t *testing.T) {
+		before := usage()
+		res := b.Run(t, Python(hog))
+		if res.Exit.Code == 0 {
+			t.Errorf("100 GB fit into 256 MB: %+v", res.Exit)
+		}
+		if s.Metered && (usage().OOMKills+res.Exit.OOMKills == before.OOMKills || res.Exit.Signal != 9) {
+			t.Errorf("the memory limit's doing does not show: %+v, %+v", res.Exit, usage())
+		}
+		b.Alive(t)
+	})
+	t.Run("memory of many", func(t *testing.T) {
+		if !s.Metered {
+			t.Log("memory is limited process by process here")
+			return
+		}
+		res := b.Run(t, Python(manyHogs))
+		t.Logf("ended with %+v", res.Exit)
+		b.Alive(t)
+	})
+	t.Run("shared memory", func(t *testing.T) {
+		if !s.Metered {
+			t.Log("memory is limited process by process here")
+			return
+		}
+		res := b.Run(t, Python(sharedHog))
+		if res.Exit.Code == 0 {
+			t.Errorf("100 GB of shared memory fit into 256 MB: %+v", res.Exit)
+		}
+		b.Alive(t)
+	})
+}
+
+// testKernelMemory: where the sandbox's own kernel has its memory, the limit ends the run or the sandbox, which then says so.
+func (s *suite) testKernelMemory(t *testing.T) {
+	for name, code := range map[string]string{"one": hog, "many": strings.ReplaceAll(manyHogs, "range(40)", "range(60)"), "shared": sharedHog} {
+		t.Run(name, func(t *testing.T) {
+			b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: 256 << 20, PIDs: 64, CPUs: 1}})
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			exit, err := b.Begin(t, Python(code)).exit(ctx)
+			if err == nil {
+				if exit.Code == 0 && name != "many" { // which may lose children alone
+					t.Errorf("100 GB fit into 256 MB: %+v", exit)
+				}
+				b.Alive(t)
+				return
+			}
+			if end, werr := b.Wait(ctx); werr != nil || end.Cause != sandbox.CauseOutOfMemory {
+				t.Errorf("the run: %v; the sandbox: %+v, %v", err, end, werr)
+			}
+		})
 	}
 }

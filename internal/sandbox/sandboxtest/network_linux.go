@@ -142,10 +142,18 @@ except OSError: pass
 	t.Run("not stolen", func(t *testing.T) {
 		b := s.start(t, sandbox.Spec{Forward: true})
 		b.Probe(t, `
-for addr in ("127.0.0.1", "0.0.0.0"):
-    s = socket.socket()
+for addr in ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"):
+    s = socket.socket(socket.AF_INET6 if ":" in addr else socket.AF_INET)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    fails("listens in the agent's place on", lambda a: (s.bind((a, 8099)), s.listen()), addr)
+    try: s.bind((addr, 8099)); s.listen()
+    except OSError: continue
+    # Some kernels let it listen on all addresses; the agent's own one must stay the agent's.
+    for _ in range(20):
+        c = socket.create_connection(("127.0.0.1", 8099), timeout=20)
+        s.settimeout(0.05)
+        try: s.accept(); breach("listens in the agent's place on", addr)
+        except OSError: pass
+        c.close()
 `)
 	})
 }

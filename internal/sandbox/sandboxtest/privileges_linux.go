@@ -67,13 +67,14 @@ try:
         if fd == -1: break
         held.append(fd)
 except OSError: pass
-if len(held) == 64 and not SHARED: breach("takes all of the host's inotify instances")
+if len(held) == 64 and not SHARED and not OWN_KERNEL: breach("takes all of the host's inotify instances")
 for fd in held: os.close(fd)
 if resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 65536: breach("opens any number of files")
 if open("/proc/self/oom_score_adj").read() != "1000\n": breach("oom_score_adj", open("/proc/self/oom_score_adj").read())
-for v in (b"-1000", b"-1"):
-    fails("lowers oom_score_adj", write, "/proc/self/oom_score_adj", v)
-fails("nice below 0", os.setpriority, os.PRIO_PROCESS, 0, -5)
+if not OWN_KERNEL:
+    for v in (b"-1000", b"-1"):
+        fails("lowers oom_score_adj", write, "/proc/self/oom_score_adj", v)
+    fails("nice below 0", os.setpriority, os.PRIO_PROCESS, 0, -5)
 fails("real-time scheduling", os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1))
 `},
 	} {

@@ -37,6 +37,14 @@ type Harness struct {
 	// Podman says that the engine is one that limits the number of files in a tmpfs only by the memory they take, and
 	// gives containers no cgroup namespace on version 1.
 	Podman bool
+	// OwnKernel says that each sandbox has a kernel of its own, not the host's. What code does to that kernel's scheduling, memory
+	// and counters (nice, oom_score_adj, inotify, descriptors on their way, the name of its cgroup) harms its own sandbox alone.
+	// The memory limit ends the run or the sandbox as a whole. There are no 32-bit system calls, and no setting that forbids user
+	// namespaces beside the filter.
+	OwnKernel bool
+	// MortalInit says that the kernel protects process 1 of a pid namespace neither from the signals of the others nor from their
+	// questions which descriptors it has: code can stop or kill the init of its own run, and with that only its own run.
+	MortalInit bool
 	// NoLandlock says that the sandboxes cannot use this kernel's Landlock.
 	NoLandlock bool
 	// Zygote, when set, is one for Python, and all probes come from it.
@@ -264,6 +272,18 @@ func (r *Running) WaitFor(t *testing.T, d time.Duration) Result {
 	return r.result
 }
 
+// exit is Wait for a run whose sandbox may end with it.
+func (r *Running) exit(ctx context.Context) (wire.Exit, error) {
+	for {
+		switch f, err := r.stream.Recv(ctx); {
+		case err != nil:
+			return wire.Exit{}, err
+		case f.Type == wire.TypeExit:
+			return *f.Exit, nil
+		}
+	}
+}
+
 // Send sends the run a kill or an interrupt.
 func (r *Running) Send(t *testing.T, typ wire.Type) {
 	t.Helper()
@@ -344,10 +364,11 @@ func serve(t *testing.T, l io.Closer, accept func() (io.WriteCloser, error)) (co
 }
 
 // facts tells a probe, in Python, what to expect: whether runs share a pid namespace, whether what the root holds
-// is an image's own and not lent by the host, and whether the engine is Podman.
+// is an image's own and not lent by the host, whether the engine is Podman, and what the kernel is like.
 func (s *suite) facts() string {
 	py := map[bool]string{true: "True", false: "False"}
-	return "SHARED, IMAGE, PODMAN = " + py[s.SharedPIDs] + ", " + py[s.Image != ""] + ", " + py[s.Podman] + "\n"
+	return "SHARED, IMAGE, PODMAN = " + py[s.SharedPIDs] + ", " + py[s.Image != ""] + ", " + py[s.Podman] + "\n" +
+		"OWN_KERNEL, MORTAL_INIT = " + py[s.OwnKernel] + ", " + py[s.MortalInit] + "\n"
 }
 
 // landlock says whether the sandboxes have Landlock in that version: 2 keeps the memory, descriptors and files of

@@ -21,7 +21,7 @@ func (s *suite) testNothingSurvives(t *testing.T) {
 		{"double fork", `(setsid sh -c '(` + scribble + `) &' &); `},
 		{"ignores signals", `sh -c 'trap "" HUP INT TERM QUIT; ` + scribble + `' & `},
 		{"holds the output", `sh -c '` + scribble + `' 1>&1 2>&2 & `},
-		{"stopped", `sh -c 'echo x >>/data/alive; kill -STOP $$; ` + scribble + `' & `},
+		{"stopped", `setsid sh -c 'echo x >>/data/alive; kill -STOP $$; ` + scribble + `' & `},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(b.Workspace, "alive")
