@@ -243,6 +243,47 @@ export const work = {
     await v.leave();
   },
 
+  async "data frames are tables, each in its place"(browser) {
+    const v = await Visitor.arrive(browser, { axe: true });
+    await v.open("frames");
+    const output = await v.runToEnd(
+      "python",
+      `import pandas as pd
+df = pd.DataFrame({"city": ["Bern", "<b>Oslo</b>"], "rev": [1234567.89, 0.5]})
+display(df)
+display(df * 2)
+print("between")
+display(pd.DataFrame({f"column {i}": range(3) for i in range(18)}))
+print("plain:", len(df))
+sales = pd.DataFrame({("2024", "q1"): [1, 2], ("2024", "q2"): [30, 4], ("2025", "q1"): [5.25, 6]}, index=pd.MultiIndex.from_tuples([("north", "a"), ("north", "b")], names=["region", "shop"]))
+sales`,
+      { keep: true },
+    );
+    assert.equal(await v.at("output-table").count(), 4);
+    assert.match(output, /<b>Oslo<\/b>[^]*between[^]*column 17[^]*plain: 2[^]*region[^]*5\.25/);
+    assert.equal((output.match(/column 17/g) ?? []).length, 1, "a table stands in place of its text");
+    assert.match(output, /1234567\.89|1\.234568e\+06/);
+    const first = v.at("output-table").first();
+    assert.equal(await first.locator("tbody tr").count(), 2, "two tables do not become one");
+    assert.equal(await first.getByRole("cell", { name: "0.5" }).first().evaluate((cell) => getComputedStyle(cell).textAlign), "right");
+    await v.accessible("tables");
+    await v.screenshot("tables");
+    await v.at("theme-switch").click();
+    await v.accessible("tables in the other theme");
+    await v.screenshot("tables-dark");
+    await v.page.setViewportSize({ width: 360, height: 740 });
+    await v.at("output-table").first().scrollIntoViewIfNeeded();
+    await v.noSidewaysScroll("with wide tables");
+    await v.screenshot("tables-phone");
+    // After a reload as well, from what the server keeps.
+    await v.page.reload();
+    await arrived(v.page);
+    await v.at("history-item").locator(".row-main").click();
+    await v.ended("ok");
+    assert.equal(await v.at("output-table").count(), 4);
+    await v.leave();
+  },
+
   async "the name of a conversation"(browser) {
     const v = await Visitor.arrive(browser);
     await v.open("named");

@@ -57,6 +57,7 @@ export class RunView {
   status: Status = { state: "running", title: "Running", facts: [] };
   elapsed = 0;
   #streamed = false;
+  #tables = 0;
   #missed = 0; // bytes of output that are not shown
   #displayed: HTMLElement | undefined; // the first thing below the text
 
@@ -169,11 +170,12 @@ export class RunView {
   #display({ mime, text, plain }: Display, from: number): number {
     if (mime === "text/html") {
       const table = tableOfHTML(text);
+      const element = table ? renderTable(table, `Table ${++this.#tables}`) : this.#frame(text);
       if (table && plain !== "") {
-        const after = this.log.replace(plain, from, h("div", { class: "in-log" }, renderTable(table)));
+        const after = this.log.replace(plain, from, h("div", { class: "in-log" }, element));
         if (after !== undefined) return after;
       }
-      this.#append(h("figure", { class: "shown" }, table ? renderTable(table) : this.#frame(text)));
+      this.#append(h("figure", { class: "shown" }, element));
     } else if (mime === "image/svg+xml") {
       // As an image an SVG runs nothing and loads nothing.
       this.#image(`data:image/svg+xml,${encodeURIComponent(text)}`);

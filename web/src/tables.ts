@@ -130,7 +130,7 @@ export function renderTable(whole: Table, label = "Table"): HTMLElement {
     { class: "table-block", "data-testid": "output-table" },
     h(
       "div",
-      { class: "table-scroll", tabindex: 0, role: "region", "aria-label": label },
+      { class: "table-scroll", tabindex: 0, role: "group", "aria-label": label },
       h(
         "table",
         { class: "data" },
