@@ -310,10 +310,21 @@ sales`,
     await v.at("confirm-dialog").waitFor();
     await v.page.keyboard.press("Enter");
     await v.row("c.txt").waitFor({ state: "detached" });
-    await v.page.keyboard.press("Enter"); // once too often
-    await v.page.keyboard.press("Escape");
+    await v.page.keyboard.press("Enter"); // once too often: it opens the next file, and does not ask to delete it
+    await v.at("preview-dialog").or(v.at("confirm-dialog")).waitFor();
     assert.equal(await v.at("confirm-dialog").count(), 0);
-    assert.equal(await v.at("file-row").count(), 2);
+    await v.page.keyboard.press("Escape");
+    // A key that is held down asks, and does not answer.
+    await v.row("b.txt").getByTestId("file-delete").focus();
+    await v.page.keyboard.down("Enter");
+    await v.at("confirm-dialog").waitFor();
+    for (let i = 0; i < 5; i++) await v.page.keyboard.down("Enter");
+    await v.page.keyboard.up("Enter");
+    await v.page.evaluate(() => new Promise(requestAnimationFrame));
+    assert.equal(await v.at("confirm-dialog").count(), 1);
+    await v.page.keyboard.press("Escape");
+    const { artifacts } = await call("list_artifacts", { session_id: "delete-one" });
+    assert.equal(artifacts.length, 2);
     await v.leave();
   },
 
