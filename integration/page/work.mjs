@@ -83,6 +83,13 @@ export const work = {
     await v.page.reload();
     await v.at("output").getByText("no longer has the result").waitFor();
     await v.page.locator("[data-testid=history-item][data-outcome=lost]").waitFor();
+    // One that the server never began.
+    await v.page.evaluate(() => {
+      const cell = { id: "never", runId: "", language: "shell", code: "echo never", foreign: false, keep: false, at: Date.now(), outcome: "running", duration: 0 };
+      localStorage.setItem("sandbox:cell/gone-result/never", JSON.stringify(cell));
+    });
+    await v.page.reload();
+    await v.at("output").getByText("knows nothing of this run").waitFor();
     assert.ok(await v.at("run").isVisible(), "the next run can be started");
     await v.leave();
   },
@@ -401,6 +408,12 @@ sales`,
     await v.page.reload();
     await arrived(v.page);
     await v.page.waitForFunction(() => document.querySelectorAll("[data-testid=history-item]").length === 3);
+    // What was cleared does not come back.
+    await v.at("history-clear").click();
+    await v.page.reload();
+    await v.runToEnd("shell", "echo x > later.txt");
+    await v.row("later.txt").getByText("new", { exact: true }).waitFor(); // with the list of runs
+    assert.equal(await v.at("history-item").count(), 1);
     await v.leave();
   },
 };

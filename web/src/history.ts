@@ -16,13 +16,12 @@ export class HistoryPane {
   #conversation = "";
   #cells: Cell[] = [];
   #current = "";
-  #cleared = 0; // runs of others before that are not listed again
+  #listed: Listed[] = []; // as the server listed them last
   #list = byId("history-list");
 
   constructor(private readonly on: Events) {
     byId("history-clear").addEventListener("click", () => {
-      cells.clear(this.#conversation);
-      this.#cleared = Date.now();
+      cells.clear(this.#conversation, [...this.#cells, ...this.#listed].map((run) => run.runId));
       this.refresh();
     });
     cells.watch((conversation) => conversation === this.#conversation && this.refresh());
@@ -32,7 +31,7 @@ export class HistoryPane {
   load(conversation: string): void {
     this.#conversation = conversation;
     this.#current = "";
-    this.#cleared = 0;
+    this.#listed = [];
     this.refresh();
   }
 
@@ -59,12 +58,14 @@ export class HistoryPane {
 
   /** Adds the runs that other clients have started in the conversation, and how they ended. */
   learn(listed: Listed[]): void {
+    this.#listed = listed;
     this.refresh();
+    const cleared = cells.cleared(this.#conversation);
     const known = new Map(this.#cells.flatMap((c) => [[c.id, c], [c.runId, c]] as const));
     for (const run of listed) {
       const cell = known.get(run.tag) ?? known.get(run.runId);
       if (cell?.foreign && cell.outcome !== run.outcome) cells.update(this.#conversation, cell.id, { outcome: run.outcome, duration: run.duration });
-      if (cell || run.started <= this.#cleared) continue;
+      if (cell || cleared.includes(run.runId)) continue;
       cells.put(this.#conversation, { id: run.runId, runId: run.runId, foreign: true, language: run.runner, code: "", keep: false, at: run.started, outcome: run.outcome, duration: run.duration });
     }
     this.refresh();

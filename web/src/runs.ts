@@ -29,6 +29,7 @@ const slowest = 40_000; // after so long a connection that brings no answer is d
 const smallPart = 16 << 10;
 const interval = 50; // ms between two small parts
 const stopPatience = 8_000;
+const mostTries = 4; // to find a run that is not listed
 
 /** A run as the server lists it with the files of its conversation. */
 export interface Listed {
@@ -172,18 +173,21 @@ export class Runs {
 
   /** Looks for a run whose id may never have come. */
   async #find(run: Run): Promise<void> {
-    while (run.runId === "") {
+    for (let tries = 1; run.runId === ""; tries++) {
       try {
         const { meta } = await this.client.call("list_artifacts", { session_id: run.conversation }, { details: true, signal: run.abort.signal });
-        const listed = listedOf(meta["mcp-code-sandbox/runs"]).find((r) => r.tag === run.cell.id);
-        if (!listed) throw new CallError("refused", "The connection was lost before the server started the code.");
-        this.#begun(run, listed.runId);
+        this.#begun(run, listedOf(meta["mcp-code-sandbox/runs"]).find((r) => r.tag === run.cell.id)?.runId ?? "");
       } catch (err) {
         if (!(err instanceof CallError)) throw err;
-        if (err.code === "session_not_found") throw new CallError("refused", "The connection was lost before the server started the code.");
-        if (err.trouble === "refused" || err.trouble === "aborted") throw err;
-        await this.#reconnected(run, err);
+        if (err.code !== "session_not_found") {
+          if (err.trouble === "refused" || err.trouble === "aborted") throw err;
+          await this.#reconnected(run, err);
+          continue;
+        }
       }
+      if (run.runId !== "") break;
+      if (tries === mostTries) return run.view.lose("The server knows nothing of this run: it was never started, or the server has been restarted since. Check the files before you run it again.");
+      await new Promise((resolve) => setTimeout(resolve, 500)); // what started it may still be on its way
     }
     return this.#follow(run);
   }

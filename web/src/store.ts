@@ -1,6 +1,6 @@
 // What the page remembers in this browser. Where storage is not allowed, it remembers nothing, and works.
 // Tabs share the device's storage: what two of them could write at the same time has a key for each of them.
-import { fields, number, text } from "./shape.ts";
+import { fields, number, text, texts } from "./shape.ts";
 
 export type Outcome = "running" | "ok" | "failed" | "stopped" | "error" | "lost";
 
@@ -182,7 +182,9 @@ export const cells = {
   },
   put(conversation: string, cell: Cell): void {
     write(device, `cell/${conversation}/${cell.id}`, cell);
-    for (const old of cells.all(conversation).slice(0, -recentCells)) write(device, `cell/${conversation}/${old.id}`, undefined);
+    // However much other clients run, it costs no run of this browser its place.
+    const alike = cells.all(conversation).filter((c) => c.foreign === cell.foreign);
+    for (const old of alike.slice(0, -recentCells)) write(device, `cell/${conversation}/${old.id}`, undefined);
   },
   /** Changes a cell, unless it has been removed meanwhile. */
   update(conversation: string, id: string, change: Partial<Cell>): void {
@@ -190,9 +192,12 @@ export const cells = {
     const cell = cellOf(read<unknown>(device, k, {}));
     if (cell.id !== "") write(device, k, { ...cell, ...change });
   },
-  clear(conversation: string): void {
+  /** Removes them all. These runs are not to be listed again. */
+  clear(conversation: string, runIds: string[]): void {
     for (const k of keys(`cell/${conversation}/`)) write(device, k, undefined);
+    write(device, `cleared/${conversation}/`, runIds);
   },
+  cleared: (conversation: string): string[] => texts(read<unknown>(device, `cleared/${conversation}/`, [])),
   /** Calls changed when another tab has changed the runs of a conversation. */
   watch(changed: (conversation: string) => void): void {
     addEventListener("storage", (event) => {
@@ -224,7 +229,7 @@ function splitOld(conversation: string): void {
 }
 
 function keysOf(conversation: string): string[] {
-  return [...keys(`draft/${conversation}/`), ...keys(`cell/${conversation}/`), ...[`code:${conversation}`, `cells:${conversation}`].filter((k) => read(device, k, undefined) !== undefined)];
+  return [...keys(`draft/${conversation}/`), ...keys(`cell/${conversation}/`), ...keys(`cleared/${conversation}/`), ...[`code:${conversation}`, `cells:${conversation}`].filter((k) => read(device, k, undefined) !== undefined)];
 }
 
 function forget(conversation: string): void {
