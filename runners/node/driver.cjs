@@ -4,9 +4,9 @@
 // --expose-internals for the parser of Node's REPL (cell.cjs) and to unwind what was interrupted (interrupt.cjs).
 //
 // Declarations, imports and the working directory live on. Each cell has its own stdout and stderr: pipes that the agent reads
-// until the cell has ended. What callbacks of an earlier cell print is dropped. The value of a cell's last expression is shown,
-// awaited if it is a promise. What a cell started and did not wait for goes on, and can neither end the interpreter by an
-// error of its own nor be seen.
+// until the cell has ended. The value of a cell's last expression is shown, awaited if it is a promise. What a cell started and
+// did not wait for goes on, and cannot end the interpreter by an error of its own; what it prints is late output: the next cell's
+// stdout has it, between two lines that say so.
 'use strict';
 
 // Cells may declare names such as Map and process anew, and these are global: keep the real ones.
@@ -22,11 +22,13 @@ const { CompileError, becomeMain, compileTypeScript, defineGlobals, describe, dy
 
 const CHANNEL = 3;
 const REMEMBERED = 1000; // cells whose source is kept, for stack traces
+const MAX_LATE = 8 << 10; // bytes of late output that are kept
 const language = process.argv[2];
 const directory = process.cwd();
 const cells = new AsyncLocalStorage(); // the cell that what runs now was started by
 const builtins = new Set(Object.getOwnPropertyNames(globalThis));
-let current; // the cell that runs: {number, name, stdout, stderr}
+let current; // the cell that runs: {number, name, stdout, stderr, inLine}
+let last = 0; // the number of the last cell
 
 // ---- output ----
 
@@ -44,12 +46,45 @@ function tell(line) {
   writeFully(CHANNEL, Buffer.from(line + '\n'));
 }
 
-// print writes to a stream of the cell that runs, unless another cell is printing.
+// print writes to a stream of the cell that runs. What an earlier cell prints is late.
 function print(stream, data) {
-  const from = cells.getStore();
-  if (current === undefined || (from !== undefined && from !== current)) return;
+  if (isLate()) return keepLate(data);
+  if (stream === 'stdout' && data.length > 0) current.inLine = data[data.length - 1] !== 10;
   try {
     writeFully(current[stream], data);
+  } catch {
+    // nobody reads it any more
+  }
+}
+
+// isLate says whether what runs now was started by a cell that has ended.
+function isLate() {
+  const from = cells.getStore();
+  return current === undefined || (from !== undefined && from !== current);
+}
+
+let late = { pieces: [], size: 0, omitted: 0 };
+
+function keepLate(data) {
+  const kept = Buffer.from(data.subarray(0, Math.max(0, MAX_LATE - late.size)));
+  late.omitted += data.length - kept.length;
+  if (kept.length === 0) return;
+  late.size += kept.length;
+  late.pieces.push([cells.getStore()?.number ?? last, kept]);
+}
+
+// printLate puts what has come late into a cell's stdout, cell by cell, between lines that say what it is.
+function printLate(cell) {
+  const { pieces, omitted } = late;
+  if (pieces.length === 0 && omitted === 0) return;
+  late = { pieces: [], size: 0, omitted: 0 };
+  const texts = new Map();
+  for (const [number, data] of pieces) texts.set(number, Buffer.concat([texts.get(number) ?? Buffer.alloc(0), data]));
+  let text = cell.inLine ? '\n' : '';
+  for (const [number, data] of texts) text += `[late output of cell ${number}]\n${data.toString().replace(/\n?$/, '\n')}`;
+  if (omitted > 0) text += `[${omitted} bytes of late output were left out]\n`;
+  try {
+    writeFully(cell.stdout, Buffer.from(`${text}[end of late output]\n`));
   } catch {
     // nobody reads it any more
   }
@@ -222,7 +257,7 @@ async function run(cell, source) {
     functions?.runInThisContext();
     const value = await body.runInThisContext()(importer(cell, rewritten.imports));
     for (let i = 0; i < 2; i++) await new Promise((resolve) => setImmediate(resolve)); // what needs no waiting happens in this cell
-    if (value !== undefined) process.stdout.write(inspect(value, { showProxy: true }) + '\n');
+    if (value !== undefined) process.stdout.write(inspect(value, { showProxy: true, maxStringLength: Infinity }) + '\n');
     code = Number(process.exitCode ?? 0) & 0xff;
   } catch (error) {
     if (error?.signal === 'SIGINT') await new Promise((resolve) => setTimeout(resolve, 100)); // a child was interrupted, so this cell will be
@@ -233,19 +268,21 @@ async function run(cell, source) {
 }
 
 function report(cell, error) {
-  if (cell !== current) return;
-  let text;
+  if (cell === current) cells.exit(() => print('stderr', textOf(error)));
+}
+
+function textOf(error) {
   try {
-    text = describe(error);
+    return Buffer.from(describe(error) + '\n');
   } catch {
-    text = 'Uncaught error that cannot be shown';
+    return Buffer.from('Uncaught error that cannot be shown\n');
   }
-  cells.exit(() => print('stderr', Buffer.from(text + '\n')));
 }
 
 // finish ends a cell, once. If it is itself interrupted, it can be called again.
 function finish(cell, code) {
   if (cell !== current) return;
+  if (cell.stdout !== undefined) printLate(cell);
   closeOutput(cell);
   cell.restore?.();
   cell.restore = undefined;
@@ -259,6 +296,7 @@ function execute(cell, dir) {
   if (!unwound) channel.unref(); // so that a cell that waits for nothing ends
   try {
     openOutput(cell, dir);
+    printLate(cell);
     cell.restore = applyEnvironment(dir);
     const source = fs.readFileSync(path.join(dir, 'code'), 'utf8').replace(/^#!/, '//');
     sources.set(cell.name, source);
@@ -275,7 +313,8 @@ function execute(cell, dir) {
 
 // An error that nobody caught would have ended the program. It ends the cell that it comes from, if that still runs.
 function uncaught(error) {
-  if (current === undefined || process.listenerCount('uncaughtException') > 1) return; // or the user's own code handles it
+  if (process.listenerCount('uncaughtException') > 1) return; // the user's own code handles it
+  if (isLate()) return keepLate(textOf(error));
   const cell = current;
   report(cell, error);
   if (cells.getStore() === cell) finish(cell, 1);
@@ -368,7 +407,8 @@ channel.on('data', (data) => {
   for (const line of lines) {
     const [verb, number, dir] = line.split(' ');
     if (verb !== 'execute') continue;
-    const cell = current = { number: Number(number), name: `<cell ${number}>`, stdout: undefined, stderr: undefined };
+    const cell = current = { number: Number(number), name: `<cell ${number}>`, stdout: undefined, stderr: undefined, inLine: false };
+    last = cell.number;
     watching.then(() => setImmediate(execute, cell, dir)); // not from here: a stream does not survive an interruption
   }
 });

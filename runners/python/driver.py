@@ -59,8 +59,10 @@ def display(*values):
 def show(value):
     """Shows a picture, or prints the value's repr, of which a page may show HTML or Markdown instead."""
     if FIGURES is not None and _is(value, "matplotlib.figure", "Figure"):
-        FIGURES.show_figure(value)
-        sys.modules["matplotlib.pyplot"].close(value)
+        try:
+            FIGURES.show_figure(value)
+        finally:
+            sys.modules["matplotlib.pyplot"].close(value)
         return
     for method, mime in (("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"), ("_repr_svg_", "image/svg+xml")):
         data = represent(value, method)
@@ -410,7 +412,7 @@ def main():
 
 def end_cell(restore_environment):
     """Ends the cell, whatever the user's code has put in place of what this uses."""
-    for step in (getattr(FIGURES, "close_figures", None), flush, restore_environment, print_late):
+    for step in (getattr(FIGURES, "recover", None), flush, restore_environment, print_late):
         try:
             if step is not None:
                 step()

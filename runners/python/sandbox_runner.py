@@ -93,8 +93,13 @@ def show_forgotten_figures():
             _show_and_close(figure)
 
 
-def close_figures():
-    """Closes what is still open: after an error, or an interrupt, the next cell must not draw into it."""
+def recover():
+    """Takes back what an error or an interrupt has left, so that the next cell can plot: open figures, into which it would draw, and
+    the modules of a matplotlib whose import was interrupted, with which it could not be imported again."""
+    if "matplotlib" not in sys.modules:
+        for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+            if str(getattr(sys.modules[name], "__file__", "")).endswith(".py"):  # others can be loaded but once
+                del sys.modules[name]
     for figure in _open_figures():
         sys.modules["matplotlib.pyplot"].close(figure)
 
