@@ -111,7 +111,7 @@ func TestServe(t *testing.T) {
 	for _, want := range []string{
 		"Page          " + s.url + "/#token=" + token,
 		`claude mcp add --transport http sandbox ` + s.url + `/mcp --header "Authorization: Bearer ` + token + `"`,
-		`"url": "` + s.url + `/mcp"`,
+		`"url": "` + s.url + `/mcp"`, "SANDBOX_TOOLS=run",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the start does not print %q:\n%s", want, text)
@@ -266,6 +266,14 @@ func TestStdio(t *testing.T) {
 	}
 	if left := instances(t, root); len(left) != 0 {
 		t.Errorf("the instance left %v", left)
+	}
+}
+
+// TestToolsAreRecommended: an operator who has chosen the tools is not told to.
+func TestToolsAreRecommended(t *testing.T) {
+	s := serve(t, filepath.Join(t.TempDir(), "root"), "SANDBOX_HTTP_PORT=0", "SANDBOX_TOOLS=session")
+	if text, _ := s.text.state(); strings.Contains(text, "SANDBOX_TOOLS") {
+		t.Error(text)
 	}
 }
 

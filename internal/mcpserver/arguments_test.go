@@ -225,6 +225,12 @@ func TestOtherInterpreter(t *testing.T) {
 		if !strings.Contains(notice, want) || !strings.Contains(notice, "/data") || output != "1\n" {
 			t.Errorf("network %t: %s", network, text)
 		}
+		res, err := cs.CallTool(t.Context(), &mcp.CallToolParams{
+			Name: "run", Arguments: with(toolArguments["run"], "session", "s", "network", network), Meta: mcp.Meta{"mcp-code-sandbox/details": true},
+		})
+		if err != nil || !strings.Contains(mustJSON(res.Meta), want) {
+			t.Errorf("network %t, details for people: %+v, %v", network, res, err)
+		}
 		plain, _ := compact(t, p.call(t, "run", mustJSON(with(toolArguments["run"], "session", "s", "network", network))))
 		if !strings.HasPrefix(plain, `{"notice":"This run used`) || !strings.Contains(plain, want) {
 			t.Errorf("network %t, a plain caller: %s", network, plain)

@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -172,7 +173,7 @@ func (t *toolset) detailsOf(res engine.Result) detailsJSON {
 		Stdout: validUTF8(res.Stdout), Stderr: validUTF8(res.Stderr), StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated,
 	}
 	if !res.Running {
-		out.State = stateOf(res)
+		out.State = cmp.Or(stateOf(res), noticeOf(res))
 	}
 	left := maxDisplayText
 	for _, d := range res.Displays {

@@ -14,7 +14,7 @@ func waitRunTool() *mcp.Tool {
 		Name:  "wait_run",
 		Title: "Wait for a run",
 		Description: "Wait for code that goes on running in the background: get what it has printed since the cursor and, once it has ended, its result, as the tool " +
-			"that started it would give it. Call it again, with the cursor of the answer, for as long as the status is queued (it waits for another run of the session) or running. Results can be had for a day.",
+			"that started it would give it, without the output before the cursor. Call it again, with the cursor of the answer, for as long as the status is queued (it waits for another run of the session) or running. Results can be had for a day.",
 		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: new(false)},
 		InputSchema: &jsonschema.Schema{
 			Type: "object",
