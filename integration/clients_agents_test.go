@@ -38,6 +38,10 @@ func clientCalls(session string) []modelCall {
 // quietCall is silent for longer than the 5 s after which HTTP clients without a timeout of their own give up.
 var quietCall = modelCall{"run", map[string]any{"env": "python", "session": "quiet", "code": "import time\ntime.sleep(7)\nprint('awake')"}}
 
+// heavyCall shows an image of several MB. The Python SDK 2.x refuses an event of more than 1 MiB.
+var heavyCall = modelCall{"run", map[string]any{"env": "python", "session": "heavy", "code": "import matplotlib.pyplot as plt, numpy as np\n" +
+	"plt.figure(figsize=(8, 8), dpi=150)\nplt.imshow(np.random.rand(1200, 1200, 3), interpolation='none')\nplt.show()"}}
+
 // checkShown checks what the model, or the program, sees of each call. firstOnly says that the framework shows the first item
 // of a result and nothing else, textOnly that it shows no images, fetch that the server still serves the links.
 func checkShown(t *testing.T, got []shown, firstOnly, textOnly, fetch bool) {
@@ -190,9 +194,9 @@ func TestAgents(t *testing.T) {
 }
 
 // TestDocumentedClients has the clients that programs use without a model do the same, as their documentation writes it, and
-// wait for a run that is silent for longer than their HTTP clients wait.
+// wait for a run that is silent for longer than their HTTP clients wait, and for an image that is heavier than they take.
 func TestDocumentedClients(t *testing.T) {
-	calls := append(clientCalls("client"), quietCall)
+	calls := append(clientCalls("client"), quietCall, heavyCall)
 	b, err := json.Marshal(calls)
 	if err != nil {
 		t.Fatal(err)
@@ -233,8 +237,11 @@ func TestDocumentedClients(t *testing.T) {
 					t.Errorf("the result of %v has a resource link", calls[i].Args)
 				}
 			}
-			if quiet := got[len(got)-1]; !strings.Contains(quiet.Text, "awake") {
+			if quiet := got[len(got)-2]; !strings.Contains(quiet.Text, "awake") {
 				t.Errorf("the quiet run: %q", quiet.Text)
+			}
+			if heavy := got[len(got)-1]; len(heavy.Images) != 1 {
+				t.Errorf("the heavy image: %d images, %q", len(heavy.Images), heavy.Text)
 			}
 		})
 	}

@@ -86,7 +86,7 @@ func (t *toolset) readArtifact(ctx context.Context, c call) (*mcp.CallToolResult
 	f := artifactOf(a.FileLink)
 	out := readJSON{Path: f.Path, Filename: f.Filename, MIMEType: f.MIMEType, SizeBytes: f.SizeBytes, SessionID: id, Warnings: c.args.warnings}
 	if !c.client.plain && encoding != "base64" {
-		if picture := t.images.content(a.Name, a.Content); picture != nil {
+		if picture := t.images.content(a.Name, a.Content, maxImageBytes); picture != nil {
 			res := textResult(out)
 			res.Content = append(res.Content, picture)
 			return res, nil

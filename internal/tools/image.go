@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	// maxImageSide and maxImageBytes are what a model makes use of; a larger image costs tokens and shows no more.
-	maxImageSide  = 1568
-	maxImageBytes = 1 << 20
+	// maxImageSide is what a model makes use of; a larger image costs tokens and shows no more.
+	maxImageSide = 1568
+	// maxImageBytes bounds the images of one result together. The Python SDK 2.x refuses an event of more than 1 MiB:
+	// this much is 853 KiB in base64, and leaves room for the output.
+	maxImageBytes = 640 << 10
 	// maxImagePixels bounds the memory that decoding takes: the image is hostile.
 	maxImagePixels = 16 << 20
 	// maxImages bounds the images of one result.
@@ -28,8 +30,8 @@ const (
 // scaling bounds how many images are in memory at one time.
 type scaling chan struct{}
 
-// content is an image for a model, made smaller if need be; nil when it is no image that can be shown.
-func (s scaling) content(name string, data []byte) mcp.Content {
+// content is an image for a model, made smaller to fit into limit bytes; nil when it is not an image that can be shown.
+func (s scaling) content(name string, data []byte, limit int) *mcp.ImageContent {
 	kind, ok := imageType(name, data)
 	if !ok {
 		return nil
@@ -38,7 +40,7 @@ func (s scaling) content(name string, data []byte) mcp.Content {
 	switch {
 	case err != nil || config.Width <= 0 || config.Height <= 0 || config.Width > maxImagePixels/config.Height:
 		return nil
-	case len(data) <= maxImageBytes && max(config.Width, config.Height) <= maxImageSide:
+	case len(data) <= limit && max(config.Width, config.Height) <= maxImageSide:
 		return &mcp.ImageContent{Data: data, MIMEType: kind}
 	}
 	s <- struct{}{}
@@ -47,40 +49,54 @@ func (s scaling) content(name string, data []byte) mcp.Content {
 	if err != nil {
 		return nil
 	}
-	return scaled(full)
+	return scaled(full, limit)
 }
 
-// scaled fits an image into maxImageSide and, by compressing it harder if it must, into maxImageBytes.
-func scaled(full image.Image) mcp.Content {
+// scaled fits an image into maxImageSide and limit bytes: as PNG, else as JPEG, else at a smaller size.
+func scaled(full image.Image, limit int) *mcp.ImageContent {
+	for side := maxImageSide; side > 16; side = side * 2 / 3 {
+		small := resized(full, side)
+		var b bytes.Buffer
+		if err := png.Encode(&b, small); err == nil && b.Len() <= limit {
+			return &mcp.ImageContent{Data: b.Bytes(), MIMEType: "image/png"}
+		}
+		b.Reset()
+		white := image.NewRGBA(small.Bounds()) // JPEG has no transparency
+		draw.Draw(white, white.Bounds(), image.White, image.Point{}, draw.Src)
+		draw.Draw(white, white.Bounds(), small, image.Point{}, draw.Over)
+		if err := jpeg.Encode(&b, white, &jpeg.Options{Quality: 80}); err == nil && b.Len() <= limit {
+			return &mcp.ImageContent{Data: b.Bytes(), MIMEType: "image/jpeg"}
+		}
+	}
+	return nil
+}
+
+// resized is an image of which no side is longer than the given one.
+func resized(full image.Image, side int) *image.RGBA {
 	w, h := full.Bounds().Dx(), full.Bounds().Dy()
-	if side := max(w, h); side > maxImageSide {
-		w, h = max(1, w*maxImageSide/side), max(1, h*maxImageSide/side)
+	if longer := max(w, h); longer > side {
+		w, h = max(1, w*side/longer), max(1, h*side/longer)
 	}
 	small := image.NewRGBA(image.Rect(0, 0, w, h))
 	draw.ApproxBiLinear.Scale(small, small.Bounds(), full, full.Bounds(), draw.Src, nil)
-	var b bytes.Buffer
-	if err := png.Encode(&b, small); err == nil && b.Len() <= maxImageBytes {
-		return &mcp.ImageContent{Data: b.Bytes(), MIMEType: "image/png"}
-	}
-	b.Reset()
-	white := image.NewRGBA(small.Bounds()) // JPEG has no transparency
-	draw.Draw(white, white.Bounds(), image.White, image.Point{}, draw.Src)
-	draw.Draw(white, white.Bounds(), small, image.Point{}, draw.Over)
-	if err := jpeg.Encode(&b, white, &jpeg.Options{Quality: 80}); err != nil || b.Len() > 2*maxImageBytes {
-		return nil
-	}
-	return &mcp.ImageContent{Data: b.Bytes(), MIMEType: "image/jpeg"}
+	return small
 }
 
-// images are the images that a run showed, for a model to look at.
+// images are the images that a run showed, for a model to look at. What one leaves of its share of the bytes goes to the next.
 func (s scaling) images(displays []engine.Display) []mcp.Content {
-	var out []mcp.Content
+	name := func(d engine.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
+	var shown []engine.Display
 	for _, d := range displays {
-		if len(out) == maxImages {
-			break
+		if _, ok := imageType(name(d), d.Data); ok && len(shown) < maxImages {
+			shown = append(shown, d)
 		}
-		if c := s.content("."+strings.TrimPrefix(d.MIME, "image/"), d.Data); c != nil {
+	}
+	var out []mcp.Content
+	left := maxImageBytes
+	for i, d := range shown {
+		if c := s.content(name(d), d.Data, left/(len(shown)-i)); c != nil {
 			out = append(out, c)
+			left -= len(c.Data)
 		}
 	}
 	return out

@@ -52,16 +52,16 @@ func TestImagesFit(t *testing.T) {
 		{"not called an image", "a.txt", picture(t, 10, 10, false), false, false},
 		{"empty", "a.png", nil, false, false},
 	} {
-		c, ok := s.content(test.file, test.data).(*mcp.ImageContent)
-		if ok != test.shown {
-			t.Errorf("%s: shown: %v", test.name, ok)
+		c := s.content(test.file, test.data, maxImageBytes)
+		if (c != nil) != test.shown {
+			t.Errorf("%s: shown: %v", test.name, c != nil)
 			continue
 		}
-		if !ok {
+		if c == nil {
 			continue
 		}
 		config, _, err := image.DecodeConfig(bytes.NewReader(c.Data))
-		if err != nil || max(config.Width, config.Height) > maxImageSide || len(c.Data) > 2*maxImageBytes {
+		if err != nil || max(config.Width, config.Height) > maxImageSide || len(c.Data) > maxImageBytes {
 			t.Errorf("%s: %d × %d, %d bytes, %v", test.name, config.Width, config.Height, len(c.Data), err)
 		}
 		if bytes.Equal(c.Data, test.data) != test.same {
@@ -74,5 +74,29 @@ func TestImagesFit(t *testing.T) {
 	}
 	if got := s.images(append(many, engine.Display{MIME: "text/html", Data: []byte("<b>")})); len(got) != maxImages {
 		t.Errorf("%d images", len(got))
+	}
+}
+
+// TestImagesOfOneResultFit: together they are small enough for one event, and a small one leaves its share to the others.
+func TestImagesOfOneResultFit(t *testing.T) {
+	small, noise := picture(t, 2, 2, false), picture(t, 700, 700, true)
+	displays := []engine.Display{{MIME: "image/png", Data: small}}
+	for range 4 {
+		displays = append(displays, engine.Display{MIME: "image/png", Data: noise})
+	}
+	got := make(scaling, 1).images(displays)
+	if len(got) != len(displays) {
+		t.Fatalf("%d images of %d", len(got), len(displays))
+	}
+	total := 0
+	for i, c := range got {
+		size := len(c.(*mcp.ImageContent).Data)
+		if share := maxImageBytes / len(displays); i == len(got)-1 && size < share/2 {
+			t.Errorf("the last image has %d bytes, of a share of more than %d", size, share)
+		}
+		total += size
+	}
+	if total > maxImageBytes {
+		t.Errorf("%d bytes of images, more than %d", total, maxImageBytes)
 	}
 }
