@@ -120,6 +120,29 @@ var etcFiles = map[string]string{
 	"hosts":         "127.0.0.1 localhost sandbox\n::1 localhost\n",
 	"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 	"resolv.conf":   "nameserver " + slirpDNS + "\n",
+	"protocols":     "ip 0 IP\nicmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6 41 IPv6\nipv6-icmp 58 IPv6-ICMP\n",
+	"services":      services(),
+}
+
+// services is an /etc/services with the names that programs ask for.
+func services() string {
+	var b strings.Builder
+	for _, s := range []struct {
+		names string
+		port  int
+	}{
+		{"echo", 7}, {"discard", 9}, {"daytime", 13}, {"ftp-data", 20}, {"ftp", 21}, {"ssh", 22}, {"telnet", 23}, {"smtp mail", 25}, {"time", 37},
+		{"domain", 53}, {"tftp", 69}, {"gopher", 70}, {"finger", 79}, {"http www", 80}, {"kerberos", 88}, {"pop3", 110}, {"sunrpc", 111},
+		{"nntp", 119}, {"ntp", 123}, {"imap2 imap", 143}, {"snmp", 161}, {"irc", 194}, {"ldap", 389}, {"https", 443}, {"submissions ssmtp smtps", 465},
+		{"syslog", 514}, {"submission", 587}, {"ldaps", 636}, {"domain-s", 853}, {"ftps", 990}, {"imaps", 993}, {"pop3s", 995}, {"mysql", 3306},
+		{"postgresql", 5432}, {"amqp", 5672}, {"redis", 6379}, {"http-alt", 8080},
+	} {
+		name, aliases, _ := strings.Cut(s.names, " ")
+		for _, protocol := range []string{"tcp", "udp"} {
+			fmt.Fprintf(&b, "%s %d/%s %s\n", name, s.port, protocol, aliases)
+		}
+	}
+	return b.String()
 }
 
 // writeFiles puts what sandboxes mount into the instance's directory.
