@@ -47,8 +47,12 @@ if got[1:] != ["True", "direct"]: breach("a controlling terminal gives", got)
 fails("has a controlling terminal by itself", os.open, "/dev/tty", os.O_RDWR)
 got = controlled("import subprocess; subprocess.run(['stty', 'size'])")
 if got != ["0", "0"]: breach("a program on a terminal gives", got)
+got = subprocess.run(["script", "-qc", "tty", "/dev/null"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+if not got.stdout.startswith("/dev/pts/"): breach("script gives", got)
 pid, master = pty.fork()
-if pid == 0: print("ready", flush=True); signal.pause()
+if pid == 0:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would miss one that comes just before the pause
+    print("ready", flush=True); signal.pause()
 os.read(master, 100); os.write(master, b"\x03")  # ^C
 if os.waitpid(pid, 0)[1] != signal.SIGINT: breach("^C does not interrupt")
 `)
