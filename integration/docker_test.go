@@ -27,7 +27,7 @@ var sameAnswers = []string{
 	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
 	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
 	"TestExecutionProxy", "TestForked", "TestTenNotebooks", "TestCallerWithMostMakesRoom", "TestQueuedRun",
-	"TestFullWorkspace", "TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage",
+	"TestFullWorkspace", "TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage", "TestCPython",
 }
 
 // TestSameAnswersOnDocker runs them again, on the Docker backend.
