@@ -23,7 +23,7 @@ help: ## List the targets
 run: ## Set everything up (Debian packages, build, language environments), then serve
 	@scripts/setup run
 	@$(MAKE) --no-print-directory build
-	@$(SERVER) runners install || echo 'make run: going on without language environments'
+	@$(SERVER) runners install || echo 'make run: going on without what could not be prepared'
 	@exec $(SERVER) serve
 
 build: $(SERVER) ## Build bin/mcp-code-sandbox, with the agent inside

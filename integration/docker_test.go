@@ -222,20 +222,37 @@ ENTRYPOINT ["/bin/sh", "-c", "cat > /tmp/main.sh && exec /bin/sh /tmp/main.sh"]
 	})
 }
 
-// TestNoEngine: a server whose engine is away says so, starts nothing else instead, and works when the engine is there.
+// TestNoEngine: a server that is told to use an engine does not start without one. When the engine goes away later, it says so,
+// starts nothing else instead, and works when the engine is back.
 func TestNoEngine(t *testing.T) {
 	c := needEngine(t)
-	socket := filepath.Join(t.TempDir(), "engine")
-	s := serve(t, "SANDBOX_ROOT="+t.TempDir(), "SANDBOX_BACKEND=docker", "DOCKER_HOST=unix://"+socket)
-	if got := s.answer(t, "run_python", map[string]any{"code": "print(1)"}); !strings.Contains(got, "mcp-code-sandbox doctor") {
-		t.Errorf("run_python without an engine: %s", got)
+	root, socket := t.TempDir(), filepath.Join(t.TempDir(), "engine")
+	settings := []string{"SANDBOX_ROOT=" + root, "SANDBOX_BACKEND=docker", "DOCKER_HOST=unix://" + socket, "SANDBOX_HTTP_PORT=0"}
+	for _, args := range [][]string{{"serve"}, {"stdio"}, {"run", "--language", "python", os.DevNull}} {
+		out, code := commandWith(t, settings, args...)
+		if code == 0 || !strings.Contains(out, "SANDBOX_BACKEND is docker, but no engine can be used") || !strings.Contains(out, "DOCKER_HOST") || !strings.Contains(out, "SANDBOX_BACKEND=jail") {
+			t.Errorf("%s without an engine: %d %s", args[0], code, out)
+		}
 	}
-	if status, _ := s.fetch(t, http.MethodGet, s.URL+"/readyz", nil); status != http.StatusServiceUnavailable {
-		t.Errorf("/readyz without an engine: %d", status)
+	plug := func() {
+		t.Helper()
+		if err := os.Symlink(strings.TrimPrefix(os.Getenv(envEngine), "unix://"), socket); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.Symlink(strings.TrimPrefix(os.Getenv(envEngine), "unix://"), socket); err != nil {
+	plug()
+	s := serve(t, settings...)
+	if err := os.Remove(socket); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, 30*time.Second, "the server to miss the engine", func() bool {
+		status, _ := s.fetch(t, http.MethodGet, s.URL+"/readyz", nil)
+		return status == http.StatusServiceUnavailable
+	})
+	if got := s.answer(t, "run_python", map[string]any{"code": "print(1)"}); !strings.Contains(got, "start the engine") {
+		t.Errorf("run_python without an engine: %s", got)
+	}
+	plug()
 	eventually(t, 30*time.Second, "the server to find the engine", func() bool { return strings.Contains(s.answer(t, "list_runners", nil), "runner-python") })
 	if r := s.python(t, "late", "print(1)"); r.Stdout != "1\n" {
 		t.Errorf("with the engine there: %+v", r)

@@ -170,6 +170,20 @@ func (s notingSource) Token() (*oauth2.Token, error) {
 	return t, err
 }
 
+// TestNoLoginsNodeClient: a client that tries to log in at a server without logins shows a person what to do.
+func TestNoLoginsNodeClient(t *testing.T) {
+	interpreter := node(t)
+	s := serve(t)
+	config, err := json.Marshal(map[string]any{"url": s.URL + "/mcp", "redirect": clientRedirect})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), interpreter, filepath.Join(clientsDir(t), "oauth.mjs"), string(config)).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "this server has no logins; send its API token") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // TestOAuthNodeClient does the same with the TypeScript SDK's client.
 func TestOAuthNodeClient(t *testing.T) {
 	interpreter := node(t)

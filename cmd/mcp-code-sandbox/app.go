@@ -6,11 +6,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -68,8 +66,8 @@ type keys struct {
 // newApp builds the parts, for a server whose links start with baseURL. Whatever it made is gone when it fails.
 func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err error) {
 	s := inv.settings
-	if err := os.MkdirAll(s.Root, 0o700); err != nil {
-		return nil, fmt.Errorf("make the data directory: %w (set SANDBOX_ROOT to a directory you may write to)", err)
+	if err := makeRoot(s.Root); err != nil {
+		return nil, err
 	}
 	a := &app{settings: s, env: inv.env}
 	defer func() {
@@ -93,6 +91,11 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 
 	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
 	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
+	if s.Backend == backendDocker {
+		if err := a.isolation.reachEngine(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if engine := a.isolation.images; engine != nil {
 		if err := engine.CheckRuntime(ctx); err != nil {
 			return nil, err

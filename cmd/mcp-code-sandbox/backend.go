@@ -31,6 +31,9 @@ const (
 // lookTimeout is how long "auto" waits for an engine. One that is there answers in milliseconds.
 const lookTimeout = 3 * time.Second
 
+// reachTimeout is how long the start waits for an engine that the settings ask for.
+const reachTimeout = 15 * time.Second
+
 // isolation is the backend that was chosen.
 type isolation struct {
 	sandbox.Backend
@@ -39,14 +42,14 @@ type isolation struct {
 	owner   workspace.Owner
 	images  *docker.Backend // whose images are the runners; nil on the jail
 	close   func()
-	refuses bool       // it could not be made
+	refused error      // why it could not be made
 	pool    *pool.Pool // nil: no sandbox is ready before it is asked for
 }
 
 // keepReady has sandboxes started ahead of their use.
 func (i *isolation) keepReady(s *settings, dir string, log *slog.Logger) {
 	size := s.poolSize(i.name)
-	if i.refuses || size == 0 {
+	if i.refused != nil || size == 0 {
 		return
 	}
 	total := 0
@@ -118,13 +121,32 @@ func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key se
 		}
 	}
 	if err != nil {
-		iso.Backend, iso.refuses = refusing{err}, true
+		iso.Backend, iso.refused = refusing{err}, err
 	}
 	var closeWrappers func()
 	closeBackend := iso.close
 	iso.Backend, closeWrappers = withWrappers(s, iso.Backend, log)
 	iso.close = func() { closeWrappers(); closeBackend() }
 	return iso
+}
+
+// reachEngine returns an error when no engine answers, for a server that was told to use one: it must not start as if it could run
+// code. An engine that goes away later is waited for.
+func (i *isolation) reachEngine(ctx context.Context) error {
+	err := i.refused
+	if err == nil {
+		ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
+		defer cancel()
+		_, _, _, err = i.images.Runners(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	fix := "start it, set DOCKER_HOST to its address"
+	if runtime.GOOS == "linux" {
+		fix += ", or set SANDBOX_BACKEND=jail"
+	}
+	return fmt.Errorf("SANDBOX_BACKEND is docker, but no engine can be used: %s (%s)", reason(err), fix)
 }
 
 // choose says which backend it is to be, and why. runners counts the labelled images on the engine.

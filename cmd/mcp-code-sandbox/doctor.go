@@ -26,7 +26,7 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	s := inv.settings
 	iso, release, err := openForDoctor(ctx, s)
 	if err != nil {
-		printChecks(inv.stdout, []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: "set SANDBOX_ROOT to a directory you may write to"}})
+		printChecks(inv.stdout, []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: fixRoot}})
 		return errors.New("code cannot be run here: mend what is marked FAIL, from the top")
 	}
 	defer release()
@@ -76,7 +76,7 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 
 // openForDoctor makes the backend that a server would have.
 func openForDoctor(ctx context.Context, s *settings) (iso isolation, release func(), err error) {
-	if err := os.MkdirAll(s.Root, 0o700); err != nil {
+	if err := makeRoot(s.Root); err != nil {
 		return iso, nil, err
 	}
 	key, _, err := secret.Load(filepath.Join(s.Root, "keys"), "installation")
@@ -127,6 +127,9 @@ func checkPort(ctx context.Context, s *settings) sandbox.Check {
 		c.Detail = addr + " is free"
 	case isOurs(ctx, addr):
 		c.Detail = addr + " is served by another mcp-code-sandbox; a further one takes a free port"
+		if s.HTTPAddr != "" {
+			c.Detail = addr + " is served by another mcp-code-sandbox; another serve needs another MCP_HTTP_ADDR"
+		}
 	default:
 		c.Status, c.Detail, c.Fix = sandbox.Warn, err.Error(), "stop the program that has it, or set MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
 	}

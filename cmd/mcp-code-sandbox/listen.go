@@ -16,9 +16,9 @@ import (
 	"mcp-code-sandbox/internal/httpapi"
 )
 
-// listen opens the port of the settings. When it is taken, a free one on the same host is opened instead, and note
-// says so, if another instance of ours has it, if nobody asked for that port, or if any port will do (stdio). Otherwise the
-// operator's choice cannot be honoured, and that is an error.
+// listen opens the port of the settings. When it is taken, a free one on the same host is opened instead, and note says so, if
+// nobody asked for that port, if any port will do (stdio), or if another instance of ours has it and no whole address was
+// given (MCP_HTTP_ADDR). Otherwise the operator's choice cannot be honoured, and that is an error.
 func listen(ctx context.Context, s *settings, anyPort bool) (l net.Listener, note string, err error) {
 	addr := s.listenAddr()
 	var lc net.ListenConfig
@@ -29,11 +29,12 @@ func listen(ctx context.Context, s *settings, anyPort bool) (l net.Listener, not
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return nil, "", fmt.Errorf("%w (set MCP_HTTP_ADDR to an address of this machine)", err)
 	}
-	owner := "another program"
+	owner, strict := "another program", !s.addrIsDefault()
 	if isOurs(ctx, addr) {
-		owner = "another mcp-code-sandbox"
-	} else if !anyPort && !s.addrIsDefault() {
-		return nil, "", fmt.Errorf("%s is taken by another program; stop it, or choose another address with MCP_HTTP_ADDR or SANDBOX_HTTP_PORT", addr)
+		owner, strict = "another mcp-code-sandbox", s.HTTPAddr != ""
+	}
+	if strict && !anyPort {
+		return nil, "", fmt.Errorf("%s is taken by %s; stop it, or choose another address with MCP_HTTP_ADDR or SANDBOX_HTTP_PORT", addr, owner)
 	}
 	host, _, _ := net.SplitHostPort(addr)
 	if l, err = lc.Listen(ctx, "tcp", net.JoinHostPort(host, "0")); err != nil {

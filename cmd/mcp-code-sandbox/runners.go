@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -59,8 +59,8 @@ type runnersInstallCmd struct {
 
 func (c *runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
 	dir := runnersDir(inv.settings)
-	if err := os.MkdirAll(inv.settings.Root, 0o700); err != nil {
-		return fmt.Errorf("make the data directory: %w (set SANDBOX_ROOT to a directory you may write to)", err)
+	if err := makeRoot(inv.settings.Root); err != nil {
+		return err
 	}
 	progress := func(format string, args ...any) { fmt.Fprintf(inv.stderr, format+"\n", args...) }
 	var failed []runner.Problem
@@ -76,7 +76,20 @@ func (c *runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
 	if len(set) == 0 {
 		return errors.New("no language environment can be used")
 	}
-	return nil
+	return failure(failed)
+}
+
+// failure is an error that names the runners that could not be prepared; nil when there are none.
+func failure(failed []runner.Problem) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	var names []string
+	for _, p := range failed {
+		names = append(names, p.Runner)
+	}
+	slices.Sort(names)
+	return errors.New("these language environments could not be prepared: " + strings.Join(slices.Compact(names), ", "))
 }
 
 func printRunners(w io.Writer, set runner.Set, problems []runner.Problem) {

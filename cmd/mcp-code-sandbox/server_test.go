@@ -189,6 +189,21 @@ func TestPortTaken(t *testing.T) {
 		t.Fatal("both serve on one port")
 	}
 	second.text.wait(t, "taken by another mcp-code-sandbox; serving on")
+
+	// A whole address is the operator's word: clients have been told of it. A stdio server needs a port for file links only.
+	address := strings.TrimPrefix(first.url, "http://")
+	for _, args := range [][]string{{"serve"}, {"serve", "--http-addr", address}} {
+		out := newSyncBuffer()
+		code := run(t.Context(), args, []string{"SANDBOX_ROOT=" + root, "MCP_HTTP_ADDR=" + address}, strings.NewReader(""), io.Discard, out)
+		if text, _ := out.state(); code != exitFailure || !strings.Contains(text, address+" is taken by another mcp-code-sandbox") || !strings.Contains(text, "MCP_HTTP_ADDR") {
+			t.Errorf("%q: code %d: %s", args, code, text)
+		}
+	}
+	out := newSyncBuffer()
+	if code := run(t.Context(), []string{"stdio"}, []string{"SANDBOX_ROOT=" + root, "MCP_HTTP_ADDR=" + address}, strings.NewReader(""), io.Discard, out); code != exitOK {
+		text, _ := out.state()
+		t.Errorf("stdio: code %d: %s", code, text)
+	}
 	if n := len(instances(t, root)); n != 2 {
 		t.Errorf("%d instances on the root, want 2", n)
 	}
@@ -207,7 +222,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	defer l.Close()
 	go http.Serve(l, http.NotFoundHandler())
-	out := newSyncBuffer()
+	out = newSyncBuffer()
 	code := run(t.Context(), []string{"serve", "--http-addr", l.Addr().String()}, []string{"SANDBOX_ROOT=" + root}, strings.NewReader(""), io.Discard, out)
 	if text, _ := out.state(); code != exitFailure || !strings.Contains(text, "MCP_HTTP_ADDR") {
 		t.Errorf("code %d: %s", code, text)

@@ -77,6 +77,9 @@ type infoKey struct{}
 
 func (a *authenticator) refuse(w http.ResponseWriter, r *http.Request, sent bool) {
 	how, message := "", "unauthorized: send the header Authorization: Bearer <MCP_API_TOKEN>"
+	if a.users == nil {
+		message = "unauthorized: " + noLogins
+	}
 	wrong := "the token is not the server's MCP_API_TOKEN"
 	if a.users != nil {
 		if how = a.users.Challenge(); how != "" {
@@ -92,4 +95,25 @@ func (a *authenticator) refuse(w http.ResponseWriter, r *http.Request, sent bool
 	}
 	w.Header().Set("WWW-Authenticate", challenge+how)
 	writeError(w, r, http.StatusUnauthorized, message)
+}
+
+// noLogins tells a person what a client without the token cannot find out by itself.
+const noLogins = "this server has no logins; send its API token, MCP_API_TOKEN, as the header Authorization: Bearer <token>"
+
+// loginPaths are where clients look for a way to log in, and register, after a 401.
+var loginPaths = []string{
+	"/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/",
+	"/.well-known/oauth-authorization-server", "/.well-known/oauth-authorization-server/",
+	"/.well-known/openid-configuration", "/.well-known/openid-configuration/",
+	"/register", "/authorize", "/token", "/oauth/register", "/oauth/authorize", "/oauth/token",
+}
+
+// refuseLogin answers such a client in the shape of an OAuth error, whose description clients show. The code is none of those
+// upon which they try again.
+func refuseLogin(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, http.StatusNotFound, struct {
+		Error       string `json:"error"`
+		Description string `json:"error_description"`
+	}{"invalid_request", noLogins})
 }

@@ -105,9 +105,20 @@ func New(cfg Config) http.Handler {
 		mux.Handle("/api/", auth.require(limitBody(apiBodyLimit, cfg.API)))
 	}
 	if cfg.Login != nil {
-		for _, path := range []string{"/oauth/", "/connections", "/connections/", "/.well-known/oauth-authorization-server", "/.well-known/oauth-authorization-server/",
-			"/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/"} {
-			mux.Handle(path, limitBody(loginBodyLimit, cfg.Login))
+		login := limitBody(loginBodyLimit, cfg.Login)
+		for _, path := range []string{"/oauth/", "/connections", "/connections/"} {
+			mux.Handle(path, login)
+		}
+		if cfg.Users != nil {
+			for _, path := range []string{"/.well-known/oauth-authorization-server", "/.well-known/oauth-protected-resource"} {
+				mux.Handle(path, login)
+				mux.Handle(path+"/", login)
+			}
+		}
+	}
+	if cfg.MCP != nil && cfg.Users == nil {
+		for _, path := range loginPaths {
+			mux.HandleFunc(path, refuseLogin)
 		}
 	}
 

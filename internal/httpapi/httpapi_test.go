@@ -132,6 +132,41 @@ func TestAuthentication(t *testing.T) {
 	})
 }
 
+// TestNoLogins: a client that wants to log in where nobody can is told to send the token, in the shape that it can read.
+func TestNoLogins(t *testing.T) {
+	h := httpapi.New(config(nil))
+	connectionsOnly := httpapi.New(config(func(c *httpapi.Config) { c.Login = http.NotFoundHandler() }))
+	for _, ask := range []string{
+		"POST /register", "POST /oauth/register", "GET /authorize", "POST /token", "GET /.well-known/oauth-protected-resource", "GET /.well-known/oauth-protected-resource/mcp",
+		"GET /.well-known/oauth-authorization-server", "GET /.well-known/oauth-authorization-server/mcp", "GET /.well-known/openid-configuration",
+	} {
+		method, path, _ := strings.Cut(ask, " ")
+		for _, h := range []http.Handler{h, connectionsOnly} {
+			w := do(h, request(method, path))
+			var body struct {
+				Error       string
+				Description string `json:"error_description"`
+			}
+			if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil || w.Code != 404 || w.Header().Get("Content-Type") != "application/json" ||
+				body.Error != "invalid_request" || !strings.Contains(body.Description, "no logins") || !strings.Contains(body.Description, "Authorization: Bearer") {
+				t.Errorf("%s: %d %s (%v)", ask, w.Code, w.Body, err)
+			}
+		}
+	}
+	if w := do(h, request("POST", "/mcp")); w.Code != 401 || !strings.Contains(w.Body.String(), "no logins") {
+		t.Errorf("/mcp: %d %s", w.Code, w.Body)
+	}
+	// Where people log in, the authorization server answers.
+	withUsers := httpapi.New(config(func(c *httpapi.Config) {
+		c.Users, c.Login = people{}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	}))
+	for _, path := range []string{"/oauth/register", "/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-authorization-server"} {
+		if w := do(withUsers, request("GET", path)); w.Code != 200 {
+			t.Errorf("%s with logins: %d", path, w.Code)
+		}
+	}
+}
+
 func TestHostAndOrigin(t *testing.T) {
 	h := httpapi.New(config(nil))
 	for _, tc := range []struct {

@@ -56,7 +56,7 @@ func TestBodiesThatNeverCome(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				cfg := config(withPeople)
-				cfg.MCP, cfg.API, cfg.Login, cfg.Proxy = read, read, read, read
+				cfg.MCP, cfg.API, cfg.Login, cfg.Users, cfg.Proxy = read, read, read, people{}, read
 				server := httpapi.NewServer(httpapi.New(cfg), nil)
 				l := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
 				var done sync.WaitGroup
@@ -113,7 +113,7 @@ func TestAnswersMayTakeLong(t *testing.T) {
 				}
 			})
 			cfg := config(nil)
-			cfg.MCP, cfg.API, cfg.Login = slow, slow, slow
+			cfg.MCP, cfg.API, cfg.Login, cfg.Users = slow, slow, slow, people{}
 			server := httpapi.NewServer(httpapi.New(cfg), nil)
 			l := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
 			var done sync.WaitGroup
