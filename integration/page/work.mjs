@@ -129,13 +129,16 @@ export const work = {
   },
 
   async "code in the editor is never lost"(browser) {
-    const v = await Visitor.arrive(browser);
+    const v = await Visitor.arrive(browser, { axe: true });
     await v.open("draft-1");
     await v.runToEnd("shell", "echo ran before");
     await v.write("shell", "echo precious");
     await v.at("examples-open").click();
     await v.page.locator("[data-testid=example-item]").first().click();
     assert.ok(!(await code(v.page)).includes("precious"));
+    await v.at("toast").waitFor();
+    await v.accessible("a way back");
+    await v.screenshot("toast");
     await v.at("toast-action").click();
     assert.match(await code(v.page), /^echo precious$/);
     await v.at("history-edit").click({ force: true });
@@ -244,6 +247,9 @@ export const work = {
     await v.runToEnd("python", 'import matplotlib.pyplot as plt\nfor i in range(60): print("line", i)\nplt.plot([1, 3, 2])\nplt.show()', { keep: true });
     await seen();
     await v.screenshot("plot-after-text");
+    await v.at("editor").locator(".cm-content").press("ControlOrMeta+Enter"); // and stay in the editor
+    await v.ended("ok");
+    await seen();
     await v.runToEnd("shell", "echo other");
     await v.at("history-item").nth(1).locator(".row-main").click();
     await seen();
@@ -387,7 +393,7 @@ sales`,
   },
 
   async "what an agent does in the same conversation"(browser) {
-    const v = await Visitor.arrive(browser);
+    const v = await Visitor.arrive(browser, { axe: true });
     await v.open("shared");
     await v.runToEnd("shell", "echo mine");
     await call("run_code", { conversationId: "shared", language: "shell", code: "echo from the agent; echo x > agent.txt" });
@@ -402,6 +408,8 @@ sales`,
     await going.waitFor();
     await going.locator(".row-main").click();
     await v.sees("working"); // as it comes
+    await v.accessible("an agent's run");
+    await v.screenshot("agent");
     assert.ok(await v.at("run").isVisible(), "an agent's run does not keep people from theirs");
     await call("cancel_run", { run_id });
     await theirs.and(v.page.locator("[data-outcome=stopped]")).waitFor();

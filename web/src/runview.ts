@@ -133,7 +133,11 @@ export class RunView {
     if (!shown?.isConnected) return;
     const before = this.scroller.scrollTop;
     await Promise.all([...shown.querySelectorAll("img")].map((img) => img.decode().catch(() => {})));
-    if (Math.abs(this.scroller.scrollTop - before) < 2) shown.scrollIntoView({ block: "nearest" });
+    if (Math.abs(this.scroller.scrollTop - before) >= 2) return; // somebody has scrolled meanwhile
+    if (!document.activeElement?.closest(".cm-editor")) return shown.scrollIntoView({ block: "nearest" });
+    // The page stays where somebody may be typing; the output alone moves.
+    const [box, view] = [shown.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
+    this.scroller.scrollTop += Math.max(0, Math.min(box.bottom - view.bottom, box.top - view.top));
   }
 
   /** The run did not come to an end that the server could tell of. */
