@@ -24,7 +24,7 @@ import (
 // The tag is "environ" and not kong's own "env", whose errors quote the value, and which reads the process's
 // environment rather than the one that run was given.
 type settings struct {
-	HTTPAddr          string       `name:"http-addr" environ:"MCP_HTTP_ADDR" group:"server" placeholder:"HOST:PORT" help:"Address to listen on; \":8080\" means every interface. Wins over --http-port."`
+	HTTPAddr          string       `name:"http-addr" environ:"MCP_HTTP_ADDR" group:"server" placeholder:"HOST:PORT" help:"Address to listen on; \":8080\" means every interface. Wins over --http-port. serve fails when it is taken."`
 	HTTPPort          int          `name:"http-port" environ:"SANDBOX_HTTP_PORT" group:"server" default:"8080" help:"Port to listen on, on 127.0.0.1."`
 	APIToken          secret.Value `name:"api-token" environ:"MCP_API_TOKEN" group:"server" placeholder:"SECRET" help:"Bearer token of /mcp and /metrics. Made and kept under the root when not given. Others on this machine can see flags: prefer the environment."`
 	PublicBaseURL     string       `name:"public-base-url" environ:"PUBLIC_BASE_URL" group:"server" placeholder:"URL" help:"Address under which clients reach this server, for file links. Default: the address served."`
