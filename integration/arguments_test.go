@@ -103,13 +103,13 @@ func TestOtherInterpreterIsSaid(t *testing.T) {
 		return said(t, cs, "run", map[string]any{"session": "x", "env": "python", "network": network, "code": code})
 	}
 	cell(false, "x = 1\n_ = open('/data/x', 'w').write('from the other')")
-	if got := cell(true, "print('x' in globals(), open('/data/x').read())"); !strings.HasPrefix(got, "[This run used the session's other interpreter, the one with network:") || !strings.HasSuffix(got, "|False from the other\n") {
+	if got := cell(true, "print('x' in globals(), open('/data/x').read())"); !strings.HasPrefix(got, "[This run used the session's other interpreter, the one with network:") || !strings.HasSuffix(got, "]\nFalse from the other\n") {
 		t.Errorf("with network: %q", got)
 	}
 	if got := cell(true, "1"); got != "1\n" {
 		t.Errorf("and again: %q", got)
 	}
-	if got := cell(false, "x"); !strings.HasPrefix(got, "[This run used the session's other interpreter, the one without network:") || !strings.HasSuffix(got, "|1\n") {
+	if got := cell(false, "x"); !strings.HasPrefix(got, "[This run used the session's other interpreter, the one without network:") || !strings.HasSuffix(got, "]\n1\n") {
 		t.Errorf("and back: %q", got)
 	}
 	res := s.call(t, "run", map[string]any{"session": "x", "env": "python", "network": true, "code": "2"})
@@ -138,7 +138,7 @@ func TestHandoverOfAllRunTools(t *testing.T) {
 			text := said(t, cs, tool, args)
 			var runID, cursor string
 			if tool == "run" {
-				m := regexp.MustCompile(`^(?:begun\n\|)?\[status: running; run_id: (\w+); session: \S+; cursor: (\d+)`).FindStringSubmatch(text)
+				m := regexp.MustCompile(`^(?:begun\n)?\[status: running; run_id: (\w+); session: \S+; cursor: (\d+)`).FindStringSubmatch(text)
 				if m == nil {
 					t.Fatalf("%s: %s", id, text)
 				}

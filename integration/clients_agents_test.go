@@ -42,9 +42,9 @@ var quietCall = modelCall{"run", map[string]any{"env": "python", "session": "qui
 var heavyCall = modelCall{"run", map[string]any{"env": "python", "session": "heavy", "code": "import matplotlib.pyplot as plt, numpy as np\n" +
 	"plt.figure(figsize=(8, 8), dpi=150)\nplt.imshow(np.random.rand(1200, 1200, 3), interpolation='none')\nplt.show()"}}
 
-// checkShown checks what the model, or the program, sees of each call. firstOnly says that the framework shows the first item
-// of a result and nothing else, textOnly that it shows no images, fetch that the server still serves the links.
-func checkShown(t *testing.T, got []shown, firstOnly, textOnly, fetch bool) {
+// checkShown checks what the model, or the program, sees of each call. textOnly says that the framework shows no images, fetch
+// that the server still serves the links.
+func checkShown(t *testing.T, got []shown, textOnly, fetch bool) {
 	t.Helper()
 	calls := clientCalls("")
 	if len(got) < len(calls) {
@@ -60,13 +60,10 @@ func checkShown(t *testing.T, got []shown, firstOnly, textOnly, fetch bool) {
 			t.Errorf("the result of %v has a link that only this server knows: %q", calls[i].Args, got[i].Text)
 		}
 	}
-	if plot := got[1]; !firstOnly && !textOnly {
+	if plot := got[1]; !textOnly {
 		if len(plot.Images) != 1 || !bytes.HasPrefix(plot.Images[0], []byte("\x89PNG\r\n\x1a\n")) {
 			t.Errorf("the plot: %d images, text %q", len(plot.Images), plot.Text)
 		}
-	}
-	if firstOnly {
-		return
 	}
 	if !strings.Contains(got[4].Text, "exit code 1") {
 		t.Errorf("the failed program: %q", got[4].Text)
@@ -167,12 +164,11 @@ func TestAgents(t *testing.T) {
 		name, script string
 		apis         []string
 		stdio        bool
-		firstOnly    bool   // see checkShown
-		textOnly     string // with this API
+		textOnly     string // no images are shown with this API
 	}{
 		{name: "langchain", script: "agent_langchain.py", apis: []string{apiResponses, apiMessages}},
 		{name: "langchain over stdio", script: "agent_langchain.py", apis: []string{apiMessages}, stdio: true},
-		{name: "smolagents", script: "agent_smolagents.py", apis: []string{apiChat}, firstOnly: true},
+		{name: "smolagents", script: "agent_smolagents.py", apis: []string{apiChat}, textOnly: apiChat},
 		{name: "openai-agents", script: "agent_openai.py", apis: []string{apiChat, apiResponses}, textOnly: apiChat},
 		{name: "openai-agents over stdio", script: "agent_openai.py", apis: []string{apiResponses}, stdio: true},
 		{name: "pydantic-ai", script: "agent_pydantic_ai.py", apis: []string{apiChat, apiResponses, apiMessages}},
@@ -187,7 +183,7 @@ func TestAgents(t *testing.T) {
 				if report.Answers[api] != modelAnswer {
 					t.Errorf("%s: the agent answers %q", api, report.Answers[api])
 				}
-				checkShown(t, p.results(api), c.firstOnly, c.textOnly == api, !c.stdio)
+				checkShown(t, p.results(api), c.textOnly == api, !c.stdio)
 			}
 		})
 	}
@@ -228,7 +224,7 @@ func TestDocumentedClients(t *testing.T) {
 				}
 				got = append(got, s)
 			}
-			checkShown(t, got, false, false, !c.stdio)
+			checkShown(t, got, false, !c.stdio)
 			for i, r := range report.Results {
 				if wantError := calls[i].Tool == "read_artifact"; r.Error != wantError {
 					t.Errorf("the result of %v: error is %v", calls[i].Args, r.Error)

@@ -121,7 +121,7 @@ func TestNearMisses(t *testing.T) {
 		return fmt.Sprintf("argument %q is not known and was ignored; did you mean %s?", name, meant)
 	}
 	run := toolArguments["run"]
-	if text, isError := textOf(t, cs, "run", with(run, "timeout", 5)); isError || text != "1\n|["+ignored("timeout", "timeout_seconds")+"; run_1]" {
+	if text, isError := textOf(t, cs, "run", with(run, "timeout", 5)); isError || text != "1\n["+ignored("timeout", "timeout_seconds")+"; run_1]" {
 		t.Errorf("run: %s", text)
 	}
 	if text, _ := textOf(t, cs, "wait_run", map[string]any{"run_id": "run_1", "timeout": 5}); !strings.Contains(text, `"warnings": [`) {
@@ -221,7 +221,7 @@ func TestOtherInterpreter(t *testing.T) {
 		p.engine.result = engine.Result{RunID: "run_1", Session: "s", Persistent: true, Switched: true, Network: network, Stdout: []byte("1\n")}
 		text, _ := textOf(t, cs, "run", with(toolArguments["run"], "session", "s", "network", network))
 		want := map[bool]string{true: "the one with network: variables, functions and imports of runs without network", false: "the one without network: variables, functions and imports of runs with network"}[network]
-		notice, output, _ := strings.Cut(text, "|")
+		notice, output, _ := strings.Cut(text, "]\n")
 		if !strings.Contains(notice, want) || !strings.Contains(notice, "/data") || output != "1\n" {
 			t.Errorf("network %t: %s", network, text)
 		}

@@ -121,7 +121,7 @@ func TestLongWork(t *testing.T) {
 	}
 	going.Tool, ended.Tool = "run", "run"
 	p.engine.result = going
-	if got := strings.Join(texts("run", map[string]any{"env": "python", "code": "1", "session": "s"}), "|"); got != "so far\n|[status: running; run_id: run_1; session: s; cursor: 7. "+goOn+"]" {
+	if got := strings.Join(texts("run", map[string]any{"env": "python", "code": "1", "session": "s"}), "|"); got != "so far\n[status: running; run_id: run_1; session: s; cursor: 7. "+goOn+"]" {
 		t.Errorf("a client's run: %q", got)
 	}
 	p.engine.result = queued
@@ -136,12 +136,12 @@ func TestLongWork(t *testing.T) {
 		result engine.Result
 		want   string
 	}{
-		{0, ended, "so far\nall\n|[status: completed; run_1]"},
-		{7, ended, "all\n|[status: completed; run_1]"},
-		{7, failed, "all\n|[status: completed; exit code 3; run_1]"},
-		{7, missed, "all\n|[status: completed; 5 bytes before this output were skipped; run_1]"},
+		{0, ended, "so far\nall\n[status: completed; run_1]"},
+		{7, ended, "all\n[status: completed; run_1]"},
+		{7, failed, "all\n[status: completed; exit code 3; run_1]"},
+		{7, missed, "all\n[status: completed; 5 bytes before this output were skipped; run_1]"},
 		{11, silent, "[status: completed; run_1]"},
-		{12, ended, "so far\nall\n|[status: completed; run_1]"}, // not a cursor of this run's
+		{12, ended, "so far\nall\n[status: completed; run_1]"}, // not a cursor of this run's
 	} {
 		p.engine.result = tt.result
 		if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1", "cursor": tt.cursor}), "|"); got != tt.want {

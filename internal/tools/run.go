@@ -115,28 +115,37 @@ func (t *toolset) runResult(c call, res engine.Result) *mcp.CallToolResult {
 	return t.runText(c, res, combine(res.Stdout, res.Stderr), facts)
 }
 
-// runText is the result of run for an MCP client: what to know first, the output, what was shown, and one line of facts.
+// runText is the result of run for an MCP client: what to know first, the output, what was shown, and one line of facts. All of
+// it is one text item, since some frameworks show their model the first item alone; the images follow.
 func (t *toolset) runText(c call, res engine.Result, output string, facts []string) *mcp.CallToolResult {
-	out := &mcp.CallToolResult{}
-	add := func(text string) { out.Content = append(out.Content, &mcp.TextContent{Text: text}) }
+	var text strings.Builder
+	add := func(part string) {
+		if text.Len() > 0 && part != "" && !strings.HasSuffix(text.String(), "\n") {
+			text.WriteByte('\n')
+		}
+		text.WriteString(part)
+	}
 	if notice := noticeOf(res); notice != "" {
 		add("[" + notice + "]")
 	}
-	if output != "" {
-		add(output)
-	}
+	add(output)
 	for _, d := range res.Displays {
 		if strings.HasPrefix(d.MIME, "text/") && d.MIME != "text/html" {
 			add(validUTF8(d.Data))
 		}
 	}
-	out.Content = append(out.Content, t.images.images(res.Displays)...)
 	if len(facts) > 0 {
 		add("[" + strings.Join(facts, "; ") + "]")
-	} else if len(out.Content) == 0 {
+	}
+	images := t.images.images(res.Displays)
+	if text.Len() == 0 && len(images) == 0 {
 		add("(no output)")
 	}
-	out.Content = append(out.Content, t.links(c, res)...)
+	out := &mcp.CallToolResult{}
+	if text.Len() > 0 {
+		out.Content = append(out.Content, &mcp.TextContent{Text: text.String()})
+	}
+	out.Content = append(append(out.Content, images...), t.links(c, res)...)
 	return out
 }
 
