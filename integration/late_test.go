@@ -58,8 +58,10 @@ func TestLateOutput(t *testing.T) {
 		{"gate = asyncio.Event()\nasync def work(): await gate.wait(); print('task')\nawait asyncio.sleep(0)\ntask = asyncio.ensure_future(work())\nawait asyncio.sleep(0)\npass", "", ""},
 		{"gate.set()\nawait task\nprint('mine')", "mine\n", "[late output of cell 4]\ntask\n[end of late output]\n"},
 		{"await asyncio.to_thread(print, 'mine, too')", "mine, too\n", ""},
+		{"from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\npool.submit(print, 'pool').result()", "pool\n", ""},
+		{"pool.submit(print, 'the same pool').result()", "the same pool\n", ""},
 		{"go.clear(); done.clear()\ndef flood():\n    go.wait()\n    for i in range(10_000): print('x' * 999)\n    done.set()\nthreading.Thread(target=flood).start()", "", ""},
-		{"go.set(); done.wait(); print('mine')", "mine\n", "[late output of cell 7]\n" + strings.Repeat(strings.Repeat("x", 999)+"\n", 8) + strings.Repeat("x", 192) + "\n[9991808 bytes of late output were left out]\n[end of late output]\n"},
+		{"go.set(); done.wait(); print('mine')", "mine\n", "[late output of cell 9]\n" + strings.Repeat(strings.Repeat("x", 999)+"\n", 8) + strings.Repeat("x", 192) + "\n[9991808 bytes of late output were left out]\n[end of late output]\n"},
 		{"print('mine')", "mine\n", ""},
 	})
 	s.cell(t, "e", "python", "import threading; threading.Timer(0.05, lambda: 1/0).start()")

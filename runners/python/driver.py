@@ -9,6 +9,7 @@ cell print is late output: the next cell's stdout has it, between two lines that
 import ast
 import builtins
 import contextvars
+import functools
 import io
 import os
 import signal
@@ -319,6 +320,27 @@ def start_thread(thread, start=threading.Thread.start):
     start(thread)
 
 
+def adopt_pools():
+    """Has the work of a thread pool belong to the cell that submits it: the pool's threads may be those of an earlier one."""
+    pools = sys.modules.get("concurrent.futures.thread")
+    submit = getattr(getattr(pools, "ThreadPoolExecutor", None), "submit", None)
+    if submit is None or submit.__code__.co_filename == __file__:
+        return
+
+    def run(number, function, /, *args, **kwargs):
+        before = Cell.started_by.set(number)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            Cell.started_by.reset(before)
+
+    @functools.wraps(submit)
+    def submit_for_cell(self, function, /, *args, **kwargs):
+        return submit(self, run, printing_cell(), function, *args, **kwargs)
+
+    pools.ThreadPoolExecutor.submit = submit_for_cell
+
+
 def redirect(directory):
     """Points descriptors 1 and 2, and what is printed, at the cell's pipes; without a cell they lead nowhere."""
     for fd, name in ((1, "stdout"), (2, "stderr")):
@@ -393,6 +415,10 @@ def main():
         filename = f"<cell {number}>"
         remember_source(filename, code)
         restore_environment = apply_environment(directory)
+        try:
+            adopt_pools()
+        except Exception:  # a cell has put something else in its place
+            pass
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             exit_code = cell_exit_code(code, filename, namespace)
