@@ -64,6 +64,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_CPU_LIMIT", "0.5", func(s *settings) any { return s.CPULimit }, 1.0, 0.5},
 		{"SANDBOX_PIDS_LIMIT", "99", func(s *settings) any { return s.PIDsLimit }, 256, 99},
 		{"SANDBOX_TMP_BYTES", "64m", func(s *settings) any { return int64(s.TmpBytes) }, int64(256 << 20), int64(64 << 20)},
+		{"SANDBOX_RESOURCE_LINKS", "on", func(s *settings) any { return s.ResourceLinks }, "off", "on"},
 		{"SANDBOX_SHARED_ZYGOTE", "off", func(s *settings) any { return s.SharedZygote }, "on", "off"},
 		{"SANDBOX_NETWORK", "off", func(s *settings) any { return s.Network }, "full", "off"},
 		{"SANDBOX_NETWORK_ALLOW", "10.1.2.3,192.168.0.7/16", func(s *settings) any {
