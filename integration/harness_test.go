@@ -143,6 +143,8 @@ const (
 	envBackend = "SANDBOX_TEST_BACKEND" // jail, unless it says docker
 	envEngine  = "SANDBOX_TEST_DOCKER_HOST"
 	envBuilt   = "SANDBOX_TEST_SERVER"
+
+	envUseRuntime = "SANDBOX_TEST_USE_RUNTIME" // of the engine, for all sandboxes
 )
 
 // onDocker says whether servers are started with the Docker backend.
@@ -152,7 +154,7 @@ func onDocker() bool { return os.Getenv(envBackend) == "docker" }
 func baseEnv() []string {
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "LANG=C.UTF-8"}
 	if onDocker() {
-		return append(env, "SANDBOX_BACKEND=docker", "DOCKER_HOST="+os.Getenv(envEngine))
+		return append(env, "SANDBOX_BACKEND=docker", "DOCKER_HOST="+os.Getenv(envEngine), "SANDBOX_DOCKER_RUNTIME="+os.Getenv(envUseRuntime))
 	}
 	return append(env, "SANDBOX_BACKEND=jail")
 }

@@ -209,9 +209,10 @@ func (s *box) Close(ctx context.Context) error {
 // end removes the container, once. It does not wait.
 func (s *box) end() {
 	s.once.Do(func() {
+		asked := s.asked.Load() // now: who sees that it has ended closes it
 		s.b.work.Go(func() {
 			s.exit.Cause = sandbox.CauseKilled
-			if !s.asked.Load() {
+			if !asked {
 				s.exit = s.autopsy()
 			}
 			if s.conn != nil {
