@@ -24,7 +24,7 @@ func (c *openCall) lasts() bool { return c.method == "subscriptions/listen" }
 
 // take notes what a message means for the calls. done forgets a call that was not answered.
 func (c *calls) take(m message) (done func()) {
-	c.cancel(m)
+	_ = c.cancel(m)
 	if !c.begin(m) {
 		return func() {}
 	}
@@ -56,26 +56,29 @@ func (c *calls) begin(m message) bool {
 	return true
 }
 
-// cancel takes a client's notification that it no longer wants an answer.
-func (c *calls) cancel(m message) {
+// cancel takes a client's notification that it no longer wants an answer. late reports that the answer was sent before: the
+// SDK must not see such a notification, since it might cancel a later call with the same id.
+func (c *calls) cancel(m message) (late bool) {
 	if m.method != "notifications/cancelled" {
-		return
+		return false
 	}
 	var params struct {
 		RequestID json.RawMessage `json:"requestId"`
 	}
 	if json.Unmarshal(m.params, &params) != nil {
-		return // the SDK refuses it
+		return false // the SDK refuses it
 	}
 	key, ok := idKey(params.RequestID)
 	if !ok {
-		return
+		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if call := c.byID[key]; call != nil && call.method != "initialize" { // which must not be cancelled
+	call := c.byID[key]
+	if call != nil && call.method != "initialize" { // which must not be cancelled
 		call.cancelled = true
 	}
+	return call == nil
 }
 
 // answer forgets a request and reports whether its response may be sent. sent must be called when it has been, or never

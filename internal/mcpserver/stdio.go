@@ -186,8 +186,12 @@ func (c *stdioConn) decode(line []byte) jsonrpc.Message {
 	c.server.logIncoming(m)
 	if m.err == nil {
 		msg, err := jsonrpc.DecodeMessage(m.raw)
-		if err == nil {
-			c.calls.take(m)
+		switch {
+		case err != nil:
+		case c.calls.cancel(m):
+			return nil
+		default:
+			c.calls.begin(m)
 			return msg
 		}
 		m.err = rpcErrorf(jsonrpc.CodeInvalidRequest, "invalid request")
