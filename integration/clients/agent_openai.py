@@ -11,9 +11,10 @@ from openai import AsyncOpenAI
 
 def server():
     if stdio := os.environ.get("MCP_STDIO"):
-        return MCPServerStdio(params=json.loads(stdio))
+        return MCPServerStdio(params=json.loads(stdio), client_session_timeout_seconds=60)
     return MCPServerStreamableHttp(
-        params={"url": os.environ["MCP_URL"], "headers": {"Authorization": f"Bearer {os.environ['MCP_TOKEN']}"}}
+        params={"url": os.environ["MCP_URL"], "headers": {"Authorization": f"Bearer {os.environ['MCP_TOKEN']}"}},
+        client_session_timeout_seconds=60,
     )
 
 
