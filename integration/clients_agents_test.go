@@ -40,7 +40,11 @@ var quietCall = modelCall{"run", map[string]any{"env": "python", "session": "qui
 
 // heavyCall shows an image of several MB. The Python SDK 2.x refuses an event of more than 1 MiB.
 var heavyCall = modelCall{"run", map[string]any{"env": "python", "session": "heavy", "code": "import matplotlib.pyplot as plt, numpy as np\n" +
-	"plt.figure(figsize=(8, 8), dpi=150)\nplt.imshow(np.random.rand(1200, 1200, 3), interpolation='none')\nplt.show()"}}
+	"plt.figure(figsize=(8, 8), dpi=150)\nplt.imshow(np.random.rand(1200, 1200, 3), interpolation='none')\nplt.show()\n" +
+	"open('/data/large.bin', 'wb').write(bytes(3 << 20))"}}
+
+// largeCall reads a file of 3 MiB, which is as much too large for an event.
+var largeCall = modelCall{"read_artifact", map[string]any{"session_id": "heavy", "path": "/mnt/data/large.bin"}}
 
 // checkShown checks what the model, or the program, sees of each call. textOnly says that the framework shows no images, fetch
 // that the server still serves the links.
@@ -190,9 +194,10 @@ func TestAgents(t *testing.T) {
 }
 
 // TestDocumentedClients has the clients that programs use without a model do the same, as their documentation writes it, and
-// wait for a run that is silent for longer than their HTTP clients wait, and for an image that is heavier than they take.
+// wait for a run that is silent for longer than their HTTP clients wait, and for an image and a file that are larger than they take
+// as an event.
 func TestDocumentedClients(t *testing.T) {
-	calls := append(clientCalls("client"), quietCall, heavyCall)
+	calls := append(clientCalls("client"), quietCall, heavyCall, largeCall)
 	b, err := json.Marshal(calls)
 	if err != nil {
 		t.Fatal(err)
@@ -226,18 +231,21 @@ func TestDocumentedClients(t *testing.T) {
 			}
 			checkShown(t, got, false, !c.stdio)
 			for i, r := range report.Results {
-				if wantError := calls[i].Tool == "read_artifact"; r.Error != wantError {
+				if wantError := calls[i].Tool == "read_artifact" && i < len(calls)-1; r.Error != wantError {
 					t.Errorf("the result of %v: error is %v", calls[i].Args, r.Error)
 				}
 				if slices.Contains(r.Types, "resource_link") {
 					t.Errorf("the result of %v has a resource link", calls[i].Args)
 				}
 			}
-			if quiet := got[len(got)-2]; !strings.Contains(quiet.Text, "awake") {
+			if quiet := got[len(got)-3]; !strings.Contains(quiet.Text, "awake") {
 				t.Errorf("the quiet run: %q", quiet.Text)
 			}
-			if heavy := got[len(got)-1]; len(heavy.Images) != 1 {
+			if heavy := got[len(got)-2]; len(heavy.Images) != 1 {
 				t.Errorf("the heavy image: %d images, %q", len(heavy.Images), heavy.Text)
+			}
+			if large := got[len(got)-1]; len(large.Text) < 4<<20 {
+				t.Errorf("the large file: %d bytes: %.200q", len(large.Text), large.Text)
 			}
 		})
 	}

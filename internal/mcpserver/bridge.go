@@ -182,6 +182,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	stop := func() {}
 	if m.isCall() && m.method != "initialize" {
 		// Its answer may take long. That of initialize comes at once, with headers of its own.
+		rep.call = m.method != "subscriptions/listen"
 		stop = rep.heartbeats(s.cfg.Heartbeat)
 	}
 	handler.ServeHTTP(rep, inner)

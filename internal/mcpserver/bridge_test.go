@@ -426,3 +426,28 @@ func TestLateStatus(t *testing.T) {
 		t.Errorf("status %d, body %q; want 200, %q", w.Code, got, want)
 	}
 }
+
+// TestLargeAnswer: the Python SDK refuses events of more than 1 MiB, so a large answer that comes first is the JSON body, also
+// for a client that accepts a stream.
+func TestLargeAnswer(t *testing.T) {
+	f := newFixture(t, Config{Heartbeat: time.Hour}) // none comes first
+	session := f.initialize(t, "2025-11-25")
+	for _, tt := range []struct {
+		size    int
+		headers []string
+		want    string
+	}{
+		{100, nil, "text/event-stream"},
+		{2 << 20, nil, "application/json"},
+		{100, []string{session}, "text/event-stream"},
+		{2 << 20, []string{session}, "application/json"},
+	} {
+		body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"text":"` + strings.Repeat("x", tt.size) + `"}}}`
+		resp := f.do(t, "POST", f.url, body, append(tt.headers, "Accept: application/json, text/event-stream")...)
+		got, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != 200 || len(got) < tt.size || !strings.HasPrefix(resp.Header.Get("Content-Type"), tt.want) {
+			t.Errorf("%d bytes, headers %q: status %d, %s, %d bytes, %v; want %s",
+				tt.size, tt.headers, resp.StatusCode, resp.Header.Get("Content-Type"), len(got), err, tt.want)
+		}
+	}
+}

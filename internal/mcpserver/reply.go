@@ -16,6 +16,9 @@ import (
 // response, which a stream cannot have.
 const writeTimeout = 30 * time.Second
 
+// largeAnswer is how large an answer may be that is sent as an event. The Python SDK refuses events of more than 1 MiB.
+const largeAnswer = 512 << 10
+
 // reply stands between the SDK and the client. To a client that asked for it, an event stream goes straight through, with
 // heartbeats. Everything else is kept until [reply.finish]: of an event stream, just the responses, which become the JSON
 // body; of a text, the reason, which becomes a JSON-RPC error.
@@ -26,8 +29,10 @@ type reply struct {
 	header    http.Header // what the SDK sets; copied when the headers go out
 
 	// batch makes finish write an array. messages may hold answers already. newest says that the client speaks the newest
-	// protocol version. calls knows which requests the client has cancelled; it may be nil. All are set before use.
+	// protocol version. call says that one answer is to come: if it is large, and nothing was sent before it, it becomes the JSON
+	// body. calls knows which requests the client has cancelled; it may be nil. All are set before use.
 	newest   bool
+	call     bool
 	calls    *calls
 	batch    bool
 	messages []json.RawMessage
@@ -67,10 +72,14 @@ func (r *reply) writeHeaderLocked(status int) {
 		return
 	}
 	r.status = status
-	if r.streaming && status == http.StatusOK && r.isEventStream() {
-		maps.Copy(r.w.Header(), r.header)
+	if !r.call && r.isStreamLocked() {
 		r.goLiveLocked()
 	}
+}
+
+// isStreamLocked reports whether the SDK has begun an event stream, and the client asked for one.
+func (r *reply) isStreamLocked() bool {
+	return r.streaming && r.status == http.StatusOK && r.isEventStream()
 }
 
 func (r *reply) isEventStream() bool {
@@ -79,6 +88,9 @@ func (r *reply) isEventStream() bool {
 
 func (r *reply) goLiveLocked() {
 	h := r.w.Header()
+	if r.status != 0 { // before, the SDK may still be setting r.header
+		maps.Copy(h, r.header)
+	}
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-cache, no-transform")
 	h.Set("X-Accel-Buffering", "no")
@@ -91,6 +103,9 @@ func (r *reply) Write(p []byte) (int, error) {
 	defer r.mu.Unlock()
 	if r.status == 0 {
 		r.writeHeaderLocked(http.StatusOK)
+	}
+	if !r.live && r.isStreamLocked() && !isLargeAnswer(p) {
+		r.goLiveLocked()
 	}
 	switch {
 	case r.live && r.late:
@@ -160,10 +175,9 @@ func (r *reply) beat() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.live {
-		if r.status != 0 {
+		if r.status != 0 && !r.isStreamLocked() || len(r.messages) > 0 {
 			return // it will not be a stream
 		}
-		// The SDK may be setting r.header right now, so it is not looked at.
 		r.goLiveLocked()
 	}
 	if r.sendLocked([]byte(": heartbeat\n\n")) == nil {
@@ -200,6 +214,14 @@ func (r *reply) wantedLocked(event []byte) bool {
 	sent()
 	r.silent = r.silent || !wanted
 	return wanted
+}
+
+func isLargeAnswer(event []byte) bool {
+	if len(event) < largeAnswer {
+		return false
+	}
+	_, ok := responseID(eventData(event))
+	return ok
 }
 
 // eventData is the data of an event, which the SDK writes in one line.
