@@ -178,7 +178,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 		files, truncated = files[:min(len(files), maxListed)], truncated || len(files) > maxListed
 	}
 	changed = sres.Scan == nil || len(files) > 0 && (req.Artifacts || !files[0].ModTime.Before(res.Started.Add(-clockSlack)))
-	if req.Artifacts && res.ExitCode != 0 {
+	if req.Artifacts && !req.FailedArtifacts && res.ExitCode != 0 {
 		return res, nil
 	}
 	res.Files, res.FilesTruncated = e.links(caller, res.Session, files), truncated

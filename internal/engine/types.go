@@ -39,6 +39,8 @@ type Request struct {
 	// Artifacts asks for the files that the run creates or changes, in place of all files. It is refused with session_busy
 	// while another run of the session is going, so that nobody else's files are taken for its own.
 	Artifacts bool
+	// FailedArtifacts lists the artifacts of a run that failed as well.
+	FailedArtifacts bool
 	// Timeout bounds the run; zero: Config.ExecTimeout.
 	Timeout time.Duration
 	// Background has Run return when the run has begun, and the run go on. WaitRun tells the rest.
@@ -121,7 +123,7 @@ type Result struct {
 	MaxRSSBytes int64
 
 	// Files are the workspace's files, newest first, whether the run succeeded or not. Where the request asks for artifacts,
-	// they are those alone, and only of a run with exit code 0.
+	// they are those alone, and only of a run with exit code 0 unless it asks for FailedArtifacts.
 	Files          []FileLink
 	FilesTruncated bool
 

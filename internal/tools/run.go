@@ -77,6 +77,8 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 		Artifacts: true,
 		Handover:  t.handover,
 		Tool:      "run",
+
+		FailedArtifacts: true,
 	}
 	t.longWork(c.args, &req)
 	req.Services = c.args.services()
@@ -162,8 +164,8 @@ func factsOf(res engine.Result) (facts []string) {
 	if state := stateOf(res); state != "" {
 		add("%s", state)
 	}
-	if res.Hint != "" {
-		add("%s", res.Hint)
+	if hint := strings.TrimPrefix(res.Hint, res.TimeoutMessage()+". "); hint != "" { // said above
+		add("%s", hint)
 	}
 	if n := len(res.Files); n > 0 {
 		names := make([]string, 0, 5)

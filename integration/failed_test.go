@@ -1,0 +1,61 @@
+//go:build linux
+
+package integration
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// TestFailedRunListsFiles: what a run has made is named however it ended, save by run_python, whose contract lists it on success alone.
+func TestFailedRunListsFiles(t *testing.T) {
+	s := serve(t)
+	cs := s.client(t, "2025-11-25")
+	const plot = "import matplotlib.pyplot as plt, time\n_ = open('/data/made.txt', 'w').write('x')\nplt.plot([1, 2])\nplt.show()\nprint('shown', flush=True)\n"
+	for name, tt := range map[string]struct {
+		args map[string]any
+		code string
+		fact string
+	}{
+		"an exception":        {map[string]any{"session": "exception"}, plot + "1/0", "exit code 1"},
+		"an exception, fresh": {map[string]any{}, plot + "1/0", "exit code 1"},
+		"a timeout":           {map[string]any{"session": "timeout", "timeout_seconds": 10}, plot + "time.sleep(60)", "Execution timed out after 10 seconds"},
+		"a cancelled run":     {map[string]any{"session": "cancel", "background": true}, plot + "time.sleep(60)", "cause: cancelled"},
+	} {
+		tt.args["env"], tt.args["code"] = "python", tt.code
+		res, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: "run", Arguments: tt.args})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tt.args["background"] != nil {
+			id := regexp.MustCompile(`run_\d\w+`).FindString(res.Content[0].(*mcp.TextContent).Text)
+			eventually(t, 60*time.Second, "the plot", func() bool {
+				return strings.Contains(said(t, cs, "wait_run", map[string]any{"run_id": id, "timeout_seconds": 0.2}), "shown")
+			})
+			if res, err = cs.CallTool(t.Context(), &mcp.CallToolParams{Name: "cancel_run", Arguments: map[string]any{"run_id": id}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text, images := res.Content[0].(*mcp.TextContent).Text, 0
+		for _, c := range res.Content {
+			if _, ok := c.(*mcp.ImageContent); ok {
+				images++
+			}
+		}
+		if !strings.Contains(text, tt.fact) || strings.Count(text, tt.fact) != 1 || !strings.Contains(text, "; files: run_") || !strings.Contains(text, "made.txt <http") || images != 1 {
+			t.Errorf("%s: %d images, %s", name, images, text)
+		}
+	}
+	if r := s.cell(t, "plain", "python", plot+"1/0"); r.ExitCode != 1 || len(r.Artifacts) != 2 {
+		t.Errorf("a plain caller: %+v", r)
+	}
+	res := s.call(t, "run_python", map[string]any{"session_id": "p", "code": plot + "1/0"})
+	if text := fmt.Sprint(res.Content); !strings.Contains(text, `"artifacts": []`) {
+		t.Errorf("run_python: %s", text)
+	}
+}
