@@ -192,13 +192,22 @@ func TestBackgroundRunEnds(t *testing.T) {
 	ended(id, "cancelled")
 
 	id, marker = begin("b")
+	cell := s.state(t, "run", map[string]any{"session": "nb", "env": "python", "code": "x = 1\n_ = open('/data/kept', 'w').write('x')\nprint('begun', flush=True)\nimport time; time.sleep(100)", "background": true})
+	eventually(t, 20*time.Second, "the cell to start", func() bool {
+		return s.state(t, "wait_run", map[string]any{"run_id": cell.RunID, "timeout_seconds": 0.2}).Output != ""
+	})
 	single := s.state(t, "run", map[string]any{"env": "shell", "code": "sleep 100", "background": true})
 	s.stop(t)
 	if left := marked(marker); len(left) > 0 {
 		t.Errorf("the server left %v", left)
 	}
 	s = serve(t, "SANDBOX_ROOT="+s.Root)
-	ended(id, "cancelled")
+	ended(id, "sandbox_lost")
+	const facts = "[status: completed; cause: sandbox_lost; the interpreter has ended: its variables are lost, and the next run starts a new one; " +
+		"The server stopped while the code was running, and ended it. Files in /data are kept: check them before you run it again.; files: kept <"
+	if got := said(t, s.client(t, "2025-11-25"), "wait_run", map[string]any{"run_id": cell.RunID}); !strings.HasPrefix(got, "begun\n") || !strings.Contains(got, facts) {
+		t.Errorf("a cell that the shutdown ended: %s", got)
+	}
 	if got := s.refusal(t, "list_artifacts", map[string]any{"session_id": single.SessionID}); got != "session_not_found" {
 		t.Errorf("the session of a single run, after the shutdown: %s", got)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/signedurl"
 	"mcp-code-sandbox/internal/store"
@@ -166,6 +167,9 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	res.NotStarted, res.MaxRSSBytes = !sres.Started, sres.MaxRSSBytes
 	res.StateLost, res.Forgotten, res.Evicted = sres.StateLost, sres.Forgotten, sres.Evicted
 	res.Switched, res.Network = sres.Switched, req.Network
+	if res.Cause == sandbox.CauseCancelled && errors.Is(context.Cause(ctx), errStopped) {
+		res.Cause, res.Stopped, res.StateLost = sandbox.CauseLost, true, req.Persistent
+	}
 	res.Stdout, res.StdoutTruncated = stdout.bytes()
 	res.Stderr, res.StderrTruncated = stderr.bytes()
 	res.Hint = e.hint(res, r, req.Network)

@@ -66,7 +66,12 @@ func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
 	case sandbox.CauseKilled:
 		return "The program was ended by SIGKILL. If it did not do that itself, it probably ran out of memory: process the data in smaller pieces."
 	case sandbox.CauseLost:
-		if res.NotStarted {
+		switch {
+		case res.Stopped && res.NotStarted:
+			return "The server stopped before the code was started. Nothing has been executed: run it again."
+		case res.Stopped:
+			return "The server stopped while the code was running, and ended it. Files in /data are kept: check them before you run it again."
+		case res.NotStarted:
 			return "The sandbox ended before the code was started. Nothing has been executed: run it again."
 		}
 		return "The sandbox ended while the code was running. Some of it may have been executed: check the files before you run it again."

@@ -27,6 +27,9 @@ const (
 	maxLingering   = 8       // followed runs that have ended and stay in memory
 )
 
+// errStopped is why a run is cancelled whose server stops.
+var errStopped = errors.New("the server stops")
+
 // run is one run that is going.
 type run struct {
 	id      string
@@ -35,6 +38,7 @@ type run struct {
 	runner  string
 	started time.Time
 	cancel  context.CancelFunc
+	stop    func()        // cancel, by a server that stops
 	begun   chan struct{} // closed when the code has been sent to its sandbox
 	queued  chan struct{} // closed when the run waits for another one for the first time
 	done    chan struct{} // closed when the run has ended and, of a background run, its result is stored
@@ -265,7 +269,7 @@ func (rs *runs) close(ctx context.Context) error {
 	all := slices.Collect(maps.Values(rs.byID))
 	rs.mu.Unlock()
 	for _, r := range all {
-		r.cancel()
+		r.stop()
 	}
 	for _, r := range all {
 		select {
@@ -348,10 +352,12 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 		return nil, nil, refuse(CodeInvalidTimeout, "A run may take %s at most.", seconds(most))
 	}
 	// It has the caller's values, but not its end: that is for Run to pass on.
-	runCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	runCtx, cancelWith := context.WithCancelCause(context.WithoutCancel(ctx))
+	cancel := func() { cancelWith(nil) }
 	now := time.Now()
 	r := &run{
-		id: e.ids.next(now), caller: caller, req: req, runner: rn.Name, started: now, cancel: cancel, background: req.Background,
+		id: e.ids.next(now), caller: caller, req: req, runner: rn.Name, started: now, cancel: cancel,
+		stop: func() { cancelWith(errStopped) }, background: req.Background,
 		begun: make(chan struct{}), queued: make(chan struct{}), done: make(chan struct{}), listeners: map[*listener]struct{}{},
 	}
 	r.req.Code, r.req.Env, r.req.Services, r.req.Output, r.req.Queued, r.req.Begun = "", nil, nil, nil, nil, nil

@@ -298,7 +298,7 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 		if err := one.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if res, err := two.WaitRun(t.Context(), session.Local, ids[1], WaitRequest{}); err != nil || res.Cause != sandbox.CauseCancelled {
+		if res, err := two.WaitRun(t.Context(), session.Local, ids[1], WaitRequest{}); err != nil || res.Cause != sandbox.CauseLost || !strings.HasPrefix(res.Hint, "The server stopped while") {
 			t.Errorf("ended by a shutdown: %+v, %v", res, err)
 		}
 		if _, err := one.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true}); codeOf(err) != CodeBackendUnavailable {
@@ -324,7 +324,7 @@ func TestEndOfAnotherServer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if res, err := two.WaitRun(t.Context(), session.Local, started.RunID, WaitRequest{}); err != nil || res.Cause != sandbox.CauseCancelled {
+		if res, err := two.WaitRun(t.Context(), session.Local, started.RunID, WaitRequest{}); err != nil || !res.Stopped {
 			t.Errorf("%+v, %v", res, err)
 		}
 	})

@@ -111,6 +111,7 @@ type Result struct {
 	// NotStarted is true when it is certain that no line of the code was executed; it is set only with
 	// Cause sandbox_lost or cancelled.
 	NotStarted bool
+	Stopped    bool   // the server stopped and ended the run; Cause is sandbox_lost
 	Hint       string // one sentence on what to do about a known failure; may be empty
 
 	// Each stream is whole, or its head and tail with a line between them that says how much is missing.
