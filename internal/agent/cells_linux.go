@@ -55,6 +55,7 @@ type cells struct {
 	broken  error // the driver broke the protocol, so that the interpreter was killed
 	idle    sync.WaitGroup
 	heard   chan struct{} // closed when the last line has been read
+	late    late
 }
 
 type cell struct {
@@ -173,6 +174,7 @@ func (c *cells) end(exit wire.Exit) wire.Exit {
 	conn := c.conn
 	c.mu.Unlock()
 	c.idle.Wait()
+	c.late.close()
 	if conn != nil {
 		_ = conn.Close()
 	}
@@ -229,18 +231,19 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 		}
 	}
 	cell := &cell{n: c.n, dir: dir, stream: s, result: make(chan int, 1)}
-	var readers []*os.File
-	var pumps sync.WaitGroup
-	for name, t := range map[string]wire.Type{"stdout": wire.TypeStdout, "stderr": wire.TypeStderr} {
-		r, w, err := fifo(dir, name)
-		if err != nil {
-			return 0, err
-		}
-		defer r.Close()
-		defer w.Close() // held so that the pipe does not end before the cell does
-		readers = append(readers, r)
-		pumps.Go(func() { pump(s, t, r) })
+	stdout, stdoutEnd, err := fifo(dir, "stdout")
+	if err != nil {
+		return 0, err
 	}
+	stderr, stderrEnd, err := fifo(dir, "stderr")
+	if err != nil {
+		_ = stdout.Close()
+		_ = stdoutEnd.Close()
+		return 0, err
+	}
+	var pumps sync.WaitGroup
+	pumps.Go(func() { pump(s, wire.TypeStdout, stdout) })
+	pumps.Go(func() { pump(s, wire.TypeStderr, stderr) })
 
 	c.mu.Lock()
 	if c.over {
@@ -250,6 +253,9 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 	}
 	c.mu.Unlock()
 	go c.obey(s)
+	if late := c.late.take(); len(late) > 0 {
+		_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeStdout, Data: late})
+	}
 	fmt.Fprintf(c.driver, "execute %d %s\n", c.n, c.dir.Name()+"/"+path)
 	exit, ok := <-cell.result
 	c.mu.Lock()
@@ -257,10 +263,13 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 	c.mu.Unlock()
 
 	now := time.Now()
-	for _, r := range readers {
-		_ = r.SetReadDeadline(now)
-	}
+	_ = stdout.SetReadDeadline(now)
+	_ = stderr.SetReadDeadline(now)
 	pumps.Wait()
+	_ = stdoutEnd.Close() // not before: the pipe would end before the cell does
+	_ = stderrEnd.Close()
+	c.late.keep(cell.n, stdout)
+	c.late.keep(cell.n, stderr)
 	if !ok {
 		return 0, errInterpreterEnded
 	}

@@ -87,6 +87,7 @@ func (s *suite) testCells(t *testing.T) {
 			}
 		}
 	})
+	t.Run("Late", s.testLateChildren)
 	t.Run("Interrupt", func(t *testing.T) {
 		b := s.start(t, sandbox.Spec{})
 		for language, code := range map[string]string{
@@ -251,9 +252,12 @@ sys.stderr.write("error\n"); _ = os.write(2, b"\xff\n")
 			return res
 		}
 		// What an earlier cell left running cannot print into a later one.
-		next(`subprocess.Popen(["sh", "-c", "while echo late; do sleep 0.01; done"]); None`)
-		if res := next("import time; time.sleep(0.3); print('mine')"); string(res.Stdout) != "mine\n" {
-			t.Errorf("a child of an earlier cell printed into a later one: %q", res.Stdout)
+		next(`child = subprocess.Popen(["sh", "-c", "while echo late; do sleep 0.01; done"])`)
+		if own, _ := splitLate(next("import time; time.sleep(0.3); child.kill(); child.wait(); print('mine')").Stdout); own != "mine\n" {
+			t.Errorf("a child of an earlier cell printed into a later one: %q", own)
+		}
+		if own, late := splitLate(next("print('mine')").Stdout); own != "mine\n" || !strings.HasPrefix(late, "[late output of cell 2]\nlate\nlate\n") {
+			t.Errorf("late output of a child: %q, %q", own, late)
 		}
 		next(`
 def chatter():
@@ -273,7 +277,7 @@ def slow():
     except BaseException as e: outcome.append(repr(e))
 go, outcome, thread = threading.Event(), [], threading.Thread(target=slow)
 thread.start()`)
-		if own, late := splitLate(next("go.set(); thread.join(); print(*outcome)").Stdout); own != "printed\n" || late != "[late output of cell 7]\nlate late\n[end of late output]\n" {
+		if own, late := splitLate(next("go.set(); thread.join(); print(*outcome)").Stdout); own != "printed\n" || late != "[late output of cell 8]\nlate late\n[end of late output]\n" {
 			t.Errorf("a thread that printed while a cell began: %q %q", own, late)
 		}
 		// What a cell does to its streams does not leave the next without.
