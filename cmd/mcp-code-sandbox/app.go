@@ -91,6 +91,9 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 
 	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
 	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
+	if err := a.isolation.checkRuntime(s); err != nil {
+		return nil, err
+	}
 	if s.Backend == backendDocker {
 		if err := a.isolation.reachEngine(ctx); err != nil {
 			return nil, err
@@ -108,6 +111,9 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 		a.onClose(p.Close)
 	}
 	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
+	if note := a.isolation.ignoredEngine(s, inv.env); note != "" {
+		a.log.Warn(note, "fix", "start it, or set SANDBOX_BACKEND=jail to say that this is intended")
+	}
 
 	if a.store, err = store.Open(ctx, filepath.Join(s.Root, "state.db")); err != nil {
 		return nil, err

@@ -43,6 +43,7 @@ type isolation struct {
 	images  *docker.Backend // whose images are the runners; nil on the jail
 	close   func()
 	refused error      // why it could not be made
+	noReply error      // why "auto" found no engine to use; nil: it was not asked, or there is one
 	pool    *pool.Pool // nil: no sandbox is ready before it is asked for
 }
 
@@ -100,6 +101,7 @@ func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key se
 			return 0, engineErr
 		}
 		set, _, _, err := engine.Runners(ctx)
+		iso.noReply = err
 		return len(set), err
 	})
 	var err error
@@ -143,10 +145,35 @@ func (i *isolation) reachEngine(ctx context.Context) error {
 		return nil
 	}
 	fix := "start it, set DOCKER_HOST to its address"
+	var known *sandbox.Error
+	if errors.As(err, &known) && known.Fix != "" {
+		fix = known.Fix
+	}
 	if runtime.GOOS == "linux" {
 		fix += ", or set SANDBOX_BACKEND=jail"
 	}
 	return fmt.Errorf("SANDBOX_BACKEND is docker, but no engine can be used: %s (%s)", reason(err), fix)
+}
+
+// checkRuntime returns an error when the settings ask for a runtime and the jail, which has none, was chosen: a server must
+// not isolate code less than its operator asked for.
+func (i *isolation) checkRuntime(s *settings) error {
+	if s.DockerRuntime == "" || i.name != backendJail {
+		return nil
+	}
+	fix := "start an engine that has runner images and set SANDBOX_BACKEND=docker, or unset SANDBOX_DOCKER_RUNTIME"
+	return &sandbox.Error{
+		Op: "choose a backend", Fix: fix,
+		Err: fmt.Errorf("SANDBOX_DOCKER_RUNTIME is %s, but the jail would be used, which has no such runtime (%s)", s.DockerRuntime, i.why),
+	}
+}
+
+// ignoredEngine says in a line that the engine that DOCKER_HOST names is not used; empty: it is, or nobody named one.
+func (i *isolation) ignoredEngine(s *settings, env map[string]string) string {
+	if i.name != backendJail || i.noReply == nil || s.DockerHost == defaultEngine(env) {
+		return ""
+	}
+	return fmt.Sprintf("the jail is used, because the engine at DOCKER_HOST (%s) cannot be used: %s", s.DockerHost, reason(i.noReply))
 }
 
 // choose says which backend it is to be, and why. runners counts the labelled images on the engine.

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"net"
+	"strings"
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
@@ -35,5 +37,45 @@ func TestChoose(t *testing.T) {
 		if asked != (test.setting == "auto") {
 			t.Errorf("%s: the engine was asked: %v", test.setting, asked)
 		}
+	}
+}
+
+// An engine's own advice is better than the general one.
+func TestReachEngineFix(t *testing.T) {
+	denied := &sandbox.Error{Op: "reach the engine", Err: errors.New("permission denied"), Fix: "sudo usermod -aG docker $USER"}
+	err := (&isolation{refused: denied}).reachEngine(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "permission denied (sudo usermod -aG docker $USER") || strings.Contains(err.Error(), "start it") {
+		t.Errorf("%v", err)
+	}
+}
+
+// doctor fails where serve would: on a port that was asked for and that another program has.
+func TestCheckPort(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := &settings{HTTPAddr: l.Addr().String()}
+	if c := checkPort(t.Context(), s); c.Status != sandbox.Fail || c.Fix == "" {
+		t.Errorf("%+v", c)
+	}
+	if _, _, err := listen(t.Context(), s, false); err == nil {
+		t.Error("serve listens")
+	}
+	if c := checkPort(t.Context(), &settings{HTTPAddr: "127.0.0.1:0"}); c.Status != sandbox.OK {
+		t.Errorf("%+v", c)
+	}
+}
+
+// doctor warns about an engine that was named and is not used, not about one that nobody named.
+func TestCheckBackend(t *testing.T) {
+	iso := isolation{name: backendJail, why: "no engine can be used", noReply: errors.New("connection refused")}
+	c := checkBackend(iso, &settings{DockerHost: "tcp://127.0.0.1:1"}, nil)
+	if c.Status != sandbox.Warn || !strings.Contains(c.Detail, "tcp://127.0.0.1:1") || !strings.Contains(c.Detail, "connection refused") {
+		t.Errorf("%+v", c)
+	}
+	if c := checkBackend(iso, &settings{DockerHost: defaultEngine(nil)}, nil); c.Status != sandbox.OK {
+		t.Errorf("%+v", c)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"mcp-code-sandbox/internal/backend/wrapper"
 	"mcp-code-sandbox/internal/doctor"
@@ -30,7 +31,7 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 		return errors.New("code cannot be run here: mend what is marked FAIL, from the top")
 	}
 	defer release()
-	checks := []sandbox.Check{{Name: "backend", Detail: iso.name + ": " + iso.why}}
+	checks := []sandbox.Check{checkBackend(iso, s, inv.env)}
 	if iso.name == backendDocker {
 		checks = append(checks, doctor.System().CheckDisk(s.Root)...)
 	} else {
@@ -72,6 +73,19 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 		fmt.Fprintln(inv.stdout, "\nEverything works.")
 	}
 	return nil
+}
+
+// checkBackend says which backend was chosen, and whether it is less than what the settings ask for.
+func checkBackend(iso isolation, s *settings, env map[string]string) sandbox.Check {
+	c := sandbox.Check{Name: "backend", Detail: iso.name + ": " + iso.why}
+	if note := iso.ignoredEngine(s, env); note != "" {
+		c.Status, c.Detail, c.Fix = sandbox.Warn, note, "start it, or set SANDBOX_BACKEND=jail to say that this is intended"
+	}
+	var known *sandbox.Error
+	if errors.As(iso.checkRuntime(s), &known) {
+		c.Status, c.Detail, c.Fix = sandbox.Fail, known.Err.Error(), known.Fix
+	}
+	return c
 }
 
 // openForDoctor makes the backend that a server would have.
@@ -130,8 +144,11 @@ func checkPort(ctx context.Context, s *settings) sandbox.Check {
 		if s.HTTPAddr != "" {
 			c.Detail = addr + " is served by another mcp-code-sandbox; another serve needs another MCP_HTTP_ADDR"
 		}
+	case s.addrIsDefault() && errors.Is(err, syscall.EADDRINUSE):
+		c.Status, c.Detail = sandbox.Warn, addr+" is taken by another program; serve takes a free port instead"
+		c.Fix = "stop the program that has it, or set MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
 	default:
-		c.Status, c.Detail, c.Fix = sandbox.Warn, err.Error(), "stop the program that has it, or set MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
+		c.Status, c.Detail, c.Fix = sandbox.Fail, err.Error(), "stop the program that has it, or set MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
 	}
 	return c
 }
