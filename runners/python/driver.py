@@ -107,6 +107,48 @@ def represent(value, method):
     return data if isinstance(data, (str, bytes)) else None
 
 
+class PandasFinder:
+    """Gives display.max_columns of pandas the default of a notebook. In a terminal, pandas shows as many columns as fit into a line."""
+
+    MODULE, OPTION, DEFAULT = "pandas.core.config_init", "display.max_columns", 20
+
+    @classmethod
+    def install(cls):
+        if cls.MODULE in sys.modules:
+            cls.set_default()
+        else:
+            sys.meta_path.insert(0, cls)
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != cls.MODULE:
+            return None
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            cls.set_default()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+    @classmethod
+    def set_default(cls):
+        try:
+            config = sys.modules["pandas._config.config"]
+            option = config._registered_options[cls.OPTION]
+            if option.defval == 0:
+                config._registered_options[cls.OPTION] = option._replace(defval=cls.DEFAULT)
+                config.set_option(cls.OPTION, cls.DEFAULT)
+        except Exception:  # a pandas that keeps its options elsewhere
+            pass
+
+
 # ---- Running cells ----
 
 
@@ -394,6 +436,7 @@ def main():
     namespace["__builtins__"] = builtins
     namespace["display"] = display
     threading.Thread.start = start_thread
+    PandasFinder.install()
     sys.argv = [""]
     sys.path[0] = os.getcwd()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
