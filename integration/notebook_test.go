@@ -52,3 +52,19 @@ func TestWideFrames(t *testing.T) {
 		}
 	}
 }
+
+// TestCarets: tracebacks point at the right place, also in the last line of a cell and where a string has odd line separators.
+func TestCarets(t *testing.T) {
+	s := serve(t)
+	for _, tt := range []struct{ code, want string }{
+		{"1/0", "    1/0\n    ~^~\n"},
+		{"1/0\n", "    1/0\n    ~^~\n"},
+		{"d = {}\nprint(d['zz'])", "    print(d['zz'])\n          ~^^^^^^\n"},
+		{"import pandas as pd\ndf = pd.DataFrame({'a': [1]})\ndf['zz']", "    df['zz']\n    ~~^^^^^^\n"},
+		{"x = '\u2028 \x0c'\nx; 1/0", "    x; 1/0\n       ~^~\n"},
+	} {
+		if r := s.cell(t, "c", "python", tt.code); r.ExitCode != 1 || !strings.Contains(r.Stderr, tt.want) {
+			t.Errorf("%q:\n%s; want\n%s", tt.code, r.Stderr, tt.want)
+		}
+	}
+}

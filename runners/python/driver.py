@@ -233,9 +233,11 @@ def print_exception(e):
 
 
 def remember_source(filename, code):
+    """Lets tracebacks quote the cell. Each line ends with a newline, as in linecache's own entries: carets depend on it."""
     import linecache
 
-    linecache.cache[filename] = (len(code), None, code.splitlines(keepends=True), filename)
+    lines = [line + "\n" for line in code.split("\n")]
+    linecache.cache[filename] = (len(code), None, lines, filename)
 
 
 class Late:
