@@ -21,6 +21,7 @@ CHANNEL_FD = 3
 MAX_DISPLAYS = 64  # of a cell: the agent takes no more
 MAX_MARKUP = 256 << 10  # bytes of a value's HTML or Markdown, and of the text in whose place a page shows it
 MAX_LATE = 8 << 10  # bytes of late output that are kept
+MAX_FRAMES = 20  # of an interrupted cell
 BUNDLE = "application/vnd.mcp-code-sandbox.bundle+json"
 
 
@@ -170,7 +171,11 @@ def run(code, filename, namespace):
 def execute(compiled, namespace):
     value = eval(compiled, namespace)
     if compiled.co_flags & 0x80:  # a coroutine: there was an await at the top level
-        return loop().run_until_complete(value)
+        try:
+            return loop().run_until_complete(value)
+        except KeyboardInterrupt as e:
+            e.sandbox_coroutine = value
+            raise
     return value
 
 
@@ -197,28 +202,30 @@ def cell_exit_code(code, filename, namespace):
             return (e.code or 0) & 0xFF
         print(e.code, file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        print_interrupt(e)
         return 130
     except BaseException as e:
         print_exception(e)
         return 1
 
 
+def user_frames(tb):
+    """Takes the driver's own frames out of a traceback."""
+    frames = []
+    while tb is not None:
+        if tb.tb_frame.f_code.co_filename != __file__:
+            frames.append(tb)
+        tb = tb.tb_next
+    for tb, following in zip(frames, frames[1:] + [None]):
+        tb.tb_next = following
+    return frames[0] if frames else None
+
+
 def print_exception(e):
     import traceback
 
     seen = set()
-
-    def user_frames(tb):
-        frames = []
-        while tb is not None:
-            if tb.tb_frame.f_code.co_filename != __file__:
-                frames.append(tb)
-            tb = tb.tb_next
-        for tb, following in zip(frames, frames[1:] + [None]):
-            tb.tb_next = following
-        return frames[0] if frames else None
 
     def strip(e):
         if e is None or id(e) in seen:
@@ -230,6 +237,24 @@ def print_exception(e):
 
     strip(e)
     traceback.print_exception(type(e), e, e.__traceback__)
+
+
+def print_interrupt(e):
+    """Says where the cell was interrupted: the outermost and the innermost of the user's frames."""
+    import traceback
+
+    coroutine, waits = getattr(e, "sandbox_coroutine", None), []
+    while getattr(coroutine, "cr_frame", None) is not None:  # then the traceback shows the event loop alone
+        waits.append((coroutine.cr_frame, coroutine.cr_frame.f_lineno))
+        coroutine = coroutine.cr_await
+    frames, half = list(traceback.StackSummary.extract(waits) or traceback.extract_tb(user_frames(e.__traceback__))), MAX_FRAMES // 2
+    text = traceback.format_list(frames)
+    if len(frames) > MAX_FRAMES:
+        left_out = f"  [{len(frames) - 2 * half} frames were left out]\n"
+        text = [*traceback.format_list(frames[:half]), left_out, *traceback.format_list(frames[-half:])]
+    if text:
+        text.insert(0, "Traceback (most recent call last):\n")
+    sys.stderr.write("".join(text + traceback.format_exception_only(type(e), e)))
 
 
 def remember_source(filename, code):
@@ -469,8 +494,8 @@ def main():
             exit_code = cell_exit_code(code, filename, namespace)
             if FIGURES is not None:
                 FIGURES.show_forgotten_figures()
-        except KeyboardInterrupt:  # that came late
-            print("Interrupted.", file=sys.stderr)
+        except KeyboardInterrupt as e:  # that came late
+            print_interrupt(e)
             exit_code = 130
         except BaseException as e:  # a figure that cannot be drawn
             print_exception(e)
