@@ -69,11 +69,23 @@ func TestForgivingArguments(t *testing.T) {
 			{map[string]any{"session": id, "env": "python", "code": "x", "timeout": 5}, `argument "timeout" is not known and was ignored; did you mean timeout_seconds?`},
 			{map[string]any{"sesion": id, "env": "python", "code": "x"}, `argument "sesion" is not known; did you mean session?`},
 			{map[string]any{"session": id, "env": "python", "code": "x", "networks": true}, `argument "networks" is not known; did you mean network?`},
+			{map[string]any{"session": id, "env": "python", "code": "x", "networking": true}, `argument "networking" is not known; did you mean network?`},
+			{map[string]any{"session": id, "env": "Python", "code": "x"}, "41\n"},
+			{map[string]any{"session": id, "env": "PY", "code": "x"}, "41\n"},
 			{map[string]any{"session": id, "session_id": "other", "env": "python", "code": "x"}, "are the same argument"},
 		} {
 			if got := said(t, cs, "run", step.args); !strings.Contains(got, step.want) {
 				t.Errorf("%s, step %d: %q, want %q", version, i+1, got, step.want)
 			}
+		}
+		for _, name := range []string{"text", "data", "body", "contents"} {
+			want := fmt.Sprintf("argument %q is not known; did you mean content? Nothing was done, because without it the call would make an upload link and no file; content must be base64", name)
+			if got := said(t, cs, "upload_file", map[string]any{"session_id": id, "filename": "x.csv", name: "a,b"}); !strings.Contains(got, want) {
+				t.Errorf("%s, upload_file with %s: %q", version, name, got)
+			}
+		}
+		if got := said(t, cs, "upload_file", map[string]any{"session_id": id, "filename": "x.csv"}); !strings.Contains(got, `"upload_url"`) {
+			t.Errorf("%s, upload_file without content: %q", version, got)
 		}
 		// Every schema has properties.
 		list, err := cs.ListTools(t.Context(), nil)

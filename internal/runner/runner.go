@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 
 	"mcp-code-sandbox/internal/sandbox"
 )
@@ -110,16 +111,18 @@ func (r Runner) ZygoteFor(code string, persistent bool) *sandbox.Zygote {
 // Set is the runners of this host, in the order of the definitions.
 type Set []Runner
 
-// Lookup finds a runner by its name or one of its aliases. A name wins: an operator's own runner may have another's alias.
+// Lookup finds a runner by its name or one of its aliases, in any case. An exact match wins, and then a name: an operator's own
+// runner may have another's alias.
 func (s Set) Lookup(nameOrAlias string) (Runner, bool) {
-	for _, r := range s {
-		if r.Name == nameOrAlias {
-			return r, true
-		}
-	}
-	for _, r := range s {
-		if slices.Contains(r.Aliases, nameOrAlias) {
-			return r, true
+	same := func(name string) bool { return strings.EqualFold(name, nameOrAlias) }
+	for _, matches := range []func(Runner) bool{
+		func(r Runner) bool { return r.Name == nameOrAlias },
+		func(r Runner) bool { return slices.Contains(r.Aliases, nameOrAlias) },
+		func(r Runner) bool { return same(r.Name) },
+		func(r Runner) bool { return slices.ContainsFunc(r.Aliases, same) },
+	} {
+		if i := slices.IndexFunc(s, matches); i >= 0 {
+			return s[i], true
 		}
 	}
 	return Runner{}, false

@@ -394,3 +394,17 @@ func TestInstallCancelled(t *testing.T) {
 		t.Errorf("left behind: %q", left)
 	}
 }
+
+func TestLookup(t *testing.T) {
+	set := Set{
+		{Definition: Definition{Name: "python", Aliases: []string{"py", "mine"}}},
+		{Definition: Definition{Name: "Mine", Aliases: []string{"PY"}}},
+	}
+	for given, want := range map[string]string{
+		"python": "python", "Python": "python", "PYTHON": "python", "py": "python", "Py": "python", "PY": "Mine", "mine": "python", "MINE": "Mine", "": "", "pyth": "",
+	} {
+		if r, ok := set.Lookup(given); r.Name != want || ok != (want != "") {
+			t.Errorf("%q: %q, want %q", given, r.Name, want)
+		}
+	}
+}

@@ -24,18 +24,20 @@ var synonyms = map[string][]string{
 	"lang": {"language"}, "runner": {"language"}, "runtime": {"language"}, "interpreter": {"language"},
 	"conversation": {"session"}, "sessionname": {"session"},
 	"internet": {"network"}, "internetaccess": {"network"}, "allowinternet": {"network"}, "enableinternet": {"network"},
-	"networkaccess": {"network"}, "allownetwork": {"network"}, "enablenetwork": {"network"}, "networkenabled": {"network"},
+	"networkaccess": {"network"}, "allownetwork": {"network"}, "enablenetwork": {"network"}, "networkenabled": {"network"}, "networking": {"network"},
 	"env": {"environment"}, "envvars": {"environment"}, "environmentvariables": {"environment"}, "variables": {"environment"},
 	"source": {"code"}, "sourcecode": {"code"}, "script": {"code"}, "program": {"code"},
 	"file": {"filename", "path"}, "filepath": {"filename", "path"}, "path": {"filename"}, "filename": {"path"},
-	"base64": {"content"}, "offset": {"cursor"}, "since": {"cursor"}, "async": {"background"}, "detach": {"background"},
+	"base64": {"content"}, "text": {"content"}, "data": {"content"}, "body": {"content"}, "filecontent": {"content"}, "filecontents": {"content"},
+	"offset": {"cursor"}, "since": {"cursor"}, "async": {"background"}, "detach": {"background"},
 	"replace": {"overwrite"}, "maxresults": {"limit"}, "count": {"limit"},
 }
 
-// decisive are the arguments that say what a call may touch, and what it would do without them: it is refused instead.
+// decisive are the arguments that say what a call is to do or may touch, and what it would do without them: it is refused instead.
 var decisive = map[string]string{
 	"session": "use another session", "session_id": "use another session", "conversationId": "use another session",
 	"network": "have no network", "services": "have no services",
+	"content": "make an upload link and no file; content must be base64",
 }
 
 // unknowns are arguments that the tool does not have, a bounded number of them.

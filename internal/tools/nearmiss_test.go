@@ -21,7 +21,9 @@ func TestNearMiss(t *testing.T) {
 		{"run", "lang", "env"}, {"run_code", "lang", "language"}, {"run", "langauge", "env"}, {"run_python", "lang", ""},
 		{"run", "timeout", "timeout_seconds"}, {"wait_run", "timeout", "timeout_seconds"}, {"run", "timeoutSeconds", "timeout_seconds"}, {"list_sessions", "timeout", ""},
 		{"run", "enviroment", "environment"}, {"run", "env_vars", "environment"}, {"run_python", "env", "environment"},
-		{"run", "networks", "network"}, {"run", "internet", "network"}, {"run_code", "allow_network", "network"}, {"run", "netwrok", "network"},
+		{"run", "networks", "network"}, {"run", "internet", "network"}, {"run_code", "allow_network", "network"}, {"run", "netwrok", "network"}, {"run", "networking", "network"},
+		{"upload_file", "text", "content"}, {"upload_file", "data", "content"}, {"upload_file", "body", "content"}, {"upload_file", "contents", "content"},
+		{"upload_file", "file_content", "content"}, {"upload_file", "base64", "content"}, {"run", "text", ""}, {"run_python", "data", ""},
 		{"run", "service", "services"}, {"run", "backgroud", "background"}, {"wait_run", "runId", "run_id"}, {"wait_run", "offset", "cursor"},
 		{"read_artifact", "filename", "path"}, {"delete_file", "path", "filename"}, {"upload_file", "file_name", "filename"},
 		// What clients add, and words that only look alike.
