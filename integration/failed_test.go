@@ -59,3 +59,32 @@ func TestFailedRunListsFiles(t *testing.T) {
 		t.Errorf("run_python: %s", text)
 	}
 }
+
+// TestImagesNotShown: images beyond what one result shows are named, also in a result that was stored.
+func TestImagesNotShown(t *testing.T) {
+	s := serve(t)
+	cs := s.client(t, "2025-11-25")
+	const twelve = "import matplotlib.pyplot as plt\nfor i in range(12):\n    plt.figure(figsize=(1, 1)); plt.plot([i, 1])"
+	want := regexp.MustCompile(`2 more images are not shown here: run_\w+-11\.png, run_\w+-12\.png`)
+	for tool, args := range map[string]map[string]any{
+		"run": {"session": "x", "env": "python", "code": twelve}, "run_code": {"session": "y", "language": "python", "code": twelve}, "run_python": {"session": "z", "code": twelve},
+	} {
+		text := said(t, cs, tool, args)
+		if !want.MatchString(text) {
+			t.Errorf("%s: %s", tool, text)
+		}
+		if text = said(t, cs, "wait_run", map[string]any{"run_id": regexp.MustCompile(`run_\d\w+`).FindString(text)}); !want.MatchString(text) {
+			t.Errorf("wait_run of %s: %s", tool, text)
+		}
+	}
+	// Noise does not compress: of these, the store keeps the first and the names of the others.
+	const heavy = "import numpy as np, matplotlib.pyplot as plt\nfor i in range(3):\n    plt.figure(figsize=(6, 6)); plt.imshow(np.random.rand(600, 600, 3), interpolation='none'); plt.show()"
+	text := said(t, cs, "run", map[string]any{"session": "h", "env": "python", "code": heavy})
+	if strings.Contains(text, "not shown") {
+		t.Errorf("heavy images: %s", text)
+	}
+	id := regexp.MustCompile(`run_\d\w+`).FindString(text)
+	if text = said(t, cs, "wait_run", map[string]any{"run_id": id}); !strings.Contains(text, "not shown here: "+id+"-") {
+		t.Errorf("wait_run of heavy images: %s", text)
+	}
+}

@@ -31,11 +31,11 @@ func newDisplay(mime string, data []byte, redact func([]byte) []byte) Display {
 	return Display{MIME: mime, Data: redact(data)}
 }
 
-// keepImages makes files of the images that a run showed, named after the run, and returns them, the last one first. A full
-// workspace costs the file, not the result.
+// keepImages makes files of the images that a run showed, named after the run, notes their names in the displays, and returns
+// them, the last one first. A full workspace costs the file, not the result.
 func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, res Result) (files []workspace.File) {
 	n := 0
-	for _, d := range res.Displays {
+	for i, d := range res.Displays {
 		ext, ok := imageExtensions[d.MIME]
 		if !ok {
 			continue
@@ -47,6 +47,7 @@ func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Se
 			log.WarnContext(ctx, "[MCP] Cannot keep an image that a run showed", "err", err)
 			continue
 		}
+		res.Displays[i].File = f.Name
 		files = slices.Insert(files, 0, f)
 	}
 	return files

@@ -46,10 +46,12 @@ func (e *Engine) pack(r *run, sr storedRun) (*store.Result, error) {
 	var displays []Display
 	total := 0
 	for _, d := range sr.Result.Displays {
-		if total += len(d.Data) + len(d.Plain); total > keptDisplays {
-			break
+		if size := len(d.Data) + len(d.Plain); total+size <= keptDisplays {
+			total += size
+			displays = append(displays, d)
+		} else if d.File != "" {
+			displays = append(displays, Display{MIME: d.MIME, File: d.File})
 		}
-		displays = append(displays, d)
 	}
 	sr.Result.Displays = displays
 	data, err := json.Marshal(sr)

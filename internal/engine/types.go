@@ -142,7 +142,8 @@ type Result struct {
 // Display is something that code showed.
 type Display struct {
 	MIME string
-	Data []byte
+	Data []byte // nil of a stored image that is too large to be kept twice
+	File string `json:",omitempty"` // the workspace's file that has an image, empty where there is none
 	// Plain is the part of stdout in whose place Data may be shown, byte for byte; nil if nothing was printed for it.
 	Plain []byte `json:",omitempty"`
 }

@@ -153,15 +153,25 @@ func (t *toolset) result(c call, res engine.Result) *mcp.CallToolResult {
 	if res.Tool == "run" && !c.client.plain {
 		return t.runResult(c, res)
 	}
-	return t.withFiles(c, textResult(shape(res, c.args.warnings)), res)
+	images, warnings := t.imagesFor(c, res)
+	return t.withFiles(c, textResult(shape(res, append(warnings, c.args.warnings...))), res, images)
+}
+
+// imagesFor are the images that a run showed, none for a plain caller, and a warning that names those that are left out.
+func (t *toolset) imagesFor(c call, res engine.Result) (images []mcp.Content, warnings []string) {
+	if c.client.plain {
+		return nil, nil
+	}
+	images, missing := t.images.images(res.Displays)
+	if missing != "" {
+		warnings = append(warnings, missing)
+	}
+	return images, warnings
 }
 
 // withFiles adds what a run showed and made, as far as the client knows such things.
-func (t *toolset) withFiles(c call, out *mcp.CallToolResult, res engine.Result) *mcp.CallToolResult {
-	if !c.client.plain {
-		out.Content = append(out.Content, t.images.images(res.Displays)...)
-	}
-	out.Content = append(out.Content, t.links(c, res)...)
+func (t *toolset) withFiles(c call, out *mcp.CallToolResult, res engine.Result, images []mcp.Content) *mcp.CallToolResult {
+	out.Content = append(append(out.Content, images...), t.links(c, res)...)
 	return out
 }
 
@@ -229,8 +239,9 @@ func (t *toolset) state(c call, res engine.Result, cursor int64) *mcp.CallToolRe
 	} else {
 		out.Output, out.OutputMissed = nil, 0 // the result has all
 	}
-	out.Result = shape(res, nil)
-	return t.withFiles(c, textResult(out), res)
+	images, warnings := t.imagesFor(c, res)
+	out.Result = shape(res, warnings)
+	return t.withFiles(c, textResult(out), res, images)
 }
 
 func (t *toolset) stateJSON(c call, res engine.Result) runStateJSON {

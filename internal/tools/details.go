@@ -115,7 +115,8 @@ func (t *toolset) followed(res engine.Result) *mcp.CallToolResult {
 		d.Stdout, d.Stderr = "", ""
 	}
 	out := &mcp.CallToolResult{Content: []mcp.Content{}, Meta: mcp.Meta{runKey: d}}
-	out.Content = append(out.Content, t.images.images(res.Displays)...)
+	images, _ := t.images.images(res.Displays)
+	out.Content = append(out.Content, images...)
 	return out
 }
 
@@ -179,6 +180,10 @@ func (t *toolset) detailsOf(res engine.Result) detailsJSON {
 	for _, d := range res.Displays {
 		if !strings.HasPrefix(d.MIME, "text/") && d.MIME != "image/svg+xml" {
 			continue // image content
+		}
+		if len(d.Data) == 0 && d.File != "" {
+			out.DisplaysTruncated = true
+			continue
 		}
 		size := len(d.Data) + len(d.Plain)
 		if size > left {

@@ -2,6 +2,7 @@ package tools
 
 import (
 	"bytes"
+	"fmt"
 	"image"
 	_ "image/gif" // what models can look at
 	"image/jpeg"
@@ -25,6 +26,8 @@ const (
 	maxImagePixels = 16 << 20
 	// maxImages bounds the images of one result.
 	maxImages = 10
+	// maxMissing bounds the names of images that are left out.
+	maxMissing = 5
 )
 
 // scaling bounds how many images are in memory at one time.
@@ -83,21 +86,54 @@ func resized(full image.Image, side int) *image.RGBA {
 }
 
 // images are the images that a run showed, for a model to look at. What one leaves of its share of the bytes goes to the next.
-func (s scaling) images(displays []engine.Display) []mcp.Content {
+// missing names those that are left out, empty when none is.
+func (s scaling) images(displays []engine.Display) (out []mcp.Content, missing string) {
 	name := func(d engine.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
-	var shown []engine.Display
+	var shown, hidden []engine.Display
 	for _, d := range displays {
 		if _, ok := imageType(name(d), d.Data); ok && len(shown) < maxImages {
 			shown = append(shown, d)
+		} else if strings.HasPrefix(d.MIME, "image/") {
+			hidden = append(hidden, d)
 		}
 	}
-	var out []mcp.Content
 	left := maxImageBytes
 	for i, d := range shown {
 		if c := s.content(name(d), d.Data, left/(len(shown)-i)); c != nil {
 			out = append(out, c)
 			left -= len(c.Data)
+		} else {
+			hidden = append(hidden, d)
 		}
 	}
-	return out
+	return out, missingImages(hidden, len(out))
+}
+
+// missingImages says which images of a run its result does not show, beside those that it does.
+func missingImages(hidden []engine.Display, shown int) string {
+	n := len(hidden)
+	if n == 0 {
+		return ""
+	}
+	more := ""
+	if shown > 0 {
+		more = " more"
+	}
+	text := fmt.Sprintf("%d%s images are not shown here", n, more)
+	if n == 1 {
+		text = fmt.Sprintf("1%s image is not shown here", more)
+	}
+	var names []string
+	for _, d := range hidden {
+		if d.File != "" && len(names) < maxMissing {
+			names = append(names, d.File)
+		}
+	}
+	if len(names) == 0 {
+		return text
+	}
+	if text += ": " + strings.Join(names, ", "); n > len(names) {
+		text += fmt.Sprintf(" and %d more", n-len(names))
+	}
+	return text
 }

@@ -2,6 +2,7 @@ package tools
 
 import (
 	"bytes"
+	"fmt"
 	"image"
 	"image/color"
 	"image/png"
@@ -72,8 +73,26 @@ func TestImagesFit(t *testing.T) {
 	for i := range many {
 		many[i] = engine.Display{MIME: "image/png", Data: picture(t, 2, 2, false)}
 	}
-	if got := s.images(append(many, engine.Display{MIME: "text/html", Data: []byte("<b>")})); len(got) != maxImages {
-		t.Errorf("%d images", len(got))
+	if got, missing := s.images(append(many, engine.Display{MIME: "text/html", Data: []byte("<b>")})); len(got) != maxImages || missing != "20 more images are not shown here" {
+		t.Errorf("%d images, %q", len(got), missing)
+	}
+	for i := range many {
+		many[i].File = fmt.Sprint(i, ".png")
+	}
+	for n, want := range map[int]string{
+		10: "", 11: "1 more image is not shown here: 10.png", 12: "2 more images are not shown here: 10.png, 11.png",
+		30: "20 more images are not shown here: 10.png, 11.png, 12.png, 13.png, 14.png and 15 more",
+	} {
+		if _, missing := s.images(many[:n]); missing != want {
+			t.Errorf("of %d images: %q, want %q", n, missing, want)
+		}
+	}
+	for what, d := range map[string]engine.Display{
+		"too many pixels": {MIME: "image/png", Data: bomb, File: "a"}, "a drawing": {MIME: "image/svg+xml", Data: []byte("<svg/>"), File: "a"}, "no longer kept": {MIME: "image/png", File: "a"},
+	} {
+		if _, missing := s.images([]engine.Display{d}); missing != "1 image is not shown here: a" {
+			t.Errorf("%s: %q", what, missing)
+		}
 	}
 }
 
@@ -84,7 +103,7 @@ func TestImagesOfOneResultFit(t *testing.T) {
 	for range 4 {
 		displays = append(displays, engine.Display{MIME: "image/png", Data: noise})
 	}
-	got := make(scaling, 1).images(displays)
+	got, _ := make(scaling, 1).images(displays)
 	if len(got) != len(displays) {
 		t.Fatalf("%d images of %d", len(got), len(displays))
 	}

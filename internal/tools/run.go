@@ -136,10 +136,13 @@ func (t *toolset) runText(c call, res engine.Result, output string, facts []stri
 			add(validUTF8(d.Data))
 		}
 	}
+	images, missing := t.images.images(res.Displays)
+	if missing != "" {
+		facts = append([]string{missing}, facts...)
+	}
 	if len(facts) > 0 {
 		add("[" + strings.Join(facts, "; ") + "]")
 	}
-	images := t.images.images(res.Displays)
 	if text.Len() == 0 && len(images) == 0 {
 		add("(no output)")
 	}
