@@ -64,6 +64,8 @@ type cell struct {
 	stream   *wire.Stream
 	result   chan int // capacity 1: the exit code
 	displays int
+	// displayed counts the bytes of all displays.
+	displayed int64
 }
 
 // driverSocket makes the connection whose other end is the interpreter's descriptor 3.
@@ -323,7 +325,8 @@ func (c *cell) display(mime, name string) {
 	if c.displays++; c.displays > maxDisplays {
 		return
 	}
-	if data := readDisplay(c.dir, name, maxDisplay); data != nil {
+	if data := readDisplay(c.dir, name, maxDisplay-c.displayed); data != nil {
+		c.displayed += int64(len(data))
 		_ = c.stream.Send(context.Background(), wire.Frame{Type: wire.TypeDisplay, MIME: mime, Data: data})
 	}
 }

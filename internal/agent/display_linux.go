@@ -15,7 +15,7 @@ import (
 const displayDir = ".display"
 
 const (
-	maxDisplay  = 16 << 20 // of one display, and of all displays of a fresh run
+	maxDisplay  = 16 << 20 // of all displays of a run
 	maxDisplays = 64       // of one run
 )
 

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"mcp-code-sandbox/internal/workspace"
@@ -15,9 +16,13 @@ const (
 	walkShare = 10                     // a walk may take a tenth of the time
 	lastWalk  = 10 * time.Second       // bounds the walk after a run
 
-	// fullFileBytes is the largest file that a fresh run may write in a full workspace. It is enough for its own code and for temporary
-	// files, which programs need that do nothing but delete; that the workspace does not grow is for watchDisk to see.
+	// fullFileBytes is enough for the code of a run in a full workspace and for temporary files, which programs need that do
+	// nothing but delete; that the workspace does not grow is for watchDisk to see.
 	fullFileBytes = 1 << 20
+
+	// overshootBytes and overshootFiles are added to twice the quota: what is beyond can only be removed without code.
+	overshootBytes = 256 << 20
+	overshootFiles = 1000
 
 	// diskReserve is what a run must leave free of the file system: files that are deleted but open fill it unseen by
 	// any walk. Where there is little room from the start, half of it will do.
@@ -63,6 +68,40 @@ func (s *Session) diskLimit() (limit workspace.Usage, full bool) {
 		Bytes: min(max(q.Bytes, s.usage.Bytes), 2*q.Bytes),
 		Files: min(max(q.Files, s.usage.Files), 2*q.Files),
 	}, true
+}
+
+// checkDisk returns an error that is workspace.ErrQuota when the workspace is so far beyond its quota that no code may run in it:
+// a run can make a full workspace grow a little before it is stopped, so without this the next one, and the next, would go on.
+// One that nobody can measure is left to fresh runs, which may then write nothing at all.
+func (s *Session) checkDisk(ctx context.Context, persistent bool) error {
+	if _, full := s.diskLimit(); !full {
+		return nil
+	}
+	q := s.m.cfg.Quota
+	var most workspace.Usage
+	if q.Bytes > 0 {
+		most.Bytes = 2*q.Bytes + overshootBytes
+	}
+	if q.Files > 0 {
+		most.Files = 2*q.Files + overshootFiles
+	}
+	ctx, cancel := context.WithTimeout(ctx, lastWalk)
+	defer cancel()
+	if u, err := s.ws.Usage(ctx, most); err != nil || !exceeds(u, most) || u.Unknown() && !persistent {
+		return nil
+	}
+	return fmt.Errorf("%w: the session has more than twice the files that it may have, so its code may not run. "+
+		"Delete some of them without code, or close the session", workspace.ErrQuota)
+}
+
+// fullFileLimit is the largest file that a fresh run may write in a full workspace.
+func (s *Session) fullFileLimit(code string) int64 {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	if s.usage != nil && s.usage.Unknown() {
+		return 1
+	}
+	return max(fullFileBytes, 2*int64(len(code)))
 }
 
 // diskUsage is what the workspace held when it was last measured, at least the limit, in the fields that are limited.

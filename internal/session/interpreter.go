@@ -122,20 +122,21 @@ func (s *Session) noteSwitch(r runner.Runner, network bool) bool {
 	return known && before != network && other != nil && other.interpreters[interpreterKey{r.Name, !network}] && !other.dead()
 }
 
-// maxDisplayBytes bounds one display, and maxDisplays those of a run: what is beyond is dropped.
+// maxDisplayBytes bounds the displays of a run together, and maxDisplays their number. A display beyond them is dropped.
 const (
 	maxDisplayBytes = 16 << 20
 	maxDisplays     = 64
 )
 
-// display puts the frames of a display together.
-type display struct {
-	data  []byte
+// displays puts the frames of a run's displays together, one display after the other.
+type displays struct {
+	data  []byte // of the one that is not complete
+	bytes int    // of all, those that were dropped included
 	count int
 }
 
-func (d *display) add(f wire.Frame, show func(mime string, data []byte)) {
-	if len(d.data)+len(f.Data) <= maxDisplayBytes {
+func (d *displays) add(f wire.Frame, show func(mime string, data []byte)) {
+	if d.bytes = min(d.bytes, maxDisplayBytes) + len(f.Data); d.bytes <= maxDisplayBytes {
 		d.data = append(d.data, f.Data...)
 	}
 	if f.More {
@@ -143,7 +144,7 @@ func (d *display) add(f wire.Frame, show func(mime string, data []byte)) {
 	}
 	data := d.data
 	d.data = nil
-	if d.count++; d.count <= maxDisplays && show != nil {
+	if d.count++; d.count <= maxDisplays && d.bytes <= maxDisplayBytes && show != nil {
 		show(f.MIME, data)
 	}
 }

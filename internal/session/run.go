@@ -23,6 +23,8 @@ const (
 	// interruptGrace is how long an interpreter that lives on has to heed an interrupt, which keeps its
 	// state, before it is killed.
 	interruptGrace = 2 * time.Second
+	// diskGrace is the same for one that fills the disk, and goes on to.
+	diskGrace = 300 * time.Millisecond
 	// turnWait is how long a run waits for those before it in the same interpreter, unless it is to keep waiting.
 	turnWait = 60 * time.Second
 	// goneWait is how long the result of a run whose sandbox died waits for the reason.
@@ -91,7 +93,7 @@ type RunResult struct {
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
 // The program's failure, and that of the sandbox while the code ran, is a result; code is never executed
 // twice. A done ctx, and the end of the session, end the run with the cause cancelled.
-// Errors are ErrBusy, a *MaxSessionsError, ErrClosed, or the backend's when no sandbox could be started.
+// Errors are ErrBusy, a *MaxSessionsError, ErrClosed, workspace.ErrQuota, or the backend's when no sandbox could be started.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	if !req.Persistent {
 		return s.run(ctx, r, req)
@@ -127,6 +129,9 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		}
 	} else {
 		s.measure(ctx)
+	}
+	if err := s.checkDisk(ctx, req.Persistent); err != nil {
+		return RunResult{}, err
 	}
 	for retried := false; ; retried = true {
 		b, err := s.m.acquire(ctx, s, r, req.Network)
@@ -178,7 +183,11 @@ func (r *supervised) stop(cause sandbox.Cause) {
 	}
 	r.cause = cause
 	if r.interrupt {
-		r.escalate = time.AfterFunc(interruptGrace, r.kill)
+		grace := interruptGrace
+		if cause == sandbox.CauseDiskQuota {
+			grace = diskGrace
+		}
+		r.escalate = time.AfterFunc(grace, r.kill)
 		r.sendLocked(wire.TypeInterrupt)
 		return
 	}
@@ -256,7 +265,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 
 	limits := wire.RunLimits{TmpBytes: s.m.cfg.Limits.TmpBytes, FileBytes: s.m.cfg.Limits.FileBytes}
 	if full && !req.Persistent { // an interpreter keeps its limit for life, also when there is room again
-		limits.FileBytes = max(fullFileBytes, 2*int64(len(req.Code)))
+		limits.FileBytes = s.fullFileLimit(req.Code)
 	}
 	exit, started, err := s.execute(b, run, r, req, granted, limits)
 	stopWatching()
@@ -334,7 +343,7 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 		output = func(wire.Type, []byte) {}
 	}
 	var total int64
-	var shown display
+	var shown displays
 	for {
 		f, err := stream.Recv(context.Background()) // ends with the sandbox at the latest
 		if err != nil {

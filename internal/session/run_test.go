@@ -3,11 +3,13 @@ package session_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -389,6 +391,63 @@ func TestDiskQuota(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestDiskQuotaOvershoot: runs that are each stopped for filling a full workspace do not make it grow without end.
+func TestDiskQuotaOvershoot(t *testing.T) {
+	program := func(p *sessiontest.Process) wire.Exit {
+		for range 600 {
+			if err := os.WriteFile(filepath.Join(p.Spec.Workspace, rand.Text()), nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+		return wire.Exit{}
+	}
+	for _, persistent := range []bool{false, true} {
+		m := newManager(t, &sessiontest.Backend{Program: program}, func(c *session.Config) { c.Quota = workspace.Usage{Files: 10} })
+		s := open(t, m, session.Local, "x")
+		defer s.Release()
+		for i := range 5 {
+			_, err := s.Run(t.Context(), notebook, session.RunRequest{Persistent: persistent})
+			if refused := errors.Is(err, workspace.ErrQuota); refused != (i >= 2) || err != nil && !refused {
+				t.Errorf("persistent %v, run %d: %v", persistent, i, err)
+			}
+		}
+		files, _, err := s.Workspace().List(0)
+		if err != nil || len(files) != 1200 {
+			t.Fatalf("persistent %v: %d files, %v", persistent, len(files), err)
+		}
+		for _, f := range files[:600] {
+			if err := s.Workspace().Remove(f.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := s.Run(t.Context(), notebook, session.RunRequest{Persistent: persistent}); err != nil {
+			t.Errorf("persistent %v, after files were deleted: %v", persistent, err)
+		}
+	}
+}
+
+// TestDisplayBudget: what a run shows is bounded in all.
+func TestDisplayBudget(t *testing.T) {
+	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+		for _, size := range []int{5 << 20, 5 << 20, 5 << 20, 16 << 20, 5} {
+			if !p.Display("text/html", make([]byte, size)) {
+				t.Error("a display could not be sent")
+			}
+		}
+		return wire.Exit{}
+	}}
+	s := open(t, newManager(t, b, nil), session.Local, "x")
+	defer s.Release()
+	var sizes []int
+	show := func(_ string, data []byte) { sizes = append(sizes, len(data)) }
+	if _, err := s.Run(t.Context(), notebook, session.RunRequest{Display: show}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{5 << 20, 5 << 20, 5 << 20}; !slices.Equal(sizes, want) {
+		t.Errorf("displays of %v bytes, want %v", sizes, want)
 	}
 }
 

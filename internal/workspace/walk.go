@@ -54,6 +54,9 @@ func (w *Workspace) Usage(ctx context.Context, stopAt Usage) (Usage, error) {
 // infinite is the Usage of a tree that cannot be measured.
 var infinite = Usage{Bytes: math.MaxInt64, Files: math.MaxInt}
 
+// Unknown reports whether u is that of a tree that cannot be measured.
+func (u Usage) Unknown() bool { return u == infinite }
+
 // meter adds up a Usage.
 type meter struct {
 	Usage

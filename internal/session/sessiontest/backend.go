@@ -34,6 +34,11 @@ func (p *Process) Stdout(data []byte) bool { return p.print(wire.TypeStdout, dat
 // Stderr prints. It reports whether it could.
 func (p *Process) Stderr(data []byte) bool { return p.print(wire.TypeStderr, data) }
 
+// Display shows something. It reports whether it could.
+func (p *Process) Display(mime string, data []byte) bool {
+	return p.stream.Send(p, wire.Frame{Type: wire.TypeDisplay, MIME: mime, Data: data}) == nil
+}
+
 func (p *Process) print(t wire.Type, data []byte) bool {
 	return p.stream.Send(p, wire.Frame{Type: t, Data: data}) == nil
 }
