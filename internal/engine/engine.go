@@ -172,6 +172,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	}
 	res.Stdout, res.StdoutTruncated = stdout.bytes()
 	res.Stderr, res.StderrTruncated = stderr.bytes()
+	res.diskFull = !res.Success() && s.DiskIsFull()
 	res.Hint = e.hint(res, r, req.Network)
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
 		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))

@@ -17,7 +17,7 @@ import (
 )
 
 // Upload puts a file into the caller's session, which is made if need be. Errors that the caller can do
-// something about are of type *Error: invalid_id, invalid_path, file_exists, file_too_large, quota_exceeded.
+// something about are of type *Error: invalid_id, invalid_path, file_exists, file_too_large, quota_exceeded, disk_full.
 func (e *Engine) Upload(ctx context.Context, caller session.Caller, req UploadRequest) (FileLink, error) {
 	name, err := workspace.CleanName(req.Name)
 	if err != nil {

@@ -28,6 +28,9 @@ var (
 // NoNetworkHint is the hint of a run that failed because it had no network and could have had it.
 const NoNetworkHint = "This run had no network. Set network to true to have it."
 
+// diskFull is what runs and uploads fail with when the file system of all sessions is full.
+const diskFull = "The disk of the server, which holds /data, is full. The operator of the server must free space; until then nothing can be written to /data."
+
 // noWorkspace is said with every result of an environment that isolates itself.
 const noWorkspace = "This environment has no /data: it sees no file of the session, and files it writes are not kept."
 
@@ -35,6 +38,9 @@ const noWorkspace = "This environment has no /data: it sees no file of the sessi
 // about the environment.
 func (e *Engine) hint(res Result, r runner.Runner, network bool) string {
 	hint := e.failureHint(res, r, network)
+	if res.diskFull && (res.Cause == sandbox.CauseDiskQuota || res.Cause == "" && !res.Success() && noSpace.Match(lastOf(res.Stderr))) {
+		hint = diskFull
+	}
 	if r.Wrapper != "" {
 		hint = strings.TrimSpace(hint + " " + noWorkspace)
 	}
@@ -110,8 +116,11 @@ func signalName(n int) string {
 	return fmt.Sprintf("signal %d", n)
 }
 
+// lastOf is the part of stderr in which a known failure is looked for.
+func lastOf(stderr []byte) []byte { return stderr[max(0, len(stderr)-hintWindow):] }
+
 func (e *Engine) stderrHint(stderr []byte, r runner.Runner, network bool, limits sandbox.Limits) string {
-	p := stderr[max(0, len(stderr)-hintWindow):]
+	p := lastOf(stderr)
 	// The last error is the one that ended the program.
 	if m := noModule.FindAllSubmatch(p, -1); m != nil {
 		have := "Only the standard library is there."

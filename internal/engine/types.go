@@ -112,6 +112,7 @@ type Result struct {
 	// Cause sandbox_lost or cancelled.
 	NotStarted bool
 	Stopped    bool   // the server stopped and ended the run; Cause is sandbox_lost
+	diskFull   bool   // the file system that holds /data has hardly any space left
 	Hint       string // one sentence on what to do about a known failure; may be empty
 
 	// Each stream is whole, or its head and tail with a line between them that says how much is missing.
@@ -205,6 +206,7 @@ const (
 	CodeFileExists         Code = "file_exists"
 	CodeFileTooLarge       Code = "file_too_large"
 	CodeQuotaExceeded      Code = "quota_exceeded"
+	CodeDiskFull           Code = "disk_full" // the server's, whatever the quota
 	CodeMaxSessions        Code = "max_sessions"
 	CodeSessionBusy        Code = "session_busy"
 	CodeSessionNotFound    Code = "session_not_found"

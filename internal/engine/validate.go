@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -122,6 +123,8 @@ func (e *Engine) wrap(err error) error {
 		code = CodeFileTooLarge
 	case errors.Is(err, workspace.ErrQuota):
 		code = CodeQuotaExceeded
+	case errors.Is(err, syscall.ENOSPC):
+		code, message = CodeDiskFull, diskFull
 	case errors.Is(err, session.ErrBusy):
 		code, message = CodeSessionBusy, "A run is already in progress for this session. Wait for it to complete."
 	case errors.Is(err, session.ErrNotPersistent):

@@ -114,6 +114,7 @@ var statusOf = map[engine.Code]int{
 	engine.CodeFileExists:      http.StatusConflict,
 	engine.CodeFileTooLarge:    http.StatusRequestEntityTooLarge,
 	engine.CodeQuotaExceeded:   http.StatusInsufficientStorage,
+	engine.CodeDiskFull:        http.StatusInsufficientStorage,
 	engine.CodeLinkExpired:     http.StatusGone,
 	engine.CodeSessionNotFound: http.StatusNotFound,
 	engine.CodeMaxSessions:     http.StatusServiceUnavailable,

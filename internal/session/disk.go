@@ -121,6 +121,13 @@ func exceeds(u, limit workspace.Usage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
 }
 
+// DiskIsFull reports whether the file system that holds the session's files has hardly any space left.
+func (s *Session) DiskIsFull() bool {
+	const little = 4 << 20 // a write that failed may have left some
+	free, err := s.ws.Free()
+	return err == nil && free < little
+}
+
 // watchDisk calls over once if the workspace outgrows the limit, or what no walk sees fills the disk. After stop has
 // returned it does nothing any more. A run that is over before the first walk costs a timer.
 func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop func()) {
