@@ -2,7 +2,7 @@
 reads and writes on descriptor 3.
 
 Variables, imports, the working directory and os.environ live on in one namespace. Each cell has its own stdout and stderr: pipes
-that the agent reads until the cell has ended. The value of a cell's last expression is shown. What threads and tasks of an earlier
+that the agent reads, also what a child process prints later. The value of a cell's last expression is shown. What threads and tasks of an earlier
 cell print is late output: the next cell's stdout has it, between two lines that say so.
 """
 
