@@ -43,7 +43,7 @@ test: ## Install what the tests need, then run every test and each fuzz target b
 	@scripts/setup test
 	@$(MAKE) --no-print-directory build
 	@ENGINE_MEANWHILE='scripts/timed environments $(MAKE) --no-print-directory test-environments && scripts/timed vet $(GO) vet ./... && scripts/timed web scripts/web check' \
-		scripts/engine run scripts/timed tests $(GO) test -race -count=1 -timeout 20m ./...
+		scripts/engine run scripts/timed tests $(GO) test -race -count=1 -timeout 40m ./...
 	@scripts/timed fuzzing scripts/fuzz 3000x
 
 test-environments: $(SERVER)

@@ -137,3 +137,20 @@ import matplotlib.pyplot
 		})
 	}
 }
+
+// TestForkedCell: a child that code forks and does not end, ends with its cell. It would take every other cell after that.
+func TestForkedCell(t *testing.T) {
+	s := serve(t)
+	got := s.cell(t, "f", "python", "import os\nchild = os.fork()\nx = 'parent' if child else 'child'\nif child: print(os.waitpid(child, 0)[1])").Stdout
+	for range 4 {
+		got += s.cell(t, "f", "python", "x").Stdout
+	}
+	if want := "0\n" + strings.Repeat("'parent'\n", 4); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	// Nor does what code writes over the driver's notes cost the interpreter.
+	s.cell(t, "f", "python", "import threading\nthreading.current_thread().sandbox_cell = 'x'\nthreading.Timer(0.01, print, ['late']).start()")
+	if got := s.cell(t, "f", "python", "x").Stdout; !strings.HasSuffix(got, "'parent'\n") {
+		t.Errorf("after the driver's notes were changed: %q", got)
+	}
+}

@@ -478,17 +478,14 @@ def main():
         Cell.started_by.set(Cell.number)
         sys.stdout, sys.stderr = Stream.of(1), Stream.of(2)  # what is still in those before is late
         redirect(directory)
-        print_late()
+        attempt(print_late)
         sys.stdin = open(os.devnull)
         with open(os.path.join(directory, "code"), encoding="utf-8", errors="surrogateescape") as f:
             code = f.read()
         filename = f"<cell {number}>"
         remember_source(filename, code)
         restore_environment = apply_environment(directory)
-        try:
-            adopt_pools()
-        except Exception:  # a cell has put something else in its place
-            pass
+        attempt(adopt_pools)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             exit_code = cell_exit_code(code, filename, namespace)
@@ -502,18 +499,26 @@ def main():
             exit_code = 1
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if os.getpid() != PID:  # a child that the code has forked and not ended: it must not take the next cells
+            attempt(flush)
+            os._exit(exit_code)
         end_cell(restore_environment)
         tell(f"result {number} {exit_code}")
 
 
-def end_cell(restore_environment):
-    """Ends the cell, whatever the user's code has put in place of what this uses."""
-    for step in (getattr(FIGURES, "recover", None), flush, restore_environment, print_late):
+def attempt(*steps):
+    """Takes each step that there is, whatever the user's code has put in place of what it uses."""
+    for step in steps:
         try:
             if step is not None:
                 step()
         except Exception:
             pass
+
+
+def end_cell(restore_environment):
+    """Ends the cell."""
+    attempt(getattr(FIGURES, "recover", None), flush, restore_environment, print_late)
     redirect(None)
     Cell.directory = None
 
