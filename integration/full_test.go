@@ -64,7 +64,7 @@ func TestFullWorkspace(t *testing.T) {
 					run(session, language, map[string]string{"shell": ":", "python": "1", "javascript": "1", "typescript": "1"}[language])
 				}
 				fill := s.run(t, session, "shell", "head -c 1500000 /dev/zero > a; head -c 1500000 /dev/zero > b")
-				if fill.Cause != "disk_quota" || !strings.Contains(fill.Hint, "code can delete") {
+				if fill.Cause != "disk_quota" || !strings.Contains(fill.Hint, "Delete some first: until then a run is stopped when its files grow") {
 					t.Fatalf("filling: %+v", fill)
 				}
 				if r := run(session, language, code.remove); r != (outcome{stdout: "removed\n"}) {

@@ -148,7 +148,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 			shown[wire.TypeStdout].hide(secrets)
 			shown[wire.TypeStderr].hide(secrets)
 		}),
-		Started: func() { close(run.begun) },
+		Started: run.begin,
 		Display: func(mime string, data []byte) {
 			res.Displays = append(res.Displays, newDisplay(mime, data, shown[wire.TypeStdout].redact))
 		},

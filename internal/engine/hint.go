@@ -66,7 +66,7 @@ func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
 	case sandbox.CauseOutputLimit:
 		return "The program was stopped because it printed too much. Write large output to a file in /data instead."
 	case sandbox.CauseDiskQuota:
-		return e.quotaHint()
+		return e.quotaHint(res)
 	case sandbox.CausePIDsLimit:
 		return tooManyProcesses(limits)
 	case sandbox.CauseKilled:
@@ -85,7 +85,7 @@ func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
 	if res.Success() {
 		return ""
 	}
-	if hint := e.stderrHint(res.Stderr, r, network, limits); hint != "" {
+	if hint := e.stderrHint(res, r, network, limits); hint != "" {
 		return hint
 	}
 	if res.Signal != 0 {
@@ -119,8 +119,12 @@ func signalName(n int) string {
 // lastOf is the part of stderr in which a known failure is looked for.
 func lastOf(stderr []byte) []byte { return stderr[max(0, len(stderr)-hintWindow):] }
 
-func (e *Engine) stderrHint(stderr []byte, r runner.Runner, network bool, limits sandbox.Limits) string {
-	p := lastOf(stderr)
+func (e *Engine) stderrHint(res Result, r runner.Runner, network bool, limits sandbox.Limits) string {
+	p := lastOf(res.Stderr)
+	owner := "run"
+	if res.Persistent {
+		owner = "interpreter"
+	}
 	// The last error is the one that ended the program.
 	if m := noModule.FindAllSubmatch(p, -1); m != nil {
 		have := "Only the standard library is there."
@@ -136,11 +140,11 @@ func (e *Engine) stderrHint(stderr []byte, r runner.Runner, network bool, limits
 		}
 		return "This server gives no network to code. Upload the data as a file instead."
 	case readOnly.Match(p):
-		return "Only /data (also reachable as /mnt/data and /workspace) and /tmp can be written to. Files in /data are kept; /tmp ends with the run."
+		return "Only /data (also reachable as /mnt/data and /workspace) and /tmp can be written to. Files in /data are kept; /tmp ends with the " + owner + "."
 	case noMemory.Match(p):
 		return outOfMemory(limits)
 	case noSpace.Match(p):
-		return fmt.Sprintf("The run's private /tmp holds at most %s. Write larger files to /data.", size(limits.TmpBytes))
+		return fmt.Sprintf("The %s's private /tmp holds at most %s. Write larger files to /data.", owner, size(limits.TmpBytes))
 	case noProcess.Match(p):
 		return tooManyProcesses(limits)
 	case fileTooBig.Match(p):
@@ -149,7 +153,7 @@ func (e *Engine) stderrHint(stderr []byte, r runner.Runner, network bool, limits
 	return ""
 }
 
-func (e *Engine) quotaHint() string {
+func (e *Engine) quotaHint(res Result) string {
 	var most []string
 	if n := e.cfg.Quota.Bytes; n > 0 {
 		most = append(most, size(n))
@@ -157,8 +161,16 @@ func (e *Engine) quotaHint() string {
 	if n := e.cfg.Quota.Files; n > 0 {
 		most = append(most, fmt.Sprintf("%d files", n))
 	}
-	return fmt.Sprintf("The files in /data, deleted ones that are still open included, exceed the quota (%s) or the disk. Delete some first: until then code can delete but not write.",
-		strings.Join(most, " in "))
+	what := "The"
+	switch res.ExitCode {
+	case -1:
+		what = "The run was stopped: the"
+	case 0:
+		what = "The code ran to its end, but the"
+	}
+	return fmt.Sprintf("%s files in /data, deleted ones that are still open included, exceed the quota (%s) or the disk. "+
+		"Delete some first: until then a run is stopped when its files grow, and a fresh process can write no file larger than 1 MB.",
+		what, strings.Join(most, " in "))
 }
 
 func outOfMemory(l sandbox.Limits) string {

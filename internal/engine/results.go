@@ -231,7 +231,7 @@ func (e *Engine) storedResult(ctx context.Context, caller session.Caller, id str
 	case row.Running():
 		res := sr.Result
 		if running {
-			res.Running = true
+			res.Running, res.TimeLeft = true, res.Timeout // the time of its start is not stored
 			return res, nil
 		}
 		// Also when it was ours: it is not going, and its end could not be stored.

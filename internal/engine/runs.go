@@ -47,8 +47,9 @@ type run struct {
 	tape       tape
 	printed    signal // wakes those who follow
 	listeners  map[*listener]struct{}
-	waits      *waits // nil while it waits for no other run
-	background bool   // it goes on without the one who started it
+	waits      *waits    // nil while it waits for no other run
+	sent       time.Time // when the code was sent to its sandbox
+	background bool      // it goes on without the one who started it
 	ended      bool
 
 	// Set before done is closed.
@@ -95,6 +96,14 @@ func (r *run) wait(w *waits) {
 	}
 }
 
+// begin notes that the code has been sent to its sandbox.
+func (r *run) begin() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sent = time.Now()
+	close(r.begun)
+}
+
 // queue is what the run waits for; nil: nothing.
 func (r *run) queue() *Queue {
 	r.mu.Lock()
@@ -136,8 +145,12 @@ func (r *run) listen(l listener) (stop func()) {
 func (r *run) state(cursor int64) Result {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	left := r.req.Timeout
+	if !r.sent.IsZero() {
+		left = max(0, left-time.Since(r.sent))
+	}
 	return Result{
-		Running: true, RunID: r.id, Session: r.req.Session, Runner: r.runner, Tool: r.req.Tool, Started: r.started,
+		Running: true, TimeLeft: left, RunID: r.id, Session: r.req.Session, Runner: r.runner, Tool: r.req.Tool, Started: r.started,
 		Timeout: r.req.Timeout, Persistent: r.req.Persistent, Once: r.req.Once, Recent: r.tape.since(cursor, false),
 		Queued: r.waits.queue(),
 	}
@@ -191,7 +204,7 @@ func (rs *runs) add(r *run, limit int) error {
 	case rs.closed:
 		return session.ErrClosed
 	case limit > 0 && rs.backgroundLocked(r) >= limit:
-		return session.ErrBusy
+		return session.ErrTooManyRuns
 	}
 	rs.byID[r.id] = r
 	return nil

@@ -63,6 +63,9 @@ func TestBackground(t *testing.T) {
 		if err != nil || !first.Running || string(first.Recent.Data) != "one\n" || time.Since(start) != 10*time.Second {
 			t.Fatalf("after one step and %v: %+v, %v", time.Since(start), first, err)
 		}
+		if res.TimeLeft != res.Timeout || res.Timeout == 0 || first.TimeLeft != max(0, res.Timeout-10*time.Second) {
+			t.Errorf("of %v, there are left %v at the start, and %v after 10 s", res.Timeout, res.TimeLeft, first.TimeLeft)
+		}
 		var streamed strings.Builder
 		go func() { time.Sleep(time.Second); steps <- "two\n"; close(steps) }() // while it is waited for
 		last, err := r.WaitRun(t.Context(), session.Local, id, WaitRequest{Timeout: time.Hour, Cursor: first.Recent.Cursor,
@@ -135,10 +138,13 @@ func TestBackground(t *testing.T) {
 			ids = append(ids, res.RunID)
 		}
 		for name, req := range map[string]Request{
-			"a third": {Session: "x", Runner: "python", Background: true}, "run_python": {Session: "x", Runner: "python", Artifacts: true},
+			"run_code": {Session: "x", Runner: "python"}, "a third": {Session: "x", Runner: "python", Background: true}, "run_python": {Session: "x", Runner: "python", Artifacts: true},
 			"run_python in the background": {Session: "x", Runner: "python", Artifacts: true, Background: true},
 		} {
-			if _, err := r.Run(t.Context(), session.Local, req); codeOf(err) != CodeSessionBusy {
+			_, err := r.Run(t.Context(), session.Local, req)
+			if codeOf(err) != CodeSessionBusy {
+				t.Errorf("%s: %v", name, err)
+			} else if limited := strings.HasSuffix(err.Error(), "Wait for it to complete. There are at most 2 runs of a session at a time."); limited != (name != "run_python") {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

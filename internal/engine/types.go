@@ -97,6 +97,8 @@ type Result struct {
 	Running bool
 	// Queued is what the run waits for. It is not nil while a run that is Running has not begun for that reason.
 	Queued *Queue `json:",omitempty"`
+	// TimeLeft is the most that the code may still take, of a run that is Running.
+	TimeLeft time.Duration `json:"-"`
 	// Recent is what was printed since the cursor that was given; of background runs only.
 	Recent Output
 

@@ -17,6 +17,9 @@ import (
 // maxEnvBytes bounds a run's environment. It is also the most that the kernel takes in one variable.
 const maxEnvBytes = 128 << 10
 
+// busy is contract 4's sentence.
+const busy = "A run is already in progress for this session. Wait for it to complete."
+
 func refuse(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
@@ -125,8 +128,10 @@ func (e *Engine) wrap(err error) error {
 		code = CodeQuotaExceeded
 	case errors.Is(err, syscall.ENOSPC):
 		code, message = CodeDiskFull, diskFull
+	case errors.Is(err, session.ErrTooManyRuns):
+		code, message = CodeSessionBusy, busy+fmt.Sprintf(" There are at most %d runs of a session at a time.", e.cfg.Sessions.MaxRunsPerSession())
 	case errors.Is(err, session.ErrBusy):
-		code, message = CodeSessionBusy, "A run is already in progress for this session. Wait for it to complete."
+		code, message = CodeSessionBusy, busy
 	case errors.Is(err, session.ErrNotPersistent):
 		code, message = CodeNotPersistent, "This language keeps no state between runs. Leave out the session."
 	case errors.As(err, &full):

@@ -30,8 +30,8 @@ func (e *fakeEngine) CancelRun(_ context.Context, caller session.Caller, id stri
 // TestLongWork: what a plain caller and a client see of runs in the background.
 func TestLongWork(t *testing.T) {
 	p := newProduct(t)
-	const goOn = "The code goes on running, for 60 seconds at most. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it."
-	going := engine.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run_code", Timeout: time.Minute,
+	const goOn = "The code goes on running, for 13 seconds at most. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it."
+	going := engine.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run_code", Timeout: time.Minute, TimeLeft: 12_100 * time.Millisecond,
 		Recent: engine.Output{Data: []byte("so far\n"), Cursor: 7}}
 	ended := engine.Result{RunID: "run_1", Session: "s", Tool: "run_code", Stdout: []byte("so far\nall\n"), Duration: time.Second,
 		Recent: engine.Output{Data: []byte("all\n"), Cursor: 11}}

@@ -124,7 +124,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, mounts sandbox.Sources
 		return nil, nil, errEnded
 	}
 	if limit := m.cfg.MaxRunsPerSession; limit > 0 && s.runs >= limit {
-		return nil, nil, ErrBusy
+		return nil, nil, ErrTooManyRuns
 	}
 	now := time.Now()
 	var forgotten []*Session

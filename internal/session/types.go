@@ -26,8 +26,10 @@ var (
 	ErrNotFound = errors.New("session not found")
 	// ErrMaxSessions says that every sandbox the server may have is in use.
 	ErrMaxSessions = errors.New("too many sessions are running code; try again when one of them has finished")
-	// ErrBusy says that the session has as many runs going as it may have.
-	ErrBusy = errors.New("the session is busy: too many runs at once; wait for one to finish")
+	// ErrBusy says that another run of the session is in the way.
+	ErrBusy = errors.New("the session is busy: another run is in progress; wait for it to finish")
+	// ErrTooManyRuns is an ErrBusy that says that the session has as many runs going as it may have.
+	ErrTooManyRuns = fmt.Errorf("%w, there are as many as a session may have", ErrBusy)
 	// ErrNotPersistent says that the runner has no interpreter that could live on.
 	ErrNotPersistent = errors.New("this runner cannot keep state between runs")
 	// ErrClosed says that the manager has been closed.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -304,5 +305,5 @@ func (t *toolset) nextStep(res engine.Result) string {
 			queueOf(res.Queued), res.Timeout.Seconds(), cancel)
 	}
 	return fmt.Sprintf("The code goes on running, for %g seconds at most. Call wait_run with the run_id and the cursor for more output and the result%s.",
-		res.Timeout.Seconds(), cancel)
+		max(1, math.Ceil(res.TimeLeft.Seconds())), cancel)
 }
