@@ -47,7 +47,7 @@ func (s *server) lateSteps(t *testing.T, session, env string, steps []lateStep) 
 // TestLateOutput: what threads, tasks and timers print when their cell has ended comes with the next result, marked and bounded.
 func TestLateOutput(t *testing.T) {
 	s := serve(t)
-	s.cell(t, "l", "python", "import threading; threading.Timer(0.05, print, ['tick']).start()")
+	s.cell(t, "l", "python", "import threading; threading.Timer(1, print, ['tick']).start()")
 	if late := s.awaitLate(t, "l", "python", "1"); late != "[late output of cell 1]\ntick\n[end of late output]\n" {
 		t.Errorf("a timer: %q", late)
 	}
@@ -64,17 +64,17 @@ func TestLateOutput(t *testing.T) {
 		{"go.set(); done.wait(); print('mine')", "mine\n", "[late output of cell 9]\n" + strings.Repeat(strings.Repeat("x", 999)+"\n", 8) + strings.Repeat("x", 192) + "\n[9991808 bytes of late output were left out]\n[end of late output]\n"},
 		{"print('mine')", "mine\n", ""},
 	})
-	s.cell(t, "e", "python", "import threading; threading.Timer(0.05, lambda: 1/0).start()")
+	s.cell(t, "e", "python", "import threading; threading.Timer(1, lambda: 1/0).start()")
 	if late := s.awaitLate(t, "e", "python", "1"); !strings.Contains(late, "ZeroDivisionError") {
 		t.Errorf("an error in a timer: %q", late)
 	}
 
 	for _, env := range []string{"javascript", "typescript"} {
-		s.cell(t, env, env, "setTimeout(() => console.log('tick'), 20)\nvoid 0")
+		s.cell(t, env, env, "setTimeout(() => console.log('tick'), 1000)\nvoid 0")
 		if late := s.awaitLate(t, env, env, "1"); late != "[late output of cell 1]\ntick\n[end of late output]\n" {
 			t.Errorf("%s: a timer: %q", env, late)
 		}
-		s.cell(t, env+"-error", env, "setTimeout(() => { throw new Error('too late') }, 20); void 0")
+		s.cell(t, env+"-error", env, "setTimeout(() => { throw new Error('too late') }, 1000); void 0")
 		if late := s.awaitLate(t, env+"-error", env, "1"); !strings.Contains(late, "[late output of cell 1]\n") || !strings.Contains(late, "too late") {
 			t.Errorf("%s: an error in a timer: %q", env, late)
 		}
