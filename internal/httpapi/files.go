@@ -3,11 +3,13 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/url"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -126,7 +128,7 @@ func (f *files) fail(w http.ResponseWriter, r *http.Request, err error) {
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		writeError(w, r, http.StatusRequestEntityTooLarge, "the file is larger than the server takes (SANDBOX_MAX_UPLOAD_BYTES)")
+		writeError(w, r, http.StatusRequestEntityTooLarge, "the file is larger than "+size(tooLarge.Limit)+", the most that this server takes")
 	case errors.As(err, &refusal) && statusOf[refusal.Code] != 0:
 		writeError(w, r, statusOf[refusal.Code], refusal.Message)
 	case errors.Is(err, fs.ErrNotExist):
@@ -165,4 +167,12 @@ func encodeExtValue(s string) string {
 		b.WriteByte(hex[c&15])
 	}
 	return b.String()
+}
+
+// size is a number of bytes for people.
+func size(n int64) string {
+	if n < 1<<20 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	return strconv.FormatFloat(float64(n)/(1<<20), 'g', 4, 64) + " MB"
 }

@@ -258,7 +258,7 @@ func TestUpload(t *testing.T) {
 	if w := put(link, "again", 5); w.Code != http.StatusGone {
 		t.Errorf("second PUT = %d %s", w.Code, w.Body)
 	}
-	if w := put(s.signer.UploadURL("chat-1", "big", "t2", future), strings.Repeat("x", 1001), -1); w.Code != 413 {
+	if w := put(s.signer.UploadURL("chat-1", "big", "t2", future), strings.Repeat("x", 1001), -1); w.Code != 413 || !strings.Contains(w.Body.String(), "larger than 1000 bytes") {
 		t.Errorf("PUT over the limit without a length = %d %s", w.Code, w.Body)
 	}
 	if _, err := os.Stat(filepath.Join(s.dir, "big")); !errors.Is(err, fs.ErrNotExist) {

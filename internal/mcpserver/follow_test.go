@@ -42,7 +42,7 @@ func TestFollowRun(t *testing.T) {
 		{"a time limit", engine.Result{
 			RunID: "run_1", Cause: sandbox.CauseTimeout, Timeout: time.Minute, Hint: "ask for more time with timeout_seconds", Stdout: []byte("all"),
 			Recent: engine.Output{Cursor: 3},
-		}, []string{`"status":"completed"`, `"hint":"Execution timed out after 60 seconds. Do less in one run, raise the time limit in the settings (at most 600 seconds), or`, `"stdout":""`}},
+		}, []string{`"status":"completed"`, `"hint":"Do less in one run, raise the time limit in the settings (at most 600 seconds), or`, `"stdout":""`}},
 		{"a run of which nothing was kept in order", engine.Result{RunID: "run_1", Stdout: []byte("all")}, []string{`"stdout":"all"`, `"cursor":0`}},
 		{"no network", engine.Result{RunID: "run_1", ExitCode: 1, Hint: engine.NoNetworkHint}, []string{`"hint":"This run had no network access. It can be turned on in the settings."`}},
 	} {

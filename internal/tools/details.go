@@ -147,7 +147,8 @@ func (t *toolset) hintForPeople(res engine.Result) string {
 		if res.Timeout < t.maxTimeout {
 			more = fmt.Sprintf("raise the time limit in the settings (at most %g seconds), ", t.maxTimeout.Seconds())
 		}
-		return res.TimeoutMessage() + ". Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
+		// That the time was up, and how much it was, is told by the cause and the duration.
+		return "Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
 	case res.Hint == engine.NoNetworkHint:
 		return "This run had no network access. It can be turned on in the settings."
 	}
