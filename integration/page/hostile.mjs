@@ -174,6 +174,7 @@ export const hostile = {
     const offered = await v.at("services").locator("a").evaluateAll((all) => all.map((a) => [a.protocol, a.rel, a.target].join()));
     assert.ok(offered.every((a) => a === "http:,noopener,_blank"), `${offered}`);
     await v.at("settings-close").click();
+    await v.paste("x");
     await v.at("run").click();
     await v.ended("failed");
     await unharmed(v);

@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { ask, call, config, launch, tell, Visitor } from "./harness.mjs";
 import { hostile } from "./hostile.mjs";
+import { impatience } from "./impatience.mjs";
 import { settings } from "./settings.mjs";
 import { work } from "./work.mjs";
 
@@ -344,6 +345,7 @@ const stories = {
   ...settings,
   ...work,
   ...hostile,
+  ...impatience,
 };
 
 // Told when all others have been: what they do, everybody would notice.

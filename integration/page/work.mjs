@@ -4,11 +4,11 @@ import net from "node:net";
 import { call, config, Visitor } from "./harness.mjs";
 
 /** Code that prints its first words, waits for the file "go", and prints more. */
-const waiting = (first, last) => `import os, sys, time\nprint("${first}", flush=True)\nprint("oops", file=sys.stderr, flush=True)\nwhile not os.path.exists("/data/go"): time.sleep(0.02)\nprint("${last}")`;
-const go = (session_id) => call("upload_file", { session_id, filename: "go", content: "Z28=" });
+export const waiting = (first, last) => `import os, sys, time\nprint("${first}", flush=True)\nprint("oops", file=sys.stderr, flush=True)\nwhile not os.path.exists("/data/go"): time.sleep(0.02)\nprint("${last}")`;
+export const go = (session_id) => call("upload_file", { session_id, filename: "go", content: "Z28=" });
 
-const code = (page) => page.getByTestId("editor").locator(".cm-content").innerText();
-const arrived = (page) => page.getByTestId("language-select").locator("option[value=shell]").waitFor({ state: "attached" });
+export const code = (page) => page.getByTestId("editor").locator(".cm-content").innerText();
+export const arrived = (page) => page.getByTestId("language-select").locator("option[value=shell]").waitFor({ state: "attached" });
 
 /** A way to the server that can be cut. */
 async function cuttable() {
@@ -321,7 +321,10 @@ sales`,
     await v.row("c.txt").getByTestId("file-delete").focus();
     await v.page.keyboard.press("Enter");
     await v.at("confirm-dialog").waitFor();
-    await v.page.keyboard.press("Enter");
+    await v.page.keyboard.press("Enter"); // the careful answer is the one at hand
+    await v.at("confirm-dialog").waitFor({ state: "detached" });
+    await v.row("c.txt").getByTestId("file-delete").press("Enter");
+    await v.at("confirm-yes").press("Enter");
     await v.row("c.txt").waitFor({ state: "detached" });
     await v.page.keyboard.press("Enter"); // once too often: it opens the next file, and does not ask to delete it
     await v.at("preview-dialog").or(v.at("confirm-dialog")).waitFor();

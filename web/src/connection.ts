@@ -1,5 +1,5 @@
 // Whether the server is there, and the banner that says when it is not.
-import { byId, h, iconButton } from "./dom.ts";
+import { announce, byId, h, iconButton } from "./dom.ts";
 import { CallError, type Client } from "./mcp.ts";
 
 const banner = byId("banner");
@@ -20,6 +20,7 @@ export function hideBanner(kind?: string): void {
   banner.hidden = true;
   banner.replaceChildren();
   delete banner.dataset["kind"];
+  shownKind = "";
 }
 
 interface Events {
@@ -34,6 +35,7 @@ export class Connection {
   #wake: () => void = () => {};
   #stop = new AbortController();
   #isOnline = false;
+  #failures = 0; // tries since it was there
   #waiting: (() => void)[] = [];
 
   constructor(
@@ -42,6 +44,31 @@ export class Connection {
     private readonly on: Events,
   ) {
     document.addEventListener("visibilitychange", () => this.reconnect());
+    // A browser that is offline may reach a server on its own machine all the same: only a try tells.
+    for (const name of ["online", "offline"]) {
+      addEventListener(name, () => {
+        this.#isOnline = false;
+        this.#failures = 0;
+        this.reconnect();
+      });
+    }
+  }
+
+  /** Whether the server is known to be out of reach. */
+  get down(): boolean {
+    return this.#failures > 0 || (!navigator.onLine && !this.#isOnline);
+  }
+
+  /** Says that nothing can be run now. */
+  refuse(): void {
+    const text = "Not run: the server cannot be reached. Run it again when this message has gone.";
+    this.#showOffline(text);
+    announce(text);
+    this.reconnect();
+  }
+
+  #showOffline(text: string): void {
+    showBanner("offline", text, { label: "Try now", act: () => this.reconnect() });
   }
 
   /** Tries at once, with what has changed: the key, or whether anybody looks. */
@@ -52,7 +79,6 @@ export class Connection {
 
   /** Never returns. A page that nobody looks at holds no connection: browsers have few for one server. */
   async watch(): Promise<never> {
-    let failures = 0;
     let lost = true;
     for (;;) {
       this.#stop = new AbortController();
@@ -66,8 +92,6 @@ export class Connection {
         await this.client.presence(
           this.#stop.signal,
           () => {
-            failures = 0;
-            hideBanner("offline");
             this.#online(lost);
             lost = false;
           },
@@ -93,8 +117,8 @@ export class Connection {
           continue;
         }
         lost = true;
-        const wait = Math.min(15_000, 500 * 2 ** failures++);
-        showBanner("offline", "The server cannot be reached. Trying again…", { label: "Try now", act: () => this.reconnect() });
+        const wait = Math.min(15_000, 500 * 2 ** this.#failures++);
+        if (shownKind !== "offline") this.#showOffline("The server cannot be reached. Trying again…");
         await this.#sleep(wait);
       }
     }
@@ -102,6 +126,8 @@ export class Connection {
 
   #online(lost: boolean): void {
     this.#isOnline = true;
+    this.#failures = 0;
+    hideBanner("offline");
     for (const resolve of this.#waiting.splice(0)) resolve();
     if (lost) this.on.online();
   }

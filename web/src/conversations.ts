@@ -16,10 +16,10 @@ interface Listed {
 
 /** What ids the server takes: printable characters, without separators. */
 export function idProblem(id: string): string {
-  if (id === "") return "A conversation needs an id.";
-  if (/[\s/\\\p{C}]/u.test(id)) return "An id has no spaces, slashes or control characters.";
-  if (id === "." || id === ".." || id.startsWith("~")) return "An id is not a dot and does not begin with a tilde.";
-  return new TextEncoder().encode(id).length > 128 ? "An id has 128 characters at most." : "";
+  if (id === "") return "A conversation needs a name.";
+  if (/[\s/\\\p{C}]/u.test(id)) return "The name of a conversation has no spaces, slashes or control characters.";
+  if (id === "." || id === ".." || id.startsWith("~")) return "The name of a conversation is not a dot and does not begin with a tilde.";
+  return new TextEncoder().encode(id).length > 128 ? "The name of a conversation has 128 characters at most." : "";
 }
 
 export function newId(): string {

@@ -60,6 +60,6 @@ export function numericColumns(rows: string[][]): boolean[] {
   const width = rows.reduce((n, r) => Math.max(n, r.length), 0);
   return Array.from({ length: width }, (_, c) => {
     const values = rows.map((r) => (r[c] ?? "").trim()).filter((v) => v !== "");
-    return values.length > 0 && values.every((v) => /^[-+]?(\d[\d,_]*\.?\d*|\.\d+)(e[-+]?\d+)?%?$|^(nan|inf|-inf|…)$/i.test(v));
+    return values.length > 0 && values.every((v) => /^[-+]?(\d[\d,_]*\.?\d*|\.\d+)(e[-+]?\d+)?%?$|^(nan|inf|-inf|…|\.\.\.)$/i.test(v));
   });
 }

@@ -118,6 +118,7 @@ export function announce(text: string): void {
 export function ask(question: string, detail: string, yes: string, kind: "danger" | "primary" = "danger"): Promise<boolean> {
   return new Promise((resolve) => {
     const confirm = h("button", { type: "submit", class: `button ${kind}`, value: "yes", "data-testid": "confirm-yes" }, yes);
+    const cancel = h("button", { type: "submit", class: "button", value: "no", "data-testid": "confirm-no" }, "Cancel");
     const dialog = h(
       "dialog",
       { class: "dialog small", "aria-labelledby": "ask-title", "data-testid": "confirm-dialog" },
@@ -125,7 +126,7 @@ export function ask(question: string, detail: string, yes: string, kind: "danger
         "form",
         { method: "dialog" },
         h("div", {}, h("h2", { id: "ask-title" }, question), h("p", { class: "muted" }, detail)),
-        h("div", { class: "actions" }, h("button", { type: "submit", class: "button", value: "no" }, "Cancel"), confirm),
+        h("div", { class: "actions" }, cancel, confirm),
       ),
     );
     dialog.addEventListener("close", () => {
@@ -136,7 +137,7 @@ export function ask(question: string, detail: string, yes: string, kind: "danger
     dialog.addEventListener("keydown", (event) => event.repeat && event.key === "Enter" && event.preventDefault());
     document.body.append(dialog);
     dialog.showModal();
-    confirm.focus();
+    (kind === "danger" ? cancel : confirm).focus();
   });
 }
 

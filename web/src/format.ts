@@ -44,6 +44,11 @@ export function causeText(cause: string): string {
   return causes.get(cause) ?? cause.replaceAll("_", " ");
 }
 
+/** With a capital at its beginning and a full stop at its end. */
+export function sentence(text: string): string {
+  return text && text.charAt(0).toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : ".");
+}
+
 /** A name that shows what is in it: characters that are not seen, or turn the order of others around, become marks. */
 export function visible(name: string): string {
   return name.replace(/[\p{C}\u2028\u2029]/gu, "\ufffd");

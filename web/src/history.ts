@@ -1,13 +1,16 @@
 // The runs of a conversation: what ran, how it ended; any of them can be shown, edited or run again.
 import { byId, h, iconButton, keepFocus } from "./dom.ts";
-import { age, duration } from "./format.ts";
+import { age, causeText, duration } from "./format.ts";
 import type { Listed } from "./runs.ts";
 import { cells, newId, type Cell } from "./store.ts";
+import { showToast } from "./toast.ts";
 
 interface Events {
   show(cell: Cell): void;
   edit(cell: Cell): void;
   rerun(cell: Cell): void;
+  /** Runs are back that were removed. */
+  restored(): void;
 }
 
 const words = { running: "running", ok: "done", failed: "failed", stopped: "stopped", error: "not run", lost: "result gone" };
@@ -21,8 +24,14 @@ export class HistoryPane {
 
   constructor(private readonly on: Events) {
     byId("history-clear").addEventListener("click", () => {
-      cells.clear(this.#conversation, [...this.#cells, ...this.#listed].map((run) => run.runId));
+      const restore = cells.clear(this.#conversation, [...this.#cells, ...this.#listed].map((run) => run.runId));
       this.refresh();
+      const undo = () => {
+        restore();
+        this.learn(this.#listed);
+        this.on.restored();
+      };
+      showToast("The history was cleared.", { label: "Undo", act: undo });
     });
     cells.watch((conversation) => conversation === this.#conversation && this.refresh());
     setInterval(() => this.#render(), 30_000);
@@ -40,6 +49,11 @@ export class HistoryPane {
     return this.#cells.filter((c) => c.outcome === "running" && !c.foreign);
   }
 
+  /** The last run that has ended and whose result the server may have. */
+  last(): Cell | undefined {
+    return this.#cells.findLast((c) => c.runId !== "" && ["ok", "failed", "stopped"].includes(c.outcome));
+  }
+
   refresh(): void {
     const all = cells.all(this.#conversation);
     // Another tab's run may have been taken for another client's, before its cell was here.
@@ -50,7 +64,7 @@ export class HistoryPane {
 
   /** Adds a run that begins. */
   add(conversation: string, run: Pick<Cell, "code" | "language" | "keep">): Cell {
-    const cell: Cell = { id: newId(), runId: "", foreign: false, at: Date.now(), outcome: "running", duration: 0, ...run };
+    const cell: Cell = { id: newId(), runId: "", foreign: false, at: Date.now(), outcome: "running", cause: "", duration: 0, ...run };
     cells.put(conversation, cell);
     if (conversation === this.#conversation) this.mark(cell.id);
     return cell;
@@ -61,12 +75,13 @@ export class HistoryPane {
     this.#listed = listed;
     this.refresh();
     const cleared = cells.cleared(this.#conversation);
-    const known = new Map(this.#cells.flatMap((c) => [[c.id, c], [c.runId, c]] as const));
+    // A run that was never started has no id, as other clients' runs have no tag: that makes no two of them the same.
+    const known = new Map(this.#cells.flatMap((c) => [[c.id, c], [c.runId, c]] as const).filter(([id]) => id !== ""));
     for (const run of listed) {
       const cell = known.get(run.tag) ?? known.get(run.runId);
-      if (cell?.foreign && cell.outcome !== run.outcome) cells.update(this.#conversation, cell.id, { outcome: run.outcome, duration: run.duration });
+      if (cell?.foreign && cell.outcome !== run.outcome) cells.update(this.#conversation, cell.id, { outcome: run.outcome, cause: run.cause, duration: run.duration });
       if (cell || cleared.includes(run.runId)) continue;
-      cells.put(this.#conversation, { id: run.runId, runId: run.runId, foreign: true, language: run.runner, code: "", keep: false, at: run.started, outcome: run.outcome, duration: run.duration });
+      cells.put(this.#conversation, { id: run.runId, runId: run.runId, foreign: true, language: run.runner, code: "", keep: false, at: run.started, outcome: run.outcome, cause: run.cause, duration: run.duration });
     }
     this.refresh();
   }
@@ -84,7 +99,7 @@ export class HistoryPane {
 
   #row(cell: Cell): HTMLElement {
     const title = cell.foreign ? "Run by another client" : firstLine(cell.code);
-    const facts = [cell.language, words[cell.outcome], ...(cell.outcome === "running" ? [] : [duration(cell.duration)]), age(cell.at, Date.now())];
+    const facts = [cell.language, outcomeText(cell), ...(cell.outcome === "running" ? [] : [duration(cell.duration)]), age(cell.at, Date.now())];
     return h(
       "li",
       { class: "row", "data-testid": "history-item", "data-cell": cell.id, "data-outcome": cell.outcome, "data-foreign": cell.foreign ? "true" : null, "aria-current": cell.id === this.#current ? "true" : null },
@@ -104,6 +119,10 @@ export class HistoryPane {
         ),
     );
   }
+}
+
+function outcomeText(cell: Cell): string {
+  return cell.outcome === "failed" && cell.cause !== "" ? causeText(cell.cause).toLowerCase() : words[cell.outcome];
 }
 
 /** The line that tells a piece of code apart: the first that is no comment and no import. */

@@ -1,5 +1,5 @@
 // The output of a program on screen. Short output is laid out as it is and wraps; of long output only the lines in view exist.
-import { strip, type Span, type Style } from "./ansi.ts";
+import { plain, strip, type Span, type Style } from "./ansi.ts";
 import { h } from "./dom.ts";
 import { Lines, spansOf, type Line, type Stream } from "./lines.ts";
 import { windowOf } from "./virtual.ts";
@@ -17,6 +17,8 @@ export class LogView {
   #frame = 0;
   #spacer: HTMLElement | undefined; // of the virtual mode
   #slice: HTMLElement | undefined;
+  #whole = false; // laid out whole, however many lines there were
+  #instead: Line[] | undefined; // the lines that are shown instead of all
 
   #observer = new ResizeObserver(() => this.#schedule());
 
@@ -71,7 +73,7 @@ export class LogView {
   #render(): void {
     const atEnd = this.atEnd;
     const grown = this.#rendered < this.lines.all.length;
-    if (this.lines.all.length > wholeLines) this.#renderWindow();
+    if (this.lines.all.length > wholeLines && !this.#whole) this.#renderWindow();
     else this.#renderWhole();
     this.#rendered = this.lines.all.length;
     if (grown && atEnd) {
@@ -100,26 +102,52 @@ export class LogView {
     }
     this.#changed = Infinity;
     const offset = this.element.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top + this.scroller.scrollTop;
-    const view = windowOf(this.lines.all.length, rowHeight, this.scroller.scrollTop - offset, this.scroller.clientHeight);
+    const lines = this.#instead ?? this.lines.all;
+    const view = windowOf(lines.length, rowHeight, this.scroller.scrollTop - offset, this.scroller.clientHeight);
     this.#spacer.style.height = `${view.height}px`;
     this.#slice!.style.transform = `translateY(${view.top}px)`;
-    this.#slice!.replaceChildren(...this.lines.all.slice(view.first, view.last).map(rowOf));
+    this.#slice!.replaceChildren(...lines.slice(view.first, view.last).map(rowOf));
   }
 
   /**
-   * Shows an element in place of text that was printed to stdout, and returns the line after it. The text is searched for from a line
-   * on. Returns undefined where it is not found, or where only the lines in view exist.
+   * Shows elements in place of texts that were printed to stdout in that order, once all output has come. Returns the ones that have
+   * no place: their text is not found, or so much else was printed that only the lines in view exist. Then a note takes its place.
    */
-  replace(plain: string, from: number, element: HTMLElement): number | undefined {
+  replace(items: { plain: string; element: HTMLElement }[]): Set<HTMLElement> {
     this.flush();
-    if (this.#spacer) return undefined;
-    const place = findText(this.lines.all, plain, from);
-    if (!place) return undefined;
-    this.#rows[place[0]!]!.before(element);
-    for (const i of place) this.#rows[i]!.remove();
-    return place.at(-1)! + 1;
+    const left = new Set<HTMLElement>();
+    const places: { lines: number[]; element: HTMLElement }[] = [];
+    for (const { plain, element } of items) {
+      const lines = findText(this.lines.all, plain, (places.at(-1)?.lines.at(-1) ?? -1) + 1);
+      if (lines) places.push({ lines, element });
+      else left.add(element);
+    }
+    const replaced = new Set(places.flatMap((place) => place.lines));
+    if (replaced.size === 0) return left;
+    if (this.lines.all.length - replaced.size > wholeLines) {
+      const first = new Set(places.map((place) => place.lines[0]!));
+      this.#instead = this.lines.all.flatMap((line, i) => (first.has(i) ? [belowNote] : replaced.has(i) ? [] : [line]));
+      this.#renderWindow();
+      for (const { element } of places) left.add(element);
+      return left;
+    }
+    if (this.#spacer) this.#layOutWhole();
+    for (const { lines, element } of places) this.#rows[lines[0]!]!.before(h("div", { class: "in-log" }, element));
+    for (const i of replaced) this.#rows[i]!.remove();
+    return left;
+  }
+
+  /** Gives every line a row, since few of them are to stay. */
+  #layOutWhole(): void {
+    this.#spacer = this.#slice = undefined;
+    this.#whole = true;
+    this.element.classList.remove("virtual");
+    this.#rows = this.lines.all.map(rowOf);
+    this.element.replaceChildren(...this.#rows);
   }
 }
+
+const belowNote: Line = { stream: "note", text: "… a table that is shown below …", style: plain };
 
 /** The lines of stdout, from one on, that are text: their indices, undefined when there are none. */
 export function findText(lines: readonly Line[], text: string, from: number): number[] | undefined {

@@ -30,12 +30,14 @@ interface Runner {
 const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?.content ?? "";
 const runTools = ["run", "run_code", "run_python"];
 const keptViews = 30;
+const stopDelay = 500; // ms for which Stop, just shown where Run was, takes no press
 const refreshInterval = 700; // ms between two looks at what other clients do
 
 let runners: Runner[] = [];
 let tools = new Map<string, Tool>();
 let shown: RunView | undefined;
 let language = preferences.get().language ?? "python";
+let unasked: Run | undefined; // whose result is shown since it is the last
 const views = new Map<string, RunView>(); // of cells whose output this page has
 
 keyFromAddress();
@@ -56,7 +58,7 @@ const settings = new Settings(client, {
 });
 const conversation = new ConversationBar(client, openConversation);
 const files = new FilesPane(client, () => conversation.id, trouble, (listed) => cells.learn(listed));
-const cells = new HistoryPane({ show: showCell, edit: editCell, rerun: (cell) => run(cell) });
+const cells = new HistoryPane({ show: showCell, edit: editCell, rerun: (cell) => run(cell), restored: resume });
 const output = byId("output");
 const blank = [...output.childNodes];
 const languages = byId<HTMLSelectElement>("language-select");
@@ -222,24 +224,35 @@ function run(cell?: Cell): void {
   const id = conversation.id;
   if (runs.of(id) || byId<HTMLButtonElement>("run").disabled) return;
   if (key.get() === "") return keyDialog.open();
+  const what = { code: cell?.code ?? editor.code, language: cell?.language ?? language, keep: cell?.keep ?? keep.checked };
+  if (what.code.trim() === "") return showToast("There is no code to run.");
+  if (connection.down) return connection.refuse();
   hideBanner("busy");
   hideBanner("error");
   saveNow();
-  const what = { code: cell?.code ?? editor.code, language: cell?.language ?? language, keep: cell?.keep ?? keep.checked };
   files.settle();
   const started = runs.start(id, cells.add(id, what), ...callOf(what, id));
   show(started.view);
+  byId("stop").ariaDisabled = "true";
+  setTimeout(() => (byId("stop").ariaDisabled = null), stopDelay);
   showRunning();
   announce("Running.");
 }
 
-/** Follows the runs of this conversation that are going, as far as this browser knows, and shows the last one. */
+/** Follows the runs of this conversation that are going, as far as this browser knows, and shows the last one; if there is none, the last result. */
 function resume(): void {
   if (key.get() === "" || !client.detailed || !tools.has("wait_run")) return;
   const going = cells.going().map((cell) => runs.resume(conversation.id, cell));
   if (going.length > 0 && !shown) {
     show(going.at(-1)!.view);
     cells.mark(going.at(-1)!.cell.id);
+  }
+  const last = shown ? undefined : cells.last();
+  if (last) {
+    cells.mark(last.id);
+    const view = views.get(last.id);
+    if (!view) unasked = runs.resume(conversation.id, last);
+    show(view ?? unasked!.view);
   }
   showRunning();
 }
@@ -255,7 +268,10 @@ function showEnd(run: Run): void {
   const oldest = views.keys().next().value;
   if (views.size > keptViews && oldest !== undefined) views.delete(oldest);
   cells.refresh();
-  if (shown === view) {
+  if (run === unasked && shown === view && ["lost", "error"].includes(view.status.state)) {
+    cells.mark("");
+    show(undefined); // nobody has asked for it
+  } else if (shown === view) {
     showStatus(view.status, view.elapsed);
     announce(`${view.status.title}, ${[...view.status.facts, lineCount(view)].join(", ")}.`);
   }
@@ -308,8 +324,9 @@ function showStatus(status: Status, elapsed: number): void {
     if (value === undefined || value === "") delete line.dataset[name];
     else line.dataset[name] = String(value);
   }
-  const facts = status.state === "running" ? [duration(elapsed)] : status.facts;
+  const facts = status.state === "running" && status.facts.length === 0 ? [duration(elapsed)] : status.facts;
   // A line that is too narrow breaks between facts, not in them.
+  byId("stop-other").hidden = !runs.shownIn(shown)?.cell.foreign || !tools.has("cancel_run");
   byId("status-text").replaceChildren(h("b", {}, status.title), ...facts.flatMap((f) => [" ", h("span", { class: "fact" }, `· ${f}`)]));
 }
 
@@ -352,7 +369,13 @@ function setCode(text: string): void {
 // Controls.
 
 byId("run").addEventListener("click", () => run());
-byId("stop").addEventListener("click", () => stop());
+// Stop takes the place of Run: what was the second half of a double click, or a key held down, was not meant for it.
+byId("stop").addEventListener("click", (event) => (event.currentTarget as HTMLElement).ariaDisabled !== "true" && stop());
+byId("stop").addEventListener("keydown", (event) => event.repeat && event.preventDefault());
+byId("stop-other").addEventListener("click", () => {
+  const going = runs.shownIn(shown);
+  if (going) runs.stop(going);
+});
 byId("connect-open").addEventListener("click", () => openConnect(key.get()));
 byId("output-copy").addEventListener("click", (event) => {
   if (shown) void copy(event.currentTarget as HTMLButtonElement, shown.log.lines.text());

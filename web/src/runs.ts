@@ -1,6 +1,6 @@
 // Runs that are going. The server carries them out in the background, so that they outlive this page: it follows their output, and
 // finds them again after a reload or a lost connection.
-import { CallError, type Client, type Tool, type ToolResult } from "./mcp.ts";
+import { CallError, type Client, type Progress, type Tool, type ToolResult } from "./mcp.ts";
 import { detailsKey, RunView } from "./runview.ts";
 import { fields, list, number, text } from "./shape.ts";
 import { cells, type Cell, type Outcome } from "./store.ts";
@@ -11,6 +11,7 @@ export interface Run {
   readonly view: RunView;
   readonly abort: AbortController;
   runId: string;
+  began: number; // Infinity while it waits for another one
   here: boolean; // it ends with the connection
   stopping: boolean;
 }
@@ -38,6 +39,7 @@ export interface Listed {
   runner: string;
   started: number;
   outcome: Outcome;
+  cause: string;
   duration: number;
 }
 
@@ -46,7 +48,7 @@ export function listedOf(value: unknown): Listed[] {
     .map(fields)
     .map((r) => ({
       runId: text(r["run_id"]), tag: text(r["tag"]), runner: text(r["runner"]), started: Date.parse(text(r["started"])) || 0, duration: number(r["duration_ms"]) ?? 0,
-      outcome: outcomeOf(text(r["status"]), text(r["cause"]), number(r["exit_code"])),
+      cause: text(r["cause"]), outcome: outcomeOf(text(r["status"]), text(r["cause"]), number(r["exit_code"])),
     }))
     .filter((r) => r.runId !== "");
 }
@@ -77,6 +79,11 @@ export class Runs {
     return [...this.#going.values()].findLast((run) => run.conversation === conversation && !run.cell.foreign && run.cell.outcome === "running");
   }
 
+  /** The run that a view shows, while it goes. */
+  shownIn(view: RunView | undefined): Run | undefined {
+    return [...this.#going.values()].find((run) => run.view === view && run.cell.outcome === "running");
+  }
+
   /** Runs code. The cell is kept already. */
   start(conversation: string, cell: Cell, tool: string, args: object): Run {
     return this.#go(conversation, cell, (run) => (this.#background(tool) ? this.#startBackground(run, tool, args) : this.#runHere(run, tool, args)));
@@ -103,12 +110,12 @@ export class Runs {
   }
 
   #go(conversation: string, cell: Cell, carryOut: (run: Run) => Promise<void>): Run {
-    const run: Run = { conversation, cell, view: new RunView(this.output, this.nonce), abort: new AbortController(), runId: cell.runId, here: false, stopping: false };
+    const run: Run = { conversation, cell, view: new RunView(this.output, this.nonce), abort: new AbortController(), runId: cell.runId, began: cell.at, here: false, stopping: false };
     this.#going.set(cell.id, run);
     const again = cell.outcome !== "running"; // only its output is fetched
     if (again) run.view.status = { state: "running", title: "Loading", facts: [] };
     const clock = setInterval(() => {
-      if (!again) run.view.elapsed = Date.now() - cell.at;
+      if (!again) run.view.elapsed = Math.max(0, Date.now() - run.began);
       this.on.changed(run);
     }, 100);
     void carryOut(run)
@@ -121,7 +128,7 @@ export class Runs {
         clearInterval(clock);
         this.#going.delete(cell.id);
         const state = run.view.status.state;
-        if (!again) cells.update(conversation, cell.id, { outcome: state === "idle" || state === "running" ? "error" : state, duration: run.view.elapsed, runId: run.runId });
+        if (!again) cells.update(conversation, cell.id, { outcome: state === "idle" || state === "running" ? "error" : state, cause: run.view.status.cause ?? "", duration: run.view.elapsed, runId: run.runId });
         this.on.ended(run);
       });
     return run;
@@ -135,12 +142,27 @@ export class Runs {
   }
 
   #cancel(run: Run): void {
-    this.client.call("cancel_run", { run_id: run.runId }).catch((err: unknown) => {
-      if (run.here) return run.abort.abort();
-      run.stopping = false; // it can be asked again
-      if (err instanceof CallError) this.on.trouble(err);
-    });
+    void this.#cancelled(run);
     if (run.here) setTimeout(() => this.#going.get(run.cell.id) === run && run.abort.abort(), stopPatience);
+  }
+
+  /** Has the server end a run, as soon as it can be reached. */
+  async #cancelled(run: Run): Promise<void> {
+    while (this.#going.get(run.cell.id) === run) {
+      try {
+        await this.client.call("cancel_run", { run_id: run.runId }, { signal: AbortSignal.timeout(slowest) });
+        return;
+      } catch (err) {
+        if (!(err instanceof CallError)) throw err;
+        if (run.here) return run.abort.abort();
+        if (err.trouble !== "aborted") this.on.trouble(err);
+        if (err.trouble !== "aborted" && err.trouble !== "offline") {
+          run.stopping = false; // it can be asked again
+          return;
+        }
+        await this.on.back();
+      }
+    }
   }
 
   async #startBackground(run: Run, tool: string, args: object): Promise<void> {
@@ -199,7 +221,9 @@ export class Runs {
       let result: ToolResult;
       try {
         const signal = AbortSignal.any([run.abort.signal, AbortSignal.timeout(slowest)]);
-        result = await this.client.call("wait_run", { run_id: run.runId, cursor, timeout_seconds: patience }, { details: true, signal });
+        // Until there is output, progress tells when a run begins or ceases to wait for another one.
+        const onProgress = ({ meta }: Progress) => this.#showGoing(run, text(meta["mcp-code-sandbox/status"]), meta["mcp-code-sandbox/queued"]);
+        result = await this.client.call("wait_run", { run_id: run.runId, cursor, timeout_seconds: patience }, { details: true, signal, ...(cursor === 0 ? { onProgress } : {}) });
       } catch (err) {
         if (!(err instanceof CallError)) throw err;
         if (run.abort.signal.aborted || (err.trouble === "refused" && err.code !== "run_not_found")) throw err;
@@ -212,7 +236,7 @@ export class Runs {
       run.view.follow(part);
       const status = text(part["status"]);
       if (status !== "running" && status !== "queued") return run.view.finish(result, Date.now() - run.cell.at);
-      if (!run.stopping && run.cell.outcome === "running") run.view.status = { state: "running", title: status === "queued" ? "Waiting" : "Running", facts: [] };
+      this.#showGoing(run, status, part["queued_behind"]);
       cursor = number(part["cursor"]) ?? cursor;
       this.on.changed(run);
       // Much output is fetched without a pause: the server keeps only so much of it.
@@ -220,13 +244,32 @@ export class Runs {
     }
   }
 
+  /** Shows that a run waits for another one, or that it runs; from then on its time counts. */
+  #showGoing(run: Run, status: string, behind: unknown): void {
+    if (run.cell.outcome !== "running" || (status !== "queued" && status !== "running")) return;
+    if (status === "queued") run.began = Infinity;
+    else if (run.began === Infinity) run.began = Date.now();
+    if (run.stopping) run.view.status = { ...run.view.status, title: "Stopping" };
+    else if (status === "running") run.view.status = { state: "running", title: "Running", facts: [] };
+    else run.view.status = { state: "running", title: "Queued", facts: [waitsFor(fields(behind), this.#going.values())] };
+    this.on.changed(run);
+  }
+
   /** Waits until the server can be reached again. */
   async #reconnected(run: Run, err: CallError): Promise<void> {
-    run.view.status = { state: "running", title: "Reconnecting", facts: [] };
+    run.view.status = { state: "running", title: run.stopping ? "Stopping when the server can be reached" : "Reconnecting", facts: [] };
     this.on.changed(run);
     if (err.trouble !== "aborted") this.on.trouble(err.trouble === "busy" ? new CallError("offline", err.message) : err);
     await this.on.back();
   }
+}
+
+/** What a run waits for, in words. */
+function waitsFor(behind: Record<string, unknown>, going: Iterable<Run>): string {
+  const first = [...going].find((run) => run.runId !== "" && run.runId === text(behind["run_id"]));
+  const more = (number(behind["ahead"]) ?? 1) - 1;
+  const which = first && !first.cell.foreign ? "an earlier run of yours" : "another run of this interpreter";
+  return `waits for ${which}${more > 0 ? ` and ${more} more` : ""}`;
 }
 
 /** A page that nobody looks at holds no connection: browsers have few for one server, and the output waits at the server. */

@@ -1,6 +1,6 @@
 // One run on screen: its output as it comes, what it showed, how it ended.
 import { h } from "./dom.ts";
-import { bytes, causeText, duration } from "./format.ts";
+import { bytes, causeText, duration, sentence } from "./format.ts";
 import { frameDocument } from "./html.ts";
 import type { Stream } from "./lines.ts";
 import { LogView } from "./logview.ts";
@@ -111,11 +111,11 @@ export class RunView {
       this.log.add("stderr", details.stderr);
     }
     this.log.flush();
-    const follows = this.log.atEnd;
-    let from = 0; // displays come in the order in which they were printed
-    for (const display of details.displays) from = this.#display(display, from);
+    const follows = this.log.atEnd && this.element.isConnected;
+    const scrolled = this.scroller.scrollTop > 0;
+    this.#display(details.displays);
     for (const content of result.content) {
-      if (content.type === "image" && /^image\/(png|jpeg|gif|webp)$/.test(content.mimeType)) this.#image(`data:${content.mimeType};base64,${content.data}`);
+      if (content.type === "image" && /^image\/(png|jpeg|gif|webp)$/.test(content.mimeType)) this.#append(picture(`data:${content.mimeType};base64,${content.data}`));
     }
     if (this.#isEmpty() && details.cause === "") this.#notice("No output.", "");
     if (this.#missed > 0) this.#notice(`${this.#missed.toLocaleString("en")} bytes of output are left out above: more was printed than is kept. To keep all of it, write it to a file in /data.`, "");
@@ -124,7 +124,9 @@ export class RunView {
     if (details.hint && details.cause !== "cancelled") this.#notice(details.hint, details.cause || details.exitCode !== 0 ? "bad" : "");
     this.elapsed = details.duration ?? elapsed;
     this.status = statusOf(details, this.elapsed);
-    if (follows) void this.reveal();
+    if (!follows) return;
+    if (this.#displayed) void this.reveal();
+    else if (scrolled || this.element.lastElementChild?.matches(".notice")) this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
   /** Brings a plot or another thing that the code showed into view, once it has its size. */
@@ -162,31 +164,29 @@ export class RunView {
   }
 
   #append(element: HTMLElement): void {
-    this.#displayed ??= element;
-    this.element.append(element);
+    const figure = h("figure", { class: "shown" }, element);
+    this.#displayed ??= figure;
+    this.element.append(figure);
   }
 
-  #image(url: string): void {
-    this.#append(h("figure", { class: "shown" }, h("img", { src: url, alt: "A picture that the code showed", "data-testid": "output-image" })));
+  /** Shows tables in place of what was printed of them, everything else below the output. Displays come in the order they were printed. */
+  #display(displays: Display[]): void {
+    const shown = displays.flatMap((display) => this.#elementOf(display) ?? []);
+    const left = this.log.replace(shown.filter(({ plain }) => plain !== ""));
+    for (const { plain, element } of shown) if (plain === "" || left.has(element)) this.#append(element);
   }
 
-  /** Shows it in place of what was printed of it after a line, or below all output; returns the line to go on from. */
-  #display({ mime, text, plain }: Display, from: number): number {
+  /** What shows it, and the text that it can take the place of, if any. Undefined when there is nothing to show. */
+  #elementOf({ mime, text, plain }: Display): { plain: string; element: HTMLElement } | undefined {
     if (mime === "text/html") {
       const table = tableOfHTML(text);
-      const element = table ? renderTable(table, `Table ${++this.#tables}`) : this.#frame(text);
-      if (table && plain !== "") {
-        const after = this.log.replace(plain, from, h("div", { class: "in-log" }, element));
-        if (after !== undefined) return after;
-      }
-      this.#append(h("figure", { class: "shown" }, element));
-    } else if (mime === "image/svg+xml") {
-      // As an image an SVG runs nothing and loads nothing.
-      this.#image(`data:image/svg+xml,${encodeURIComponent(text)}`);
-    } else if (mime.startsWith("text/")) {
-      this.#append(h("div", { class: "shown log-line" }, text));
+      if (!table) return { plain: "", element: this.#frame(text) };
+      if (plain !== "" && table.body.flat().length === 0) return undefined; // what was printed says more
+      return { plain, element: renderTable(table, `Table ${++this.#tables}`) };
     }
-    return from;
+    // As an image an SVG runs nothing and loads nothing.
+    if (mime === "image/svg+xml") return { plain: "", element: picture(`data:image/svg+xml,${encodeURIComponent(text)}`) };
+    return mime.startsWith("text/") ? { plain: "", element: h("div", { class: "log-line" }, text) } : undefined;
   }
 
   #frame(html: string): HTMLElement {
@@ -202,6 +202,10 @@ export class RunView {
     const first = this.#isEmpty() ? "first" : "";
     this.element.append(h("p", { class: `notice ${kind} ${first}` }, text));
   }
+}
+
+function picture(url: string): HTMLElement {
+  return h("img", { src: url, alt: "A picture that the code showed", "data-testid": "output-image" });
 }
 
 /** What a result tells about a run: all of it in its details; less, where a server or something before it sends none. */
@@ -241,8 +245,4 @@ function statusOf(d: Details, elapsed: number): Status {
   const how = d.signal ? `signal ${d.signal}` : `exit code ${d.exitCode}`;
   if (d.exitCode !== 0 || d.signal) return { ...base, state: "failed", title: "Failed", facts: [how, ...facts] };
   return { ...base, state: "ok", title: "Done", facts: [how, ...facts] };
-}
-
-function sentence(text: string): string {
-  return text.charAt(0).toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : ".");
 }

@@ -54,8 +54,7 @@ export class Settings {
   /** Seconds, undefined for the server's own limit. */
   get timeout(): number | undefined {
     const t = runSettings.get().timeout;
-    if (t === undefined || t < 1) return undefined;
-    return this.limits.maxTimeout ? Math.min(t, this.limits.maxTimeout) : t;
+    return t && timeoutProblem(String(t), this.limits.maxTimeout) === "" ? t : undefined;
   }
 
   /** Names of the services that runs may call. */
@@ -107,12 +106,18 @@ export class Settings {
     const network = h("input", { type: "checkbox", role: "switch", "data-testid": "network-switch", "aria-describedby": "network-about", onchange: () => (this.network = network.checked) });
     network.checked = this.network;
     const timeout = h("input", {
-      id: "timeout-input", class: "field", type: "number", min: 1, max: this.limits.maxTimeout ?? null, step: 1, value: this.timeout ?? "", placeholder: "default", "data-testid": "timeout-input", "aria-describedby": "timeout-about",
+      id: "timeout-input", class: "field", type: "number", min: 1, max: this.limits.maxTimeout ?? null, step: 1, value: this.timeout ?? "", placeholder: "default", "data-testid": "timeout-input", "aria-describedby": "timeout-about timeout-problem",
       oninput: () => {
-        runSettings.set({ timeout: timeout.value === "" ? 0 : Number(timeout.value) });
+        // What is no number has no value.
+        const why = timeout.validity.badInput ? timeoutProblem("?", this.limits.maxTimeout) : timeoutProblem(timeout.value, this.limits.maxTimeout);
+        problem.textContent = why;
+        problem.hidden = why === "";
+        timeout.setAttribute("aria-invalid", String(why !== ""));
+        runSettings.set({ timeout: why === "" ? Number(timeout.value) : 0 });
         this.#note();
       },
     });
+    const problem = h("p", { class: "problem", id: "timeout-problem", role: "status", "data-testid": "timeout-problem", hidden: true });
     const services = h("section", { "data-testid": "services", hidden: true });
     const dialog = h(
       "dialog",
@@ -133,6 +138,7 @@ export class Settings {
         "section",
         {},
         h("div", { class: "row-line" }, h("label", { class: "legend", for: "timeout-input" }, "Time limit in seconds"), timeout),
+        problem,
         h("p", { class: "muted", id: "timeout-about" }, this.limits.maxTimeout ? `At most ${this.limits.maxTimeout}. Empty: the server's own limit.` : "Empty: the server's own limit."),
       ),
       h(
@@ -214,6 +220,13 @@ export class Settings {
     on.checked = this.services.includes(s.name);
     return h("label", { class: "switch service", ...about }, h("span", { class: "name" }, s.title), on, h("span", { class: "track", "aria-hidden": "true" }));
   }
+}
+
+/** What is wrong with a time limit; empty when nothing is, or when there is none. */
+export function timeoutProblem(seconds: string, most: number | undefined): string {
+  if (seconds === "") return "";
+  const fits = /^\d+$/.test(seconds) && Number(seconds) >= 1 && Number(seconds) <= (most ?? Infinity);
+  return fits ? "" : `Use a whole number of seconds, ${most === undefined ? "1 or more" : `from 1 to ${most}`}. This limit is not used.`;
 }
 
 /** What is wrong with a variable that the server would refuse, and with it every run; empty when nothing is. */

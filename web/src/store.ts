@@ -14,6 +14,7 @@ export interface Cell {
   keep: boolean;
   at: number;
   outcome: Outcome;
+  cause: string; // why it ended, where it did not end by itself
   duration: number;
 }
 
@@ -192,10 +193,15 @@ export const cells = {
     const cell = cellOf(read<unknown>(device, k, {}));
     if (cell.id !== "") write(device, k, { ...cell, ...change });
   },
-  /** Removes them all. These runs are not to be listed again. */
-  clear(conversation: string, runIds: string[]): void {
+  /** Removes them all, and returns the way back. These runs are not to be listed again. */
+  clear(conversation: string, runIds: string[]): () => void {
+    const [all, cleared] = [cells.all(conversation), cells.cleared(conversation)];
     for (const k of keys(`cell/${conversation}/`)) write(device, k, undefined);
     write(device, `cleared/${conversation}/`, runIds);
+    return () => {
+      for (const cell of all) write(device, `cell/${conversation}/${cell.id}`, cell);
+      write(device, `cleared/${conversation}/`, cleared);
+    };
   },
   cleared: (conversation: string): string[] => texts(read<unknown>(device, `cleared/${conversation}/`, [])),
   /** Calls changed when another tab has changed the runs of a conversation. */
@@ -213,7 +219,7 @@ function cellOf(value: unknown): Cell {
   const outcome = text(c["outcome"]);
   return {
     id: text(c["id"]), runId: text(c["runId"]), language: text(c["language"]), code: text(c["code"]), foreign: c["foreign"] === true, keep: c["keep"] === true,
-    at: number(c["at"]) ?? 0, outcome: outcomes.has(outcome) ? (outcome as Outcome) : "error", duration: number(c["duration"]) ?? 0,
+    at: number(c["at"]) ?? 0, outcome: outcomes.has(outcome) ? (outcome as Outcome) : "error", cause: text(c["cause"]), duration: number(c["duration"]) ?? 0,
   };
 }
 

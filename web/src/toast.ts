@@ -5,14 +5,17 @@ const shownFor = 12_000;
 let timer: ReturnType<typeof setTimeout> | undefined;
 
 /** Shows it for a while; for as long as somebody points at it or has the focus in it. */
-export function showToast(text: string, action: { label: string; act: () => void }): void {
+export function showToast(text: string, action?: { label: string; act: () => void }): void {
   const toast = byId("toast");
-  const button = h("button", { type: "button", class: "button", "data-testid": "toast-action" }, action.label);
-  button.addEventListener("click", () => {
-    hideToast();
-    action.act();
-  });
-  toast.replaceChildren(h("span", {}, text), button, iconButton("close", "Dismiss", hideToast));
+  toast.replaceChildren(h("span", {}, text));
+  if (action) {
+    const act = () => {
+      hideToast();
+      action.act();
+    };
+    toast.append(h("button", { type: "button", class: "button", "data-testid": "toast-action", onclick: act }, action.label));
+  }
+  toast.append(iconButton("close", "Dismiss", hideToast));
   toast.hidden = false;
   const wait = () => {
     clearTimeout(timer);

@@ -32,7 +32,7 @@ test("CSV: the separator", () => {
 });
 
 test("CSV: columns of numbers", () => {
-  assert.deepEqual(numericColumns([["1", "a", "1e5", ""], ["-2.5", "2", "nan", ""]]), [true, false, true, false]);
+  assert.deepEqual(numericColumns([["1", "a", "1e5", ""], ["...", "2", "...", ""], ["-2.5", "2", "nan", ""]]), [true, false, true, false]);
 });
 
 const stream = 'event: message\r\ndata: {"a":1}\r\n\r\n: beat\n\ndata:x\ndata: y\n\nid: 1\n\ndata: rest';
