@@ -152,6 +152,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	session := r.Header.Get(sessionHeader)
 	handler := http.Handler(s.stateless)
 	rep := newReply(w, accepts(r, "text/event-stream"))
+	rep.stopping = func() bool { return s.ctx.Err() != nil }
 	switch {
 	case r.Header.Get(versionHeader) >= versionStateless:
 		if m.method == "subscriptions/listen" { // it lasts until the client goes

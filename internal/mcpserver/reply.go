@@ -34,6 +34,7 @@ type reply struct {
 	newest   bool
 	call     bool
 	calls    *calls
+	stopping func() bool // the server is
 	batch    bool
 	messages []json.RawMessage
 
@@ -43,6 +44,8 @@ type reply struct {
 	late   bool // the SDK wanted another status afterwards; what it writes must still become an event
 	silent bool // a response was left out, because the request has been cancelled
 	buf    bytes.Buffer
+
+	answered bool // a response has gone out on the event stream
 }
 
 var (
@@ -51,7 +54,7 @@ var (
 )
 
 func newReply(w http.ResponseWriter, streaming bool) *reply {
-	return &reply{w: w, rc: http.NewResponseController(w), streaming: streaming, header: make(http.Header)}
+	return &reply{stopping: func() bool { return false }, w: w, rc: http.NewResponseController(w), streaming: streaming, header: make(http.Header)}
 }
 
 func (r *reply) Header() http.Header { return r.header }
@@ -203,11 +206,9 @@ func (r *reply) collectLocked() {
 
 // wantedLocked reports whether the client still wants an event of the SDK's: all but the response to a cancelled request.
 func (r *reply) wantedLocked(event []byte) bool {
-	if r.calls == nil {
-		return true
-	}
 	id, ok := responseID(eventData(event))
-	if !ok {
+	r.answered = r.answered || ok
+	if !ok || r.calls == nil {
 		return true
 	}
 	wanted, sent := r.calls.answer(id)
@@ -267,6 +268,9 @@ func (r *reply) finish(m message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.live {
+		if r.call && !r.answered && !r.silent && r.stopping() {
+			_ = r.sendLocked([]byte("event: message\ndata: " + string(encodeError(m.id, stoppingError())) + "\n\n")) // the client may be gone
+		}
 		r.rc.SetWriteDeadline(time.Time{}) // the connection may serve another request
 		return
 	}
@@ -295,6 +299,8 @@ func (r *reply) finish(m message) {
 		writeJSON(r.w, r.status, r.buf.Bytes())
 	case r.silent:
 		r.w.WriteHeader(http.StatusAccepted) // nothing follows, but HTTP needs an answer
+	case m.isCall() && r.stopping():
+		writeError(r.w, http.StatusServiceUnavailable, m.id, stoppingError())
 	case m.isCall():
 		// The session ended before the answer came. If it was the client who left, nobody reads this.
 		writeError(r.w, http.StatusServiceUnavailable, m.id, rpcErrorf(codeUnavailable, "the session ended before the request was answered"))
@@ -303,6 +309,11 @@ func (r *reply) finish(m message) {
 	default:
 		r.w.WriteHeader(http.StatusAccepted)
 	}
+}
+
+// stoppingError is the answer to a call that the end of the server has ended.
+func stoppingError() *rpcError {
+	return rpcErrorf(codeUnavailable, "the server is stopping and has ended this call; connect again in a moment (files are kept)")
 }
 
 // withoutCaching takes the fields out of a list, or of what was read, that came with the newest protocol version and that the SDK sends to all.
