@@ -233,11 +233,19 @@ func (a *app) clean(ctx context.Context) {
 func (a *app) ready(ctx context.Context) error { return a.tasks.do(ctx, a.probe) }
 
 func (a *app) probe(ctx context.Context) error {
-	prober, ok := a.isolation.Backend.(sandbox.Prober)
-	if !ok {
-		return nil
+	return a.judge(a.checks(ctx))
+}
+
+func (a *app) checks(ctx context.Context) []sandbox.Check {
+	if prober, ok := a.isolation.Backend.(sandbox.Prober); ok {
+		return prober.Probe(ctx)
 	}
-	for _, c := range prober.Probe(ctx) {
+	return nil
+}
+
+// judge returns an error when the checks of the backend, or the lack of runners, say that no code can be run.
+func (a *app) judge(checks []sandbox.Check) error {
+	for _, c := range checks {
 		if c.Status == sandbox.Fail {
 			return &sandbox.Error{Op: c.Name, Err: errors.New(c.Detail), Fix: c.Fix}
 		}

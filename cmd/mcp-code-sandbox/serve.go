@@ -17,6 +17,7 @@ import (
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/tools"
 	"mcp-code-sandbox/web"
 )
@@ -124,8 +125,17 @@ func shutdown(server *http.Server, m *mcpserver.Server) error {
 
 // reportReadiness tries a sandbox once, so that the log says at the start what would otherwise be learnt at the first run.
 func (a *app) reportReadiness(ctx context.Context) {
-	if err := a.probe(ctx); err != nil && ctx.Err() == nil {
+	checks := a.checks(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if err := a.judge(checks); err != nil {
 		a.log.Error("no code can be run here; mcp-code-sandbox doctor says more", "error", err)
+	}
+	for _, c := range checks {
+		if c.Status == sandbox.Warn {
+			a.log.Warn("code can be run here, but not with everything: "+c.Name+": "+c.Detail, "fix", c.Fix)
+		}
 	}
 	for _, p := range a.environments.missing() {
 		a.log.Warn("a runner is missing something", "runner", p.Runner, "problem", p.Problem, "fix", p.Fix)
@@ -183,8 +193,9 @@ func sessionsLine(a *app) string {
 	if !a.isolation.isLocal(a.settings) {
 		return line
 	}
-	if n, why := doctor.System().SuggestSessions(a.isolation.sessionCost(a.settings)); n > 0 {
-		line += fmt.Sprintf("; SANDBOX_MAX_SESSIONS=%d would suit this machine: %s", n, why)
+	if n, _ := doctor.System().SuggestSessions(a.isolation.sessionCost(a.settings)); n > 0 {
+		line += fmt.Sprintf("; SANDBOX_MAX_SESSIONS=%d would suit this machine if most of them are idle (a busy one may take %s: SANDBOX_MEMORY_LIMIT)",
+			n, a.settings.MemoryLimit)
 	}
 	return line
 }

@@ -60,7 +60,7 @@ func (h Host) CheckSessions(limit int, cost SessionCost) []sandbox.Check {
 	if n == 0 {
 		return nil
 	}
-	c := sandbox.Check{Name: "sessions", Detail: fmt.Sprintf("SANDBOX_MAX_SESSIONS is %d; this machine has room for about %d: %s", limit, n, why)}
+	c := sandbox.Check{Name: "sessions", Detail: fmt.Sprintf("SANDBOX_MAX_SESSIONS is %d; this machine has room for about %d, if most of them are idle: %s", limit, n, why)}
 	if limit > 2*n { // the reserve is gone, too
 		c.Status, c.Fix = sandbox.Warn, fmt.Sprintf("set SANDBOX_MAX_SESSIONS to %d or less", n)
 	}

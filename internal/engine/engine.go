@@ -108,7 +108,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 
 	s, err := e.cfg.Sessions.Open(caller, req.Session)
 	if err != nil {
-		return Result{}, e.failed(ctx, log, r, res, err)
+		return Result{}, e.failed(ctx, log, run, r, res, err)
 	}
 	defer s.Release()
 	changed := false
@@ -120,7 +120,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	if req.Artifacts && !req.Persistent { // those wait for each other
 		release, err := s.Reserve()
 		if err != nil {
-			return Result{}, e.failed(ctx, log, r, res, err)
+			return Result{}, e.failed(ctx, log, run, r, res, err)
 		}
 		defer release()
 	}
@@ -158,7 +158,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	shown[wire.TypeStdout].flush()
 	shown[wire.TypeStderr].flush()
 	if err != nil {
-		return Result{}, e.failed(ctx, log, r, res, err)
+		return Result{}, e.failed(ctx, log, run, r, res, err)
 	}
 	if run.queue() == nil { // otherwise it was cancelled before its turn
 		res.Duration = time.Since(res.Started)
@@ -208,10 +208,12 @@ func (e *Engine) files(ctx context.Context, log *slog.Logger, s *session.Session
 	return files, truncated
 }
 
-// failed accounts for a run that could not be tried.
-func (e *Engine) failed(ctx context.Context, log *slog.Logger, r runner.Runner, res Result, err error) error {
+// failed accounts for a run that could not be tried. Whoever waits for a run that is refused on a full server logs that.
+func (e *Engine) failed(ctx context.Context, log *slog.Logger, run *run, r runner.Runner, res Result, err error) error {
 	e.cfg.Metrics.ran(r.Name, "error", time.Since(res.Started), 0)
-	log.WarnContext(ctx, "[MCP] Execution failed", "err", err)
+	if run.isBackground() || !errors.Is(err, session.ErrMaxSessions) {
+		log.WarnContext(ctx, "[MCP] Execution failed", "err", err)
+	}
 	return e.wrap(err)
 }
 

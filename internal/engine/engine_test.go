@@ -299,6 +299,13 @@ func TestRunErrors(t *testing.T) {
 	if codeOf(err) != CodeBackendUnavailable || !strings.Contains(err.Error(), "run this") {
 		t.Errorf("no backend: %v", err)
 	}
+	r.backend.OnStart = func(context.Context, sandbox.Spec) error {
+		return &sandbox.Error{Op: "connect", Err: errors.New("not permitted"), Fix: "modprobe tun", NetworkOnly: true}
+	}
+	_, err = r.Run(t.Context(), session.Local, Request{Session: "c", Runner: "python"})
+	if codeOf(err) != CodeNetworkDenied || !strings.HasPrefix(err.Error(), "Network is not available here: run it without network.") || strings.Contains(err.Error(), "modprobe") {
+		t.Errorf("no network: %v", err)
+	}
 }
 
 func TestUpload(t *testing.T) {

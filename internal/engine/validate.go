@@ -139,6 +139,9 @@ func (e *Engine) wrap(err error) error {
 			"Maximum %d concurrent sessions reached. Close an existing session first. %s", e.cfg.Sessions.MaxSessions(), describeFull(full))
 	case errors.Is(err, session.ErrClosed):
 		code, message = CodeBackendUnavailable, "The server is shutting down. Try again in a moment."
+	case errors.As(err, &iso) && iso.NetworkOnly:
+		code = CodeNetworkDenied
+		message = "Network is not available here: run it without network. The operator learns why from the log and from mcp-code-sandbox doctor."
 	case errors.As(err, &iso):
 		code, message = CodeBackendUnavailable, "No sandbox can be started: "+iso.Error()
 	default:

@@ -107,6 +107,9 @@ type Error struct {
 	Op  string // what was tried, for example "start bubblewrap"
 	Err error
 	Fix string // the exact thing to do, for example a command; may be empty
+
+	// NetworkOnly says that the same sandbox starts without network.
+	NetworkOnly bool
 }
 
 func (e *Error) Error() string {

@@ -25,7 +25,7 @@ var (
 	// ErrNotFound says that the caller has no session of that id.
 	ErrNotFound = errors.New("session not found")
 	// ErrMaxSessions says that every sandbox the server may have is in use.
-	ErrMaxSessions = errors.New("too many sessions are running code; try again when one of them has finished")
+	ErrMaxSessions = errors.New("no session can make room for another one")
 	// ErrBusy says that another run of the session is in the way.
 	ErrBusy = errors.New("the session is busy: another run is in progress; wait for it to finish")
 	// ErrTooManyRuns is an ErrBusy that says that the session has as many runs going as it may have.

@@ -181,7 +181,11 @@ func (t *toolset) handler(name string, accepted parameters, fn func(context.Cont
 			t.log.Info(fmt.Sprintf("[MCP] %s refused: %s", name, argErr))
 			return c.client.argumentError(argErr)
 		case errors.As(err, &refusal):
-			t.log.Info(fmt.Sprintf("[MCP] %s refused: %s", name, refusal.Code), "error", refusal.Err)
+			log := t.log
+			if refusal.Err != nil {
+				log = log.With("error", refusal.Err)
+			}
+			log.Info(fmt.Sprintf("[MCP] %s refused: %s", name, refusal.Code))
 			return c.errorResult(name, refusal), nil
 		case ctx.Err() != nil:
 			t.log.Info("[MCP] " + name + " cancelled")

@@ -61,7 +61,7 @@ func (b *Backend) ensureNetwork(ctx context.Context) error {
 	if b.ownKernel() {
 		return &sandbox.Error{
 			Op: op, Err: fmt.Errorf("with the runtime %s nothing keeps a container from private addresses", b.cfg.Runtime),
-			Fix: "run without network: true, or unset SANDBOX_DOCKER_RUNTIME",
+			Fix: "run without network: true, or unset SANDBOX_DOCKER_RUNTIME", NetworkOnly: true,
 		}
 	}
 	g := &b.guard

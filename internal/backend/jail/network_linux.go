@@ -59,7 +59,7 @@ func (b *Backend) attachNetwork(pid int, blocked []netip.Prefix) (*userNet, erro
 		case errors.Is(err, syscall.EPERM):
 			fix = "sysctl kernel.yama.ptrace_scope=1; in a container, add the capability SYS_PTRACE"
 		}
-		return nil, &sandbox.Error{Op: "connect the sandbox to the network", Err: err, Fix: fix}
+		return nil, &sandbox.Error{Op: "connect the sandbox to the network", Err: err, Fix: fix, NetworkOnly: true}
 	}
 	path, err := exec.LookPath("slirp4netns")
 	if err != nil {

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// lacking is a backend that starts sandboxes with something missing.
+type lacking struct{ sandbox.Backend }
+
+func (lacking) Probe(context.Context) []sandbox.Check {
+	return []sandbox.Check{{Name: "sandbox", Detail: "started"}, {Name: "cgroups", Status: sandbox.Warn, Detail: "rlimits only", Fix: "use Delegate=yes"}}
+}
+
+// What a sandbox lacks is one line of the log at the start, with the fix.
+func TestReadinessWarns(t *testing.T) {
+	var out bytes.Buffer
+	a := &app{log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{Backend: lacking{}}}
+	a.environments.change(runner.Set{{}}, nil)
+	a.reportReadiness(t.Context())
+	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN") || !strings.Contains(got, "cgroups: rlimits only") || !strings.Contains(got, "use Delegate=yes") {
+		t.Errorf("%s", got)
+	}
+}
