@@ -76,6 +76,7 @@ func (c *runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
 	if len(set) == 0 {
 		return errors.New("no language environment can be used")
 	}
+	progress("A server that is running uses what is new after a restart.")
 	return failure(failed)
 }
 

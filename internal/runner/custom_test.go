@@ -199,6 +199,35 @@ func TestCustomDefinitions(t *testing.T) {
 	}
 }
 
+// TestInstallOwnTriesLibraries: also those of the environment that a runner shares are tried.
+func TestInstallOwnTriesLibraries(t *testing.T) {
+	needLinux(t)
+	dir, own := t.TempDir(), t.TempDir()
+	put(t, own, map[string]string{
+		"good/runner.json": `{"base":"python","libraries":["json","email.message"]}`,
+		"bad/runner.json":  `{"base":"python","libraries":["nosuchlib"]}`,
+	})
+	problems := InstallOwn(t.Context(), dir, own, func(string, ...any) {})
+	if len(problems) != 1 || problems[0].Runner != "bad" || !strings.Contains(problems[0].Problem, "nosuchlib") || !strings.Contains(problems[0].Fix, "requirements.txt") {
+		t.Errorf("%v", problems)
+	}
+	node := os.Getenv("SANDBOX_TEST_RUNNERS")
+	if node == "" {
+		return
+	}
+	if err := os.Symlink(filepath.Join(node, "node"), filepath.Join(dir, "node")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, own, map[string]string{
+		"bad/runner.json":  `{"base":"node","libraries":["no-such-lib"]}`,
+		"good/runner.json": `{"base":"node","libraries":["papaparse","fs"]}`,
+	})
+	problems = InstallOwn(t.Context(), dir, own, func(string, ...any) {})
+	if len(problems) != 1 || problems[0].Runner != "bad" {
+		t.Errorf("%v", problems)
+	}
+}
+
 // TestInstallOwn installs one small pure package from the index, and only once.
 func TestInstallOwn(t *testing.T) {
 	needLinux(t)

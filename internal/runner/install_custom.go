@@ -43,6 +43,7 @@ func InstallOwn(ctx context.Context, dir, own string, progress func(format strin
 		return fail(err)
 	}
 	for _, c := range list {
+		tried := false // the libraries, by installing them
 		for _, e := range customEnvs {
 			if !c.has(e.file) {
 				continue
@@ -50,6 +51,7 @@ func InstallOwn(ctx context.Context, dir, own string, progress func(format strin
 			if _, current := c.environment(ctx, dir, e.env); current {
 				continue
 			}
+			tried = tried || e.env == c.Base
 			start := time.Now()
 			fill := in.ownPython
 			if e.env == "node" {
@@ -61,8 +63,51 @@ func InstallOwn(ctx context.Context, dir, own string, progress func(format strin
 			}
 			progress("%s: ready (%.0f s)", c.Name, time.Since(start).Seconds())
 		}
+		if !tried {
+			if err := in.tryLibraries(ctx, &c, dir); err != nil && ctx.Err() == nil {
+				problems = append(problems, Problem{c.Name, "libraries: " + err.Error(),
+					"take it out of " + filepath.Join(c.dir, "runner.json") + ", or name its package in a requirements.txt or package.json beside it, then " + fixInstall})
+			}
+		}
 	}
 	return problems
+}
+
+// tryLibraries imports the libraries that a runner promises from the environment that it uses: its own, or the bundled one.
+func (in installer) tryLibraries(ctx context.Context, c *custom, dir string) error {
+	if len(c.Libraries) == 0 {
+		return nil
+	}
+	env := filepath.Join(dir, c.Base)
+	for _, e := range customEnvs {
+		if e.env == c.Base && c.has(e.file) {
+			env = filepath.Join(in.dir, c.envName(e.env))
+		}
+	}
+	switch c.Base {
+	case "python":
+		exe := filepath.Join(env, "bin", "python")
+		if _, err := os.Stat(exe); err != nil {
+			env, exe = in.dir, findPython(ctx).Path // the runner, too, then has the plain interpreter
+		}
+		return in.command(ctx, env, []string{"HOME=/nonexistent", "MPLBACKEND=Agg", "PYTHONDONTWRITEBYTECODE=1"}, nil, exe, "-c", "import "+strings.Join(c.Libraries, ", "))
+	case "node":
+		s, ok := current(ctx, filepath.Dir(env), filepath.Base(env), probeNode, sameNode)
+		if !ok {
+			return nil // discovering says that there is no Node.js
+		}
+		return in.command(ctx, env, nil, nil, s.Interpreter.Path, "--input-type=module", "-e", importAll(c.Libraries))
+	}
+	return nil
+}
+
+// importAll is a JavaScript module that imports the libraries.
+func importAll(libraries []string) string {
+	var code strings.Builder
+	for _, name := range libraries {
+		code.WriteString("import '" + name + "';\n")
+	}
+	return code.String()
 }
 
 func (in installer) ownPython(ctx context.Context, c *custom, _ string) *Problem {
@@ -130,12 +175,8 @@ func (in installer) checkNode(ctx context.Context, c *custom, node interpreter, 
 	if c.Base != "node" || len(c.Libraries) == 0 {
 		return nil
 	}
-	var code strings.Builder
-	for _, name := range c.Libraries {
-		code.WriteString("import '" + name + "';\n")
-	}
 	check := filepath.Join(staging, "check.mjs")
-	if err := os.WriteFile(check, []byte(code.String()), 0o644); err != nil {
+	if err := os.WriteFile(check, []byte(importAll(c.Libraries)), 0o644); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.Remove(check)) }()
