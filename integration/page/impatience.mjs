@@ -121,6 +121,14 @@ export const impatience = {
     const much = await v.runToEnd("python", `${frame}for i in range(600): print("line", i)\ndisplay(tall)`, { keep: true });
     assert.equal(await v.at("output-table").count(), 1);
     assert.match(much, /a table that is shown below[^]*699/);
+    // Long cells wrap, and numbers stay aligned around rows that are left out.
+    await v.runToEnd("python", "import pandas as pd\npd.set_option('display.max_rows', 10, 'display.max_colwidth', None)\ndisplay(pd.DataFrame({'text': ['word ' * 60], 'n': [1]}))\npd.DataFrame({'n': range(100)})", { keep: true });
+    const [long, elided] = [v.at("output-table").first(), v.at("output-table").last()];
+    assert.ok((await long.locator("tbody td").first().boundingBox()).height > 40, "a long cell wraps");
+    assert.ok((await long.locator("table").boundingBox()).width < 500, "and its table fits");
+    await elided.getByRole("cell", { name: "..." }).first().waitFor();
+    assert.equal(await elided.getByRole("cell", { name: "99" }).first().evaluate((cell) => getComputedStyle(cell).textAlign), "right");
+    await v.screenshot("long-cells");
     // What is said at the end is in view.
     await v.at("settings-open").click();
     for (const wrong of ["0", "-5", "1.5", "99999"]) {

@@ -108,7 +108,7 @@ export class HistoryPane {
         { type: "button", class: "row-main", title: cell.code.slice(0, 500) || "Show its output", "data-state": cell.outcome, onclick: () => this.on.show(cell) },
         h("span", { class: "dot", "aria-hidden": "true" }),
         h("span", { class: cell.foreign ? "row-title" : "row-title mono" }, title),
-        h("span", { class: "row-sub" }, facts.join(" · ")),
+        h("span", { class: "row-sub" }, ...facts.flatMap((fact, i) => (i === 0 ? [fact] : [" ", h("span", { class: "fact" }, `· ${fact}`)]))),
       ),
       !cell.foreign &&
         h(

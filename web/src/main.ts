@@ -273,7 +273,7 @@ function showEnd(run: Run): void {
     show(undefined); // nobody has asked for it
   } else if (shown === view) {
     showStatus(view.status, view.elapsed);
-    announce(`${view.status.title}, ${[...view.status.facts, lineCount(view)].join(", ")}.`);
+    if (run !== unasked) announce(`${view.status.title}, ${[...view.status.facts, lineCount(view)].join(", ")}.`);
   }
   showRunning();
   if (run.conversation === conversation.id) void files.refresh();
