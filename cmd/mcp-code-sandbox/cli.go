@@ -74,6 +74,9 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
+	if args[0] == "help" {
+		args = append(args[1:len(args):len(args)], "--help")
+	}
 	kctx, err := parser.Parse(args)
 	if err != nil {
 		fmt.Fprintln(stderr, "mcp-code-sandbox:", err)
@@ -106,6 +109,8 @@ func newParser(c *cli, env map[string]string, stdout, stderr io.Writer) (*kong.K
 		kong.Exit(func(code int) { panic(exit(code)) }),
 		kong.Resolvers(environment(env)),
 		kong.ValueFormatter(describe),
+		kong.KindMapper(reflect.Int, kong.MapperFunc(decodeInt)),
+		kong.KindMapper(reflect.Float64, kong.MapperFunc(decodeFloat)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "server", Title: "Server:"},

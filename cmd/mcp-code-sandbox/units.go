@@ -4,10 +4,40 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/alecthomas/kong"
 )
+
+// decodeInt and decodeFloat say in plain words what a setting must be; kong puts its name before them.
+func decodeInt(ctx *kong.DecodeContext, target reflect.Value) error {
+	var s string
+	if err := ctx.Scan.PopValueInto("number", &s); err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return fmt.Errorf("must be a whole number, not %q", s)
+	}
+	target.SetInt(int64(n))
+	return nil
+}
+
+func decodeFloat(ctx *kong.DecodeContext, target reflect.Value) error {
+	var s string
+	if err := ctx.Scan.PopValueInto("number", &s); err != nil {
+		return err
+	}
+	n, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return fmt.Errorf("must be a number, such as 1.5, not %q", s)
+	}
+	target.SetFloat(n)
+	return nil
+}
 
 // byteSize is a number of bytes, written 512MB, 512m, 1.5GiB or as a plain number. As for Docker, 1 KB is 1024 bytes.
 type byteSize int64
