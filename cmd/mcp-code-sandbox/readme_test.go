@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,6 +66,24 @@ func TestReadmeListsEverySetting(t *testing.T) {
 		row := "| `" + f.Tag.Get("environ") + "` | " + def + " | " + f.Tag.Get("help") + " |"
 		if !strings.Contains(readme, row) {
 			t.Errorf("README.md lacks this row of the settings table:\n%s", row)
+		}
+	}
+}
+
+// TestReadmeListsPresets keeps the README's table of presets true.
+func TestReadmeListsPresets(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tools := range toolPresets() {
+		row := "| `" + name + "` | every tool |"
+		if name != "all" {
+			tools = slices.DeleteFunc(tools, func(tool string) bool { return tool == "list_services" })
+			row = "| `" + name + "` | `" + strings.Join(tools, "`, `") + "` |"
+		}
+		if !strings.Contains(string(text), row) {
+			t.Errorf("README.md lacks this row of the presets:\n%s", row)
 		}
 	}
 }
