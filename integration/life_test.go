@@ -301,6 +301,7 @@ func TestStdioEnds(t *testing.T) {
 	s := &server{Root: root, ids: instancesOn(t, root)}
 
 	stdin.Close()
+	stdout.Close() // a client that still reads gets its answer first
 	select {
 	case err := <-ended:
 		if err != nil {
@@ -315,10 +316,11 @@ func TestStdioEnds(t *testing.T) {
 	s.wantNoResidue(t)
 }
 
-// TestSamePort: the second server that wants a port takes a free one.
+// TestSamePort: the second server that wants a port takes a free one, unless it was given the whole address.
 func TestSamePort(t *testing.T) {
 	first := serve(t)
-	second := serve(t, "MCP_HTTP_ADDR="+strings.TrimPrefix(first.URL, "http://"))
+	_, port, _ := strings.Cut(strings.TrimPrefix(first.URL, "http://"), ":")
+	second := serve(t, "MCP_HTTP_ADDR=", "SANDBOX_HTTP_PORT="+port)
 	if second.URL == first.URL {
 		t.Fatalf("both servers are at %s", first.URL)
 	}

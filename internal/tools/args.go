@@ -122,13 +122,16 @@ func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error
 	return a, a.err
 }
 
-// set stores an argument. The aliases of one argument must not disagree.
+// set stores an argument. What is given twice, also by an alias, must not disagree.
 func (a *arguments) set(own string, given argument) {
 	before, ok := a.members[own]
 	switch {
-	case !ok || before.name == given.name || before.empty() && string(given.raw) != "null":
+	case !ok || before.empty() && string(given.raw) != "null":
 		a.members[own] = given
-	case !given.empty() && !given.equal(before):
+	case given.empty() || given.equal(before):
+	case given.name == before.name:
+		a.fail("%s is given twice, with different values", given.name)
+	default:
 		a.fail("%s and %s are the same argument; give one of them", before.name, given.name)
 	}
 }

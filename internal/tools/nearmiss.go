@@ -63,7 +63,7 @@ func (u unknowns) has(names []string) bool {
 func (a *arguments) judge(others unknowns, accepted parameters) {
 	for _, other := range others {
 		meant := nearMiss(other.name, accepted)
-		if _, given := a.members[meant]; meant == "" || given {
+		if given, ok := a.members[meant]; meant == "" || ok && !given.empty() {
 			continue
 		}
 		if other.name == "sessionId" && others.has(n8nMarks) {

@@ -3,7 +3,9 @@ package tools
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -173,7 +175,7 @@ func factsOf(res engine.Result) (facts []string) {
 	if n := len(res.Files); n > 0 {
 		names := make([]string, 0, 5)
 		for _, f := range res.Files[:min(n, 5)] {
-			name := validUTF8([]byte(f.Name))
+			name := factName(f.Name)
 			if f.URL != "" {
 				name += " <" + f.URL + ">"
 			}
@@ -186,6 +188,14 @@ func factsOf(res engine.Result) (facts []string) {
 		add("files: %s%s", strings.Join(names, ", "), more)
 	}
 	return facts
+}
+
+// factName is a file's name in a line of facts. Code chooses names: one that could end the line, or add to it, is quoted.
+func factName(name string) string {
+	if !utf8.ValidString(name) || strings.ContainsAny(name, "[]<>;,\"") || strings.ContainsFunc(name, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return strconv.Quote(name)
+	}
+	return name
 }
 
 // noticeOf is what a reader must know before the output of a run: that it has not used the interpreter of the run before.
