@@ -15,13 +15,14 @@ import (
 type lacking struct{ sandbox.Backend }
 
 func (lacking) Probe(context.Context) []sandbox.Check {
-	return []sandbox.Check{{Name: "sandbox", Detail: "started"}, {Name: "cgroups", Status: sandbox.Warn, Detail: "rlimits only", Fix: "use Delegate=yes"}}
+	return []sandbox.Check{{Name: "sandbox", Detail: "started"}, {Name: "cgroups", Status: sandbox.Warn, Detail: "rlimits only", Fix: "use Delegate=yes"},
+		{Name: "network", Status: sandbox.Warn, Detail: "no tun"}}
 }
 
-// What a sandbox lacks is one line of the log at the start, with the fix.
+// What a sandbox lacks is one line of the log at the start, with the fix, unless the operator does without it.
 func TestReadinessWarns(t *testing.T) {
 	var out bytes.Buffer
-	a := &app{log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{Backend: lacking{}}}
+	a := &app{settings: &settings{Network: "off"}, log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{Backend: lacking{}}}
 	a.environments.change(runner.Set{{}}, nil)
 	a.reportReadiness(t.Context())
 	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN") || !strings.Contains(got, "cgroups: rlimits only") || !strings.Contains(got, "use Delegate=yes") {

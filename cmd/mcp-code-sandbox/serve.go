@@ -133,7 +133,7 @@ func (a *app) reportReadiness(ctx context.Context) {
 		a.log.Error("no code can be run here; mcp-code-sandbox doctor says more", "error", err)
 	}
 	for _, c := range checks {
-		if c.Status == sandbox.Warn {
+		if c.Status == sandbox.Warn && (c.Name != "network" || a.settings.Network != "off") {
 			a.log.Warn("code can be run here, but not with everything: "+c.Name+": "+c.Detail, "fix", c.Fix)
 		}
 	}
