@@ -97,12 +97,27 @@ export function columnsOf(rows: Cell[][]): number[][] {
   });
 }
 
+/** The beginning of a table, no larger than a browser can lay out. A cell counts for as many as it takes the place of. */
+export function beginningOf(whole: Table): { head: Cell[][]; body: Cell[][]; cut: boolean } {
+  let [cells, cut] = [0, false];
+  const fit = (rows: Cell[][]) => {
+    const narrow = rows.map((row) => {
+      let width = 0;
+      const kept = row.filter((cell) => (width += cell.columns) <= mostColumns);
+      cut ||= kept.length < row.length;
+      return kept;
+    });
+    const kept = narrow.filter((row) => (cells += row.reduce((sum, cell) => sum + cell.columns * cell.rows, 1)) <= mostCells);
+    cut ||= kept.length < rows.length;
+    return kept;
+  };
+  const [head, body] = [fit(whole.head), fit(whole.body)];
+  return { head, body, cut };
+}
+
 /** The table on screen, with numbers aligned. Of a very large one, the beginning. */
 export function renderTable(whole: Table, label = "Table"): HTMLElement {
-  let cells = 0;
-  const trim = (rows: Cell[][]) => rows.map((row) => row.slice(0, mostColumns)).filter((row) => (cells += row.length) <= mostCells);
-  const table = { head: trim(whole.head), body: trim(whole.body) };
-  const cut = table.body.length < whole.body.length || [...whole.head, ...whole.body].some((row) => row.length > mostColumns);
+  const { cut, ...table } = beginningOf(whole);
   const places = columnsOf(table.body);
   const values = table.body.map((row, r) => {
     const texts: string[] = [];

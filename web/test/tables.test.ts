@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { columnsOf, tableOfHTML } from "../src/tables.ts";
+import { beginningOf, columnsOf, tableOfHTML } from "../src/tables.ts";
 
 const frame = `<div>
 <style scoped>.dataframe { color: red }</style>
@@ -45,4 +45,12 @@ test("what a hostile table says of its size is bounded", () => {
   const start = Date.now();
   tableOfHTML(`<table>${"<tr><td colspan=9999>".repeat(50_000)}`);
   assert.ok(Date.now() - start < 5000);
+});
+
+test("spans do not make a table larger than a browser can lay out", () => {
+  const row = "<tr>" + '<td colspan="200" rowspan="200"></td>'.repeat(200) + "</tr>" + "<tr><td>1</td></tr>".repeat(199);
+  const { body, cut } = beginningOf(tableOfHTML("<table>" + row.repeat(20) + "<tr></tr>".repeat(50_000) + "</table>")!);
+  assert.ok(cut);
+  assert.ok(body.length <= 40_000);
+  assert.ok(Math.max(...columnsOf(body).flat()) < 5_000);
 });
