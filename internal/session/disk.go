@@ -20,9 +20,8 @@ const (
 	// nothing but delete; that the workspace does not grow is for watchDisk to see.
 	fullFileBytes = 1 << 20
 
-	// overshootBytes and overshootFiles are added to twice the quota: what is beyond can only be removed without code.
-	overshootBytes = 256 << 20
-	overshootFiles = 1000
+	// overshootBytes is added to twice the quota: what is beyond can only be removed without code.
+	overshootBytes = 64 << 20
 
 	// diskReserve is what a run must leave free of the file system: files that are deleted but open fill it unseen by
 	// any walk. Where there is little room from the start, half of it will do.
@@ -77,20 +76,17 @@ func (s *Session) checkDisk(ctx context.Context, persistent bool) error {
 	if _, full := s.diskLimit(); !full {
 		return nil
 	}
-	q := s.m.cfg.Quota
-	var most workspace.Usage
-	if q.Bytes > 0 {
+	var most workspace.Usage // many files, which code makes in no time, are for code to delete
+	if q := s.m.cfg.Quota; q.Bytes > 0 {
 		most.Bytes = 2*q.Bytes + overshootBytes
-	}
-	if q.Files > 0 {
-		most.Files = 2*q.Files + overshootFiles
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastWalk)
 	defer cancel()
-	if u, err := s.ws.Usage(ctx, most); err != nil || !exceeds(u, most) || u.Unknown() && !persistent {
+	u, err := s.ws.Usage(ctx, most)
+	if tooMuch := exceeds(u, most) && !u.Unknown() || persistent && u.Unknown(); err != nil || !tooMuch {
 		return nil
 	}
-	return fmt.Errorf("%w: the session has more than twice the files that it may have, so its code may not run. "+
+	return fmt.Errorf("%w: the session's files take more than twice the room that they may, so its code may not run. "+
 		"Delete some of them without code, or close the session", workspace.ErrQuota)
 }
 
