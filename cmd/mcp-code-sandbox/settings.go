@@ -31,7 +31,7 @@ type settings struct {
 	AllowedHosts      []string     `name:"allowed-hosts" environ:"SANDBOX_ALLOWED_HOSTS" group:"server" placeholder:"NAME" help:"Host names by which the server may be addressed, besides loopback and the public base URL's; *.example.com and * work."`
 	AllowedOrigins    []string     `name:"allowed-origins" environ:"SANDBOX_ALLOWED_ORIGINS" group:"server" placeholder:"ORIGIN" help:"Web origins that may call, besides loopback and the server's own, such as https://app.example.com."`
 	FileSecret        secret.Value `name:"file-secret" environ:"FILE_SECRET" group:"server" placeholder:"SECRET" help:"Key that signs file links. Made and kept under the root when not given."`
-	URLTTL            seconds      `name:"url-ttl" environ:"SANDBOX_URL_TTL" group:"server" default:"0s" help:"How long file links work (seconds, or 24h); 0: for ever."`
+	URLTTL            seconds      `name:"url-ttl" environ:"SANDBOX_URL_TTL" group:"server" default:"0s" help:"How long file links work (seconds, or 24h); 0: for ever, and 7 days for those of logged-in users."`
 	Config            string       `name:"config" environ:"SANDBOX_CONFIG" group:"server" type:"path" placeholder:"FILE" help:"Configuration file of the outside services that code may call, and of where people log in (JSON)."`
 	JWTSecret         secret.Value `name:"jwt-secret" environ:"JWT_SECRET" group:"server" placeholder:"SECRET" help:"Key of execution tokens, logins and stored connections, 32 bytes or more. Made and kept under the root when not given."`
 	JWTSecretPrevious secret.Value `name:"jwt-secret-previous" environ:"JWT_SECRET_PREVIOUS" group:"server" placeholder:"SECRET" help:"The JWT_SECRET before this one, to change it: what was sealed with it is sealed anew."`

@@ -121,6 +121,21 @@ func (e *Engine) CloseSession(ctx context.Context, caller session.Caller, sessio
 	return e.closeSession(ctx, caller, sessionID)
 }
 
+// CloseAndRevoke closes the session, if there is one, and ends the links to files of its and of closed sessions of that id.
+// Besides those of CloseSession, links_permanent is a refusal: the API token's links have a formula without a generation.
+func (e *Engine) CloseAndRevoke(ctx context.Context, caller session.Caller, sessionID string) error {
+	if caller == session.Local {
+		return &Error{Code: CodeLinksPermanent, Message: "The links of the API token's holder cannot be revoked, and the session is still open. " +
+			"Delete the files and close it without revoke_links, or have the operator change FILE_SECRET."}
+	}
+	err := e.CloseSession(ctx, caller, sessionID)
+	var refusal *Error
+	if err != nil && (!errors.As(err, &refusal) || refusal.Code != CodeSessionNotFound) {
+		return err
+	}
+	return e.wrapSession(sessionID, e.cfg.Sessions.RevokeLinks(caller, sessionID))
+}
+
 func (e *Engine) closeSession(ctx context.Context, caller session.Caller, sessionID string) error {
 	hadFiles := e.hasFiles(caller, sessionID)
 	if err := e.cfg.Sessions.CloseSession(ctx, caller, sessionID); err != nil {

@@ -239,8 +239,9 @@ func logFiles(ctx context.Context, log *slog.Logger, res Result) {
 
 func (e *Engine) links(caller session.Caller, id string, files []workspace.File) []FileLink {
 	links := make([]FileLink, len(files))
+	linkID := e.linkID(caller, id)
 	for i, f := range files {
-		links[i] = FileLink{File: f, Session: id, URL: e.url(caller, id, f.Name)}
+		links[i] = FileLink{File: f, Session: id, URL: e.cfg.Signer.FileURL(linkID, f.Name)}
 	}
 	return links
 }
@@ -250,13 +251,16 @@ func (e *Engine) url(caller session.Caller, id, name string) string {
 	return e.cfg.Signer.FileURL(e.linkID(caller, id), name)
 }
 
-// linkID is how links name a session: the local caller's by its id, any other's by its key, since ids are each caller's own. No id
-// begins as a key does.
+// linkID is how links name a session: the local caller's by its id, any other's by its key, since ids are each caller's own,
+// and its generation, so that a link ends with the session. No id begins as a key does.
 func (e *Engine) linkID(caller session.Caller, id string) string {
 	if caller == session.Local {
 		return id
 	}
-	return keyPrefix + e.cfg.Sessions.Key(caller, id)
+	return keyPrefix + e.cfg.Sessions.Key(caller, id) + generationMark + e.cfg.Sessions.Generation(caller, id)
 }
 
-const keyPrefix = "~"
+const (
+	keyPrefix      = "~"
+	generationMark = "."
+)

@@ -91,14 +91,9 @@ func (e *Engine) OpenLink(ctx context.Context, id, name string) (*os.File, fs.Fi
 	if !ok {
 		return e.OpenFile(ctx, session.Local, id, name)
 	}
-	caller, id, err := e.cfg.Sessions.Find(key)
-	if errors.Is(err, session.ErrNotFound) {
-		return nil, nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
-	}
-	if err != nil {
-		return nil, nil, e.wrap(err)
-	}
-	return e.OpenFile(ctx, caller, id, name)
+	key, generation, _ := strings.Cut(key, generationMark)
+	f, fi, err := e.cfg.Sessions.OpenLink(key, generation, name)
+	return f, fi, e.wrap(err)
 }
 
 // OpenFile opens a regular file of a caller's session for download: of the session of that id, or else of the last one that

@@ -244,8 +244,9 @@ func (e *Engine) storedResult(ctx context.Context, caller session.Caller, id str
 		return Result{}, errors.New("the run failed for a reason of the server's, which its log has")
 	}
 	res := sr.Result
+	linkID := e.linkID(caller, row.Session)
 	for i, f := range res.Files {
-		res.Files[i].URL = e.url(caller, row.Session, f.Name)
+		res.Files[i].URL = e.cfg.Signer.FileURL(linkID, f.Name)
 	}
 	t := tape{start: sr.Start, data: sr.Tape, marks: sr.Marks}
 	res.Recent = t.since(cursor, true)

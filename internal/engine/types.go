@@ -218,6 +218,7 @@ const (
 	CodeNetworkDenied      Code = "network_denied"
 	CodeNotPersistent      Code = "not_persistent" // of a runner
 	CodeLinkExpired        Code = "link_expired"   // of an upload
+	CodeLinksPermanent     Code = "links_permanent"
 	CodeRunNotFound        Code = "run_not_found"
 	CodeRunElsewhere       Code = "run_elsewhere" // it goes on in another process
 	CodeInvalidTimeout     Code = "invalid_timeout"

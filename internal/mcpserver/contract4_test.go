@@ -111,6 +111,7 @@ func TestContract4(t *testing.T) {
 		},
 		{name: "list nothing", tool: "list_artifacts", args: `{"conversationId":"sess_1"}`, want: `{"artifacts":[],"session_id":"sess_1"}`},
 		{name: "close", tool: "sandbox.close_session", args: `{"session_id":"sess_1"}`, want: `{"status":"closed","session_id":"sess_1"}`},
+		{name: "close and revoke", tool: "close_session", args: `{"session_id":"sess_1","revoke_links":true}`, want: `{"status":"closed","session_id":"sess_1"}`},
 		{
 			name: "close nothing", tool: "close_session", args: `{"session_id":"sess_123"}`,
 			err:  &engine.Error{Code: engine.CodeSessionNotFound, Message: "No active session with id sess_123"},
@@ -122,6 +123,10 @@ func TestContract4(t *testing.T) {
 		if got != tt.want || isError != (tt.err != nil) {
 			t.Errorf("%s: error %t, %s\nwant %s", tt.name, isError, got, tt.want)
 		}
+		if revoked := p.engine.revoked != ""; revoked != strings.Contains(tt.args, "revoke_links") {
+			t.Errorf("%s: links were revoked: %t", tt.name, revoked)
+		}
+		p.engine.revoked = ""
 	}
 	p.engine.err = nil
 	for _, args := range []string{`{"code":"1"}`, `{"code":"1","session_id":null}`, `{"code":"1","session_id":""}`} {

@@ -38,6 +38,7 @@ type fakeEngine struct {
 	artifact engine.Artifact
 	sessions []engine.SessionInfo
 	recent   []engine.RunInfo
+	revoked  string // the session of CloseAndRevoke
 	err      error
 	run      func(ctx context.Context, req engine.Request) (engine.Result, error) // instead of result and err
 }
@@ -100,6 +101,13 @@ func (e *fakeEngine) ListSessions(_ context.Context, caller session.Caller, limi
 	defer e.mu.Unlock()
 	e.caller = caller
 	return e.sessions[:min(limit, len(e.sessions))], limit < len(e.sessions), e.err
+}
+
+func (e *fakeEngine) CloseAndRevoke(ctx context.Context, caller session.Caller, id string) error {
+	e.mu.Lock()
+	e.revoked = id
+	e.mu.Unlock()
+	return e.CloseSession(ctx, caller, id)
 }
 
 func (e *fakeEngine) CloseSession(_ context.Context, caller session.Caller, id string) error {

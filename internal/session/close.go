@@ -118,7 +118,7 @@ func (s *Session) retain(now time.Time) error {
 	now = now.UTC()
 	md, err := s.readMeta()
 	if err != nil {
-		md = meta{Caller: s.caller.ID, ID: s.id, Created: now}
+		md = s.newMeta(now)
 	}
 	md.LastUsed, md.ClosedAt = now, &now
 	if err := s.writeMeta(md); err != nil {

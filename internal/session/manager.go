@@ -217,21 +217,6 @@ func (m *Manager) key(caller Caller, id string) string {
 // Key names a session in place of caller and id: the name of its directory, which tells neither.
 func (m *Manager) Key(caller Caller, id string) string { return m.key(caller, id) }
 
-// Find returns whose session has that key, and its id, also when it has been closed and is retained. Otherwise it returns ErrNotFound.
-func (m *Manager) Find(key string) (Caller, string, error) {
-	if sum, err := hex.DecodeString(key); err != nil || len(sum) != sha256.Size {
-		return Caller{}, "", ErrNotFound
-	}
-	closed, _ := m.retained(key)
-	for _, dir := range append([]string{filepath.Join(m.cfg.Root, key)}, closed...) {
-		// That it was the session's own meta.json which was read is proven by the key.
-		if md, err := (&Session{dir: dir}).readMeta(); err == nil && m.key(Caller{md.Caller}, md.ID) == key {
-			return Caller{md.Caller}, md.ID, nil
-		}
-	}
-	return Caller{}, "", ErrNotFound
-}
-
 // cleanupLoop ends what has been idle, or has lived, for too long.
 func (m *Manager) cleanupLoop() {
 	timer := time.NewTimer(m.nextCleanup(time.Now()))

@@ -129,15 +129,16 @@ const (
 	saveInterval = time.Minute // how far meta.json's last_used may lag behind a session's use
 )
 
-// meta is the content of meta.json. It is for people and for later servers; nothing is authorised by it.
+// meta is the content of meta.json. It is for people and for later servers; nothing but a generation's links is authorised by it.
 type meta struct {
-	Caller   string     `json:"caller"`
-	ID       string     `json:"id"`
-	Created  time.Time  `json:"created"`
-	LastUsed time.Time  `json:"last_used"`
-	ClosedAt *time.Time `json:"closed_at"`         // null while the session is open
-	State    []string   `json:"state,omitempty"`   // the runners that have had an interpreter that lives on
-	Evicted  []string   `json:"evicted,omitempty"` // those whose interpreter was evicted, until a run has said so
+	Caller     string     `json:"caller"`
+	ID         string     `json:"id"`
+	Created    time.Time  `json:"created"`
+	LastUsed   time.Time  `json:"last_used"`
+	ClosedAt   *time.Time `json:"closed_at"`            // null while the session is open
+	Generation string     `json:"generation,omitempty"` // see links.go
+	State      []string   `json:"state,omitempty"`      // the runners that have had an interpreter that lives on
+	Evicted    []string   `json:"evicted,omitempty"`    // those whose interpreter was evicted, until a run has said so
 }
 
 // load opens the workspace, once. Without create a session that is not on disk is ErrNotFound.
@@ -228,7 +229,7 @@ func (s *Session) save() {
 	}
 	md, err := s.readMeta()
 	if err != nil { // none yet, or damaged
-		md = meta{Caller: s.caller.ID, ID: s.id, Created: used}
+		md = s.newMeta(used)
 	}
 	if md.LastUsed.Before(used) {
 		md.LastUsed = used

@@ -142,43 +142,6 @@ func TestSessionsApart(t *testing.T) {
 	}
 }
 
-// TestFind: a key leads to its own session, open or closed, and nothing else in the root passes for one.
-func TestFind(t *testing.T) {
-	root := t.TempDir()
-	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root, c.ClosedRetention = root, time.Hour })
-	alice := session.Caller{ID: "user:alice"}
-	for _, caller := range []session.Caller{alice, session.Local} {
-		open(t, m, caller, "chat").Release()
-	}
-	key := m.Key(alice, "chat")
-	if caller, id, err := m.Find(key); caller != alice || id != "chat" || err != nil {
-		t.Errorf("%v, %q, %v", caller, id, err)
-	}
-	for _, bad := range []string{"", ".", "..", "keys", "closed", "../" + key, key + "/", strings.ToUpper(key), key[:62], strings.Repeat("0", 64), m.Key(alice, "other")} {
-		if caller, id, err := m.Find(bad); !errors.Is(err, session.ErrNotFound) {
-			t.Errorf("%q: %v, %q, %v", bad, caller, id, err)
-		}
-	}
-	if err := m.CloseSession(t.Context(), alice, "chat"); err != nil {
-		t.Fatal(err)
-	}
-	if caller, id, err := m.Find(key); caller != alice || id != "chat" || err != nil {
-		t.Errorf("closed: %v, %q, %v", caller, id, err)
-	}
-	// A meta.json that says something else than its directory is nobody's.
-	text, err := os.ReadFile(filepath.Join(root, m.Key(session.Local, "chat"), "meta.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	forged := m.Key(alice, "forged")
-	if err := errors.Join(os.Mkdir(filepath.Join(root, forged), 0o700), os.WriteFile(filepath.Join(root, forged, "meta.json"), text, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if caller, id, err := m.Find(forged); !errors.Is(err, session.ErrNotFound) {
-		t.Errorf("forged: %v, %q, %v", caller, id, err)
-	}
-}
-
 func TestKeyDependsOnInstallation(t *testing.T) {
 	key := func(secret string) string {
 		m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.InstallationKey = []byte(secret) })

@@ -33,12 +33,17 @@ type Signer struct {
 	user    []byte // derived from it, see derive
 	upload  []byte
 	ttl     time.Duration
+	userTTL time.Duration
 	now     func() time.Time
 	baseURL atomic.Pointer[string]
 }
 
+// UserTTL is how long a logged-in user's links work where nothing else is set.
+const UserTTL = 7 * 24 * time.Hour
+
 // New returns a Signer for links below baseURL. The secret must not be empty. With a positive ttl, download links
-// expire and links without an expiry are refused. A nil now means [time.Now].
+// expire and links without an expiry are refused; without one, this holds for users' links, after [UserTTL]. A nil now
+// means [time.Now].
 func New(secret []byte, baseURL string, ttl time.Duration, now func() time.Time) *Signer {
 	if len(secret) == 0 {
 		panic("signedurl: empty secret")
@@ -52,6 +57,9 @@ func New(secret []byte, baseURL string, ttl time.Duration, now func() time.Time)
 		upload: derive(secret, "upload link"),
 		ttl:    ttl,
 		now:    now,
+	}
+	if s.userTTL = ttl; ttl <= 0 {
+		s.userTTL = UserTTL
 	}
 	s.SetBaseURL(baseURL)
 	return s
@@ -76,12 +84,12 @@ func (s *Signer) SetBaseURL(baseURL string) {
 //	hex(HMAC_SHA256(secret, id + "/" + name))
 //
 // and, when links expire, that of expires + "\n" + id + "/" + name, expires being in seconds since 1970. An id that starts
-// with "~" is the key of a logged-in user's session, and its links are signed with a key of their own.
+// with "~" names one generation of a logged-in user's session; its links are signed with a key of their own, and always expire.
 func (s *Signer) FileURL(id, name string) string {
 	q := url.Values{}
 	text := id + "/" + name
-	if s.ttl > 0 {
-		expires := formatTime(s.now().Add(s.ttl))
+	if ttl := s.ttlOf(id); ttl > 0 {
+		expires := formatTime(s.now().Add(ttl))
 		q.Set("expires", expires)
 		text = expires + "\n" + text
 	}
@@ -96,7 +104,7 @@ func (s *Signer) Verify(id, name string, q url.Values) error {
 	}
 	text := id + "/" + name
 	if !q.Has("expires") {
-		if s.ttl > 0 || !signed(s.fileKey(id), text, q) {
+		if s.ttlOf(id) > 0 || !signed(s.fileKey(id), text, q) {
 			return ErrSignature
 		}
 		return nil
@@ -137,11 +145,20 @@ func uploadText(id, name, ticket string, expires time.Time) string {
 }
 
 func (s *Signer) fileKey(id string) []byte {
-	if strings.HasPrefix(id, "~") {
+	if isUser(id) {
 		return s.user
 	}
 	return s.file
 }
+
+func (s *Signer) ttlOf(id string) time.Duration {
+	if isUser(id) {
+		return s.userTTL
+	}
+	return s.ttl
+}
+
+func isUser(id string) bool { return strings.HasPrefix(id, "~") }
 
 func (s *Signer) checkExpiry(expires time.Time) error {
 	if s.now().Before(expires) {

@@ -81,7 +81,8 @@ func TestVerify(t *testing.T) {
 		{"odd name", plain, plain.FileURL("c", "-a\n\xff\\%2e%2e"), 0, nil},
 		{"expiring", expiring, expiring.FileURL("c", "f"), time.Hour - time.Second, nil},
 		{"expiring link, expiry switched off", plain, expiring.FileURL("c", "f"), 0, nil},
-		{"user", plain, plain.FileURL("~key", "f"), 0, nil},
+		{"user, for a week", plain, plain.FileURL("~key.gen", "f"), UserTTL - time.Second, nil},
+		{"user, expiring", expiring, expiring.FileURL("~key.gen", "f"), time.Hour - time.Second, nil},
 
 		{"expired", expiring, expiring.FileURL("c", "f"), time.Hour, ErrExpired},
 		{"expired, expiry switched off", plain, expiring.FileURL("c", "f"), time.Hour, ErrExpired},
@@ -101,6 +102,10 @@ func TestVerify(t *testing.T) {
 		{"expiry prolonged", expiring, strings.Replace(expiring.FileURL("c", "f"), "1700003600", "1800000000", 1), 0, ErrSignature},
 		{"expiry spelt differently", expiring, base + "/files/c/f?expires=%2B1700003600&" + sig("+1700003600\nc/f"), 0, ErrSignature},
 		{"expiry with an id in it", expiring, base + "/files/c/f?expires=1700003600%0Ax&" + sig("1700003600\nx\nc/f"), 0, ErrSignature},
+		{"user, after a week", plain, plain.FileURL("~key.gen", "f"), UserTTL, ErrExpired},
+		{"user, expired", expiring, expiring.FileURL("~key.gen", "f"), time.Hour, ErrExpired},
+		{"user, without an expiry", plain, base + "/files/~key/f?sig=" + hexMAC(string(plain.user), "~key/f"), 0, ErrSignature},
+		{"user, another generation", plain, strings.Replace(plain.FileURL("~key.gen", "f"), "key.gen", "key.new", 1), 0, ErrSignature},
 		{"user's link by the plain formula", plain, base + "/files/~key/f?" + sig("~key/f"), 0, ErrSignature},
 		{"upload link", plain, upload, 0, ErrSignature},
 	} {

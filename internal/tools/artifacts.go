@@ -169,9 +169,13 @@ func closeSessionTool() *mcp.Tool {
 			"Download links that were handed out go on working for a while. The same id used again starts an empty session.",
 		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(false)},
 		InputSchema: &jsonschema.Schema{
-			Type:       "object",
-			Properties: map[string]*jsonschema.Schema{"session_id": sessionSchema("The session to close")},
-			Required:   []string{"session_id"},
+			Type: "object",
+			Properties: map[string]*jsonschema.Schema{
+				"session_id":   sessionSchema("The session to close"),
+				"revoke_links": {Type: "boolean", Description: "End the session's download links at once, also those of an earlier session of this id (only for logged-in users)"},
+			},
+			PropertyOrder: []string{"session_id", "revoke_links"},
+			Required:      []string{"session_id"},
 		},
 		OutputSchema: &jsonschema.Schema{
 			Type:          "object",
@@ -184,11 +188,16 @@ func closeSessionTool() *mcp.Tool {
 
 func (t *toolset) closeSession(ctx context.Context, c call) (*mcp.CallToolResult, error) {
 	id := c.args.required("session_id")
+	revoke := c.args.flag("revoke_links")
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
 	t.log.Info("[MCP] close_session", "session_id", logSession(id))
-	if err := t.engine.CloseSession(ctx, c.caller, id); err != nil {
+	end := t.engine.CloseSession
+	if revoke {
+		end = t.engine.CloseAndRevoke
+	}
+	if err := end(ctx, c.caller, id); err != nil {
 		return nil, err
 	}
 	return structuredResult(c.client, closeJSON{Status: "closed", SessionID: id, Warnings: c.args.warnings}), nil

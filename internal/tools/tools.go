@@ -37,6 +37,8 @@ type Engine interface {
 	ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []engine.SessionInfo, more bool, err error)
 	// CloseSession ends a session that exists.
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
+	// CloseAndRevoke ends a user's session, and every link to files of its or of earlier sessions of that id.
+	CloseAndRevoke(ctx context.Context, caller session.Caller, sessionID string) error
 	// Runners are the language environments there are now, always in the same order.
 	Runners() runner.Set
 	Runs
