@@ -81,6 +81,9 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	})
 	a.onClose(func(context.Context) error { return logFile.Close() })
 
+	for _, weak := range s.weakSecrets() {
+		a.log.Warn(weak.name+": "+weak.problem+"; whoever can reach this server can guess it", "fix", "use for instance the output of openssl rand -hex 32")
+	}
 	if a.keys, err = loadKeys(s); err != nil {
 		return nil, err
 	}

@@ -106,7 +106,7 @@ func newHandler(a *app, base string, mcpHandler http.Handler, page *httpapi.Page
 	return httpapi.New(httpapi.Config{
 		Users: users, Proxy: proxy, API: api, Login: login,
 		MCP: mcpHandler, Files: a.engine, Signer: a.signer, Token: a.keys.token,
-		AllowedHosts: allowedHosts(a.settings, base), AllowedOrigins: a.settings.AllowedOrigins,
+		AllowedHosts: allowedHosts(a.settings, base), AllowedOrigins: a.settings.AllowedOrigins, TrustedProxies: prefixes(a.settings.TrustedProxies),
 		MaxUploadBytes: int64(a.settings.MaxUploadBytes), Ready: a.ready, Metrics: a.metrics, Page: page, Logger: a.log,
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/engine"
 	"mcp-code-sandbox/internal/executiontoken"
+	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/oauth"
 	"mcp-code-sandbox/internal/proxy"
@@ -259,5 +260,8 @@ type people struct{ *oauth.Server }
 
 func (p people) Verify(ctx context.Context, token string) (caller string, expires time.Time, err error) {
 	id, err := p.Server.Verify(ctx, token)
+	if errors.Is(err, oauth.ErrTokenEnded) {
+		err = httpapi.ErrTokenEnded
+	}
 	return id.Caller, id.Expires, err
 }

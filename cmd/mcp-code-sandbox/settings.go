@@ -30,6 +30,7 @@ type settings struct {
 	PublicBaseURL     string       `name:"public-base-url" environ:"PUBLIC_BASE_URL" group:"server" placeholder:"URL" help:"Address under which clients reach this server, for file links. Default: the address served."`
 	AllowedHosts      []string     `name:"allowed-hosts" environ:"SANDBOX_ALLOWED_HOSTS" group:"server" placeholder:"NAME" help:"Host names by which the server may be addressed, besides loopback and the public base URL's; *.example.com and * work."`
 	AllowedOrigins    []string     `name:"allowed-origins" environ:"SANDBOX_ALLOWED_ORIGINS" group:"server" placeholder:"ORIGIN" help:"Web origins that may call, besides loopback and the server's own, such as https://app.example.com."`
+	TrustedProxies    []string     `name:"trusted-proxies" environ:"SANDBOX_TRUSTED_PROXIES" group:"server" placeholder:"CIDR" help:"Addresses or networks of proxies in front of this server, whose X-Forwarded-For says who the client is, such as 127.0.0.1. Default: nobody's."`
 	FileSecret        secret.Value `name:"file-secret" environ:"FILE_SECRET" group:"server" placeholder:"SECRET" help:"Key that signs file links. Made and kept under the root when not given."`
 	URLTTL            seconds      `name:"url-ttl" environ:"SANDBOX_URL_TTL" group:"server" default:"0s" help:"How long file links work (seconds, or 24h); 0: for ever, and 7 days for those of logged-in users."`
 	Config            string       `name:"config" environ:"SANDBOX_CONFIG" group:"server" type:"path" placeholder:"FILE" help:"Configuration file of the outside services that code may call, and of where people log in (JSON)."`
@@ -111,6 +112,15 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	for name, key := range map[string]secret.Value{"JWT_SECRET": s.JWTSecret, "JWT_SECRET_PREVIOUS": s.JWTSecretPrevious} {
 		bad(key.IsZero() || len(key.Reveal()) >= 32, name, "it has fewer than 32 bytes; use for instance the output of openssl rand -hex 32")
 	}
+	if host, _, err := net.SplitHostPort(s.listenAddr()); err == nil && !isLoopback(host) {
+		for _, weak := range s.weakSecrets() {
+			bad(false, weak.name, "%s, and MCP_HTTP_ADDR lets others than this machine guess it; use for instance the output of openssl rand -hex 32", weak.problem)
+		}
+	}
+	for _, n := range s.TrustedProxies {
+		_, err := parsePrefix(n)
+		bad(err == nil, "SANDBOX_TRUSTED_PROXIES", "%q is not an address or a network; write it like 127.0.0.1 or 10.0.0.0/8", n)
+	}
 	for _, h := range s.AllowedHosts {
 		bad(h != "" && !strings.ContainsAny(h, "/@ "), "SANDBOX_ALLOWED_HOSTS", "%q is no host; write it like sandbox.example.com", h)
 	}
@@ -187,6 +197,29 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	return errors.Join(errs...)
 }
 
+// weakSecret is a setting that can be guessed.
+type weakSecret struct{ name, problem string }
+
+// weakSecrets are the operator's secrets that are shorter than they should be.
+func (s *settings) weakSecrets() (weak []weakSecret) {
+	for _, c := range []struct {
+		name  string
+		value secret.Value
+		least int
+	}{{"MCP_API_TOKEN", s.APIToken, 16}, {"FILE_SECRET", s.FileSecret, 32}} {
+		if !c.value.IsZero() && len(c.value.Reveal()) < c.least {
+			weak = append(weak, weakSecret{c.name, fmt.Sprintf("it has fewer than %d bytes", c.least)})
+		}
+	}
+	return weak
+}
+
+// isLoopback reports whether only this machine can reach what listens on a host.
+func isLoopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
+}
+
 // listenAddr is what to listen on, and whether somebody asked for it.
 func (s *settings) listenAddr() string {
 	if s.HTTPAddr != "" {
@@ -217,10 +250,13 @@ func (s *settings) idleTTL() time.Duration {
 	return time.Duration(s.SessionTTL)
 }
 
-func (s *settings) networkAllow() []netip.Prefix {
+func (s *settings) networkAllow() []netip.Prefix { return prefixes(s.NetworkAllow) }
+
+// prefixes are the networks of a list; validate has reported what is not one.
+func prefixes(texts []string) []netip.Prefix {
 	var list []netip.Prefix
-	for _, n := range s.NetworkAllow {
-		if p, err := parsePrefix(n); err == nil { // validate has reported the others
+	for _, n := range texts {
+		if p, err := parsePrefix(n); err == nil {
 			list = append(list, p)
 		}
 	}

@@ -44,6 +44,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"PUBLIC_BASE_URL", "https://x.example.com/", func(s *settings) any { return s.PublicBaseURL }, "", "https://x.example.com"},
 		{"SANDBOX_ALLOWED_HOSTS", "a.example,b.example", func(s *settings) any { return strings.Join(s.AllowedHosts, "|") }, "", "a.example|b.example"},
 		{"SANDBOX_ALLOWED_ORIGINS", "https://a.example", func(s *settings) any { return strings.Join(s.AllowedOrigins, "|") }, "", "https://a.example"},
+		{"SANDBOX_TRUSTED_PROXIES", "127.0.0.1,10.0.0.0/8", func(s *settings) any { return fmt.Sprint(prefixes(s.TrustedProxies)) }, "[]", "[127.0.0.1/32 10.0.0.0/8]"},
 		{"SANDBOX_URL_TTL", "3600", func(s *settings) any { return time.Duration(s.URLTTL) }, time.Duration(0), time.Hour},
 		{"SANDBOX_CONFIG", "/etc/x.json", func(s *settings) any { return s.Config }, "", "/etc/x.json"},
 		{"JWT_SECRET", "0123456789abcdef0123456789abcdef", func(s *settings) any { return s.JWTSecret.Reveal() }, "", "0123456789abcdef0123456789abcdef"},
@@ -172,6 +173,7 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"PROJECT_DIR", "/", "SANDBOX_ROOT"},
 		{"JWT_SECRET", "short", "32 bytes"},
 		{"JWT_SECRET_PREVIOUS", "short", "32 bytes"},
+		{"SANDBOX_TRUSTED_PROXIES", "proxy.internal", "10.0.0.0/8"},
 		{"SANDBOX_TOOLS", "rm", "run_code"},
 		{"HOME", "", "SANDBOX_ROOT"},
 	} {
@@ -187,6 +189,44 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 				t.Fatalf("err = %v; want one that names %s and says %q", err, name, tc.says)
 			}
 		})
+	}
+}
+
+// TestWeakSecrets: what others can reach is not protected by a secret that they can guess. On loopback there is a warning.
+func TestWeakSecrets(t *testing.T) {
+	long, longer := strings.Repeat("t", 16), strings.Repeat("s", 32)
+	for _, tc := range []struct {
+		addr, token, secret string
+		refused             []string
+		weak                int
+	}{
+		{":8080", "a", "x", []string{"MCP_API_TOKEN", "FILE_SECRET"}, 2},
+		{"0.0.0.0:8080", long[1:], longer, []string{"MCP_API_TOKEN"}, 1},
+		{"[::]:8080", long, longer[1:], []string{"FILE_SECRET"}, 1},
+		{"sandbox.example.com:8080", "a", "", []string{"MCP_API_TOKEN"}, 1},
+		{"192.0.2.1:8080", long, longer, nil, 0},
+		{":8080", "", "", nil, 0}, // the server makes good ones
+		{"", "a", "x", nil, 2},
+		{"127.0.0.1:8080", "a", "x", nil, 2},
+		{"[::1]:8080", "a", "x", nil, 2},
+		{"localhost:8080", "a", "x", nil, 2},
+	} {
+		s, err := parse(t, nil, map[string]string{"HOME": "/home/u", "MCP_HTTP_ADDR": tc.addr, "MCP_API_TOKEN": tc.token, "FILE_SECRET": tc.secret})
+		if (err != nil) != (tc.refused != nil) {
+			t.Errorf("%q, %q, %q: %v", tc.addr, tc.token, tc.secret, err)
+		}
+		for _, name := range tc.refused {
+			if err != nil && (!strings.Contains(err.Error(), name+": it has fewer than") || !strings.Contains(err.Error(), "openssl rand")) {
+				t.Errorf("%q: %v", tc.addr, err)
+			}
+		}
+		if err == nil && len(s.weakSecrets()) != tc.weak {
+			t.Errorf("%q, %q, %q: %v", tc.addr, tc.token, tc.secret, s.weakSecrets())
+		}
+	}
+	server := serve(t, t.TempDir(), "SANDBOX_HTTP_PORT=0", "MCP_API_TOKEN=a", "FILE_SECRET=x")
+	for _, name := range []string{"MCP_API_TOKEN", "FILE_SECRET"} {
+		server.text.wait(t, `(?i)warn.*`+name+`: it has fewer than`)
 	}
 }
 

@@ -4,12 +4,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
+	"golang.org/x/time/rate"
 
+	"mcp-code-sandbox/internal/ratelimit"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/session"
 )
@@ -19,36 +22,58 @@ type authenticator struct {
 	token [sha256.Size]byte
 	set   bool
 	users Users // nil: nobody but the token's holder
+	wrong *ratelimit.Limiter
 }
 
-func newAuthenticator(token secret.Value, users Users) *authenticator {
-	return &authenticator{token: sha256.Sum256([]byte(token.Reveal())), set: !token.IsZero(), users: users}
+func newAuthenticator(token secret.Value, users Users, wrong *ratelimit.Limiter) *authenticator {
+	return &authenticator{token: sha256.Sum256([]byte(token.Reveal())), set: !token.IsZero(), users: users, wrong: wrong}
 }
 
-// caller returns who holds the request's token, or nil. Sums of equal length are compared, so that time tells
-// neither the API token's bytes nor its length.
-func (a *authenticator) caller(r *http.Request) (info *auth.TokenInfo, sent bool) {
+// newWrongTokens is the budget of wrong tokens: thirty at once and then one a second from each address. The one for all is large, so
+// that nobody who guesses uses up the budget of those whose tokens have expired.
+func newWrongTokens() *ratelimit.Limiter {
+	return ratelimit.New(rate.Every(time.Second), 30, rate.Every(time.Millisecond), 1000, nil)
+}
+
+// Why somebody is not let in.
+var (
+	errNoToken    = errors.New("no token")
+	errWrongToken = errors.New("wrong token")
+	// ErrTokenEnded is what Users.Verify returns for a token that was valid once. Whoever sends it is not guessing.
+	ErrTokenEnded = errors.New("the token has expired or was revoked")
+)
+
+// caller returns who holds the request's token. Sums of equal length are compared, so that time tells
+// neither the API token's bytes nor its length. Errors are errNoToken, errWrongToken and ErrTokenEnded.
+func (a *authenticator) caller(r *http.Request) (*auth.TokenInfo, error) {
 	values := r.Header.Values("Authorization")
-	if len(values) != 1 {
-		return nil, len(values) > 0
+	switch len(values) {
+	case 0:
+		return nil, errNoToken
+	case 1:
+	default:
+		return nil, errWrongToken
 	}
 	scheme, token, found := strings.Cut(values[0], " ")
 	token = strings.TrimSpace(token)
 	if !found || !strings.EqualFold(scheme, "Bearer") || token == "" {
-		return nil, true
+		return nil, errWrongToken
 	}
 	sum := sha256.Sum256([]byte(token))
 	if subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1 && a.set {
-		return &auth.TokenInfo{UserID: session.Local.ID}, true
+		return &auth.TokenInfo{UserID: session.Local.ID}, nil
 	}
 	if a.users == nil {
-		return nil, true
+		return nil, errWrongToken
 	}
 	caller, expires, err := a.users.Verify(r.Context(), token)
-	if err != nil || caller == "" || caller == session.Local.ID || !time.Now().Before(expires) {
-		return nil, true
+	switch {
+	case errors.Is(err, ErrTokenEnded):
+		return nil, ErrTokenEnded
+	case err != nil || caller == "" || caller == session.Local.ID || !time.Now().Before(expires):
+		return nil, errWrongToken
 	}
-	return &auth.TokenInfo{UserID: caller, Expiration: expires}, true
+	return &auth.TokenInfo{UserID: caller, Expiration: expires}, nil
 }
 
 // require lets only callers with a valid token pass, and tells next who they are: as the SDK's auth.TokenInfo, which
@@ -64,9 +89,13 @@ func (a *authenticator) require(next http.Handler) http.Handler {
 	}, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(next)
 
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		info, sent := a.caller(r)
-		if info == nil {
-			a.refuse(w, r, sent)
+		info, err := a.caller(r)
+		switch {
+		case err == errWrongToken && !a.wrong.Allow(r):
+			a.throttle(w, r)
+			return
+		case err != nil:
+			a.refuse(w, r, err != errNoToken)
 			return
 		}
 		carry.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), infoKey{}, info)))
@@ -74,6 +103,14 @@ func (a *authenticator) require(next http.Handler) http.Handler {
 }
 
 type infoKey struct{}
+
+// throttle answers an address that has sent too many wrong tokens. A right one from there is never put off, so this does not
+// come before the check. The connection ends: the next guess costs a new one.
+func (a *authenticator) throttle(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Retry-After", "10")
+	w.Header().Set("Connection", "close")
+	writeError(w, r, http.StatusTooManyRequests, "too many wrong tokens from this address; check the token, and try again in 10 seconds")
+}
 
 func (a *authenticator) refuse(w http.ResponseWriter, r *http.Request, sent bool) {
 	how, message := "", "unauthorized: send the header Authorization: Bearer <MCP_API_TOKEN>"

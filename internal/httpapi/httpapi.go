@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strings"
@@ -39,7 +40,7 @@ type Verifier interface {
 
 // Users knows the people who log in.
 type Users interface {
-	// Verify tells who holds an access token, and until when. Any error means that nobody does.
+	// Verify tells who holds an access token, and until when. Any error means that nobody does; it is [ErrTokenEnded] when somebody did.
 	Verify(ctx context.Context, token string) (caller string, expires time.Time, err error)
 	// Challenge is what of WWW-Authenticate tells a client how to log in; it may be empty.
 	Challenge() string
@@ -63,6 +64,8 @@ type Config struct {
 	AllowedHosts []string
 	// AllowedOrigins are web origins that may call besides loopback and the server's own: "https://app.example.com", or "*".
 	AllowedOrigins []string
+	// TrustedProxies are the peers whose X-Forwarded-For says who the client is. Nobody else's does.
+	TrustedProxies []netip.Prefix
 	MaxUploadBytes int64
 	// Ready starts a sandbox, or says why it cannot. Its answer is kept for some seconds.
 	Ready func(ctx context.Context) error
@@ -85,8 +88,9 @@ func New(cfg Config) http.Handler {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	operator := newAuthenticator(cfg.Token, nil)
-	auth := newAuthenticator(cfg.Token, cfg.Users)
+	wrong := newWrongTokens()
+	operator := newAuthenticator(cfg.Token, nil, wrong)
+	auth := newAuthenticator(cfg.Token, cfg.Users, wrong)
 	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes, log: log}
 
 	mux := http.NewServeMux()
@@ -152,7 +156,7 @@ func New(cfg Config) http.Handler {
 			guarded.ServeHTTP(w, r)
 		}
 	})
-	return observe(log, outer)
+	return forwarded(cfg.TrustedProxies, observe(log, outer))
 }
 
 // NewServer returns the http.Server for a handler, with every timeout that streams allow. There is no write timeout:

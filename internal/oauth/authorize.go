@@ -34,7 +34,7 @@ const (
 // is anything sent to the address.
 func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) error {
 	ctx := r.Context()
-	if !s.limits.requests.allow(r) {
+	if !s.limits.requests.Allow(r) {
 		return errBusy
 	}
 	if len(r.URL.RawQuery) > maxAuthorizeQuery {

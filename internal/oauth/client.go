@@ -65,7 +65,7 @@ func (m *clientMetadata) check() error {
 // register answers a client that registers itself (RFC 7591). It gets an id and no secret, whatever method it asked for: a program on
 // somebody's computer cannot keep one.
 func (s *Server) register(w http.ResponseWriter, r *http.Request) {
-	if !s.limits.registrations.allow(r) {
+	if !s.limits.registrations.Allow(r) {
 		w.Header().Set("Retry-After", "60")
 		writeError(w, &apiError{http.StatusTooManyRequests, "temporarily_unavailable", "too many registrations, try again in a minute"})
 		return

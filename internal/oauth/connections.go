@@ -74,7 +74,7 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, v visit) error 
 
 // connectCallback takes a service's answer: in the browser that was sent there, for the caller who was logged in, and still is.
 func (s *Server) connectCallback(w http.ResponseWriter, r *http.Request, v visit) error {
-	if !s.limits.requests.allow(r) {
+	if !s.limits.requests.Allow(r) {
 		return errBusy
 	}
 	q := r.URL.Query()

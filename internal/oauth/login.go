@@ -21,7 +21,7 @@ func (s *Server) startPage(w http.ResponseWriter, r *http.Request, v visit) erro
 // startLogin sends the browser to the upstream provider; next is where, on this server, it goes on afterwards. State, nonce and PKCE's
 // verifier are bound to the browser.
 func (s *Server) startLogin(w http.ResponseWriter, r *http.Request, v visit, next string, choose bool) error {
-	if !s.limits.requests.allow(r) {
+	if !s.limits.requests.Allow(r) {
 		return errBusy
 	}
 	v = s.known(w, v)
@@ -44,7 +44,7 @@ func (s *Server) upstreamFailed(err error) error {
 
 // loginCallback takes the upstream provider's answer.
 func (s *Server) loginCallback(w http.ResponseWriter, r *http.Request, v visit) error {
-	if !s.limits.requests.allow(r) {
+	if !s.limits.requests.Allow(r) {
 		return errBusy
 	}
 	ctx := r.Context()
@@ -89,13 +89,14 @@ func (s *Server) loginCallback(w http.ResponseWriter, r *http.Request, v visit) 
 	return nil
 }
 
-// tokenLogin lets the holder of the API token in.
+// tokenLogin lets the holder of the API token in. Only wrong tokens count and are put off: guesses of somebody else's never keep
+// the holder out.
 func (s *Server) tokenLogin(w http.ResponseWriter, r *http.Request, v visit) error {
-	if !s.limits.passwords.allow(r) {
-		return errBusy
-	}
 	got, want := sha256.Sum256([]byte(r.PostForm.Get("token"))), sha256.Sum256([]byte(s.cfg.APIToken.Reveal()))
 	if subtle.ConstantTimeCompare(got[:], want[:]) != 1 || s.cfg.APIToken.IsZero() {
+		if !s.limits.passwords.Allow(r) {
+			return errBusy
+		}
 		s.log.Warn("login with a wrong API token")
 		return &pageError{http.StatusForbidden, "That is not the API token", "It is printed when the server starts for the first time, or is what MCP_API_TOKEN says."}
 	}

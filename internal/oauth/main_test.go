@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -230,7 +231,7 @@ func (s *site) tokens(b *oauthtest.Browser, a ask) reply {
 func (s *site) alive(token string) bool {
 	s.t.Helper()
 	_, err := s.srv.Verify(s.t.Context(), token)
-	if err != nil && err != ErrInvalidToken {
+	if err != nil && !errors.Is(err, ErrInvalidToken) {
 		s.t.Fatal(err)
 	}
 	return err == nil

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"mcp-code-sandbox/internal/ratelimit"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/store"
 )
@@ -52,6 +53,9 @@ const (
 
 // ErrInvalidToken says that an access token is not one of ours, is meant for something else, has expired, or was revoked.
 var ErrInvalidToken = errors.New("invalid access token")
+
+// ErrTokenEnded is the ErrInvalidToken of a token that this server made, and that has expired or was revoked.
+var ErrTokenEnded = fmt.Errorf("%w: it has expired or was revoked", ErrInvalidToken)
 
 // Sealer makes texts that only this installation can have made; *executiontoken.Keys is one.
 type Sealer interface {
@@ -126,6 +130,11 @@ type Server struct {
 	purged    atomic.Int64
 }
 
+// limits bound what strangers can make the server do.
+type limits struct {
+	registrations, passwords, requests, tokens *ratelimit.Limiter
+}
+
 // New checks the configuration. It asks nobody: an upstream provider that is down is noticed at the first login.
 func New(_ context.Context, cfg Config) (*Server, error) {
 	cfg.Issuer = strings.TrimRight(cfg.Issuer, "/")
@@ -152,10 +161,10 @@ func New(_ context.Context, cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("the public base URL %q: %w", cfg.Issuer, err)
 	}
 	s.limits = limits{
-		registrations: newLimiter(rate.Every(10*time.Second), 20, rate.Every(time.Second), 100, s.now),
-		passwords:     newLimiter(rate.Every(6*time.Second), 10, rate.Every(time.Second), 100, s.now),
-		requests:      newLimiter(rate.Every(100*time.Millisecond), 100, rate.Every(20*time.Millisecond), 300, s.now),
-		tokens:        newLimiter(rate.Every(50*time.Millisecond), 200, rate.Every(10*time.Millisecond), 500, s.now),
+		registrations: ratelimit.New(rate.Every(10*time.Second), 20, rate.Every(time.Second), 100, s.now),
+		passwords:     ratelimit.New(rate.Every(6*time.Second), 10, rate.Every(time.Second), 100, s.now),
+		requests:      ratelimit.New(rate.Every(100*time.Millisecond), 100, rate.Every(20*time.Millisecond), 300, s.now),
+		tokens:        ratelimit.New(rate.Every(50*time.Millisecond), 200, rate.Every(10*time.Millisecond), 500, s.now),
 	}
 	s.documents = newDocuments(cfg.ClientDocuments, s.now)
 	if cfg.Upstream.Kind == "" {
@@ -222,7 +231,7 @@ func (s *Server) accessToken(g store.Grant, now time.Time) (token string, expire
 }
 
 // Verify tells who holds an access token for the MCP endpoint. The MAC refuses strangers without asking the store; then the grant is
-// looked up, so that what is revoked is dead at once. The error is [ErrInvalidToken], or the store's.
+// looked up, so that what is revoked is dead at once. The error matches [ErrInvalidToken], or is the store's.
 func (s *Server) Verify(ctx context.Context, bearer string) (Identity, error) {
 	g, c, err := s.grantOf(ctx, bearer)
 	if err != nil {
@@ -245,12 +254,15 @@ func (s *Server) grantOf(ctx context.Context, bearer string) (store.Grant, acces
 		return store.Grant{}, c, ErrInvalidToken
 	}
 	now := s.now()
-	if c.Issuer != s.cfg.Issuer || now.Unix() >= c.Expires {
+	switch {
+	case c.Issuer != s.cfg.Issuer:
 		return store.Grant{}, c, ErrInvalidToken
+	case now.Unix() >= c.Expires:
+		return store.Grant{}, c, ErrTokenEnded
 	}
 	g, err := s.store.GetGrant(ctx, c.Grant, now)
 	if errors.Is(err, store.ErrNotFound) {
-		err = ErrInvalidToken
+		err = ErrTokenEnded
 	}
 	return g, c, err
 }

@@ -141,7 +141,7 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
 
 // apiForm reads what a client sends, from the body alone. The client says who it is and proves nothing: no client has a secret.
 func (s *Server) apiForm(w http.ResponseWriter, r *http.Request) (url.Values, *apiError) {
-	if !s.limits.tokens.allow(r) { // whatever is sent, the database is asked, and others wait for it
+	if !s.limits.tokens.Allow(r) { // whatever is sent, the database is asked, and others wait for it
 		w.Header().Set("Retry-After", "5")
 		return nil, &apiError{http.StatusTooManyRequests, "temporarily_unavailable", "too many requests, try again in a few seconds"}
 	}

@@ -1,4 +1,6 @@
-package oauth
+// Package ratelimit bounds what strangers can make the server do, by the address they come from. It reads the address from
+// http.Request.RemoteAddr: whoever stands behind a trusted proxy must have been put there before.
+package ratelimit
 
 import (
 	"net"
@@ -10,13 +12,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// limits bound what strangers can make the server do.
-type limits struct {
-	registrations, passwords, requests, tokens *limiter
-}
-
-// limiter allows so much to each address, and so much to all together.
-type limiter struct {
+// Limiter allows so much to each address, and so much to all together. It is safe for concurrent use.
+type Limiter struct {
 	now   func() time.Time
 	all   *rate.Limiter
 	every rate.Limit
@@ -29,17 +26,21 @@ type limiter struct {
 // maxAddresses are remembered apart. When there are more, everybody begins anew; the limit for all still holds.
 const maxAddresses = 4096
 
-func newLimiter(each rate.Limit, eachBurst int, all rate.Limit, allBurst int, now func() time.Time) *limiter {
-	return &limiter{now: now, all: rate.NewLimiter(all, allBurst), every: each, burst: eachBurst, each: map[netip.Addr]*rate.Limiter{}}
+// New returns a Limiter. now is the clock; nil means [time.Now].
+func New(each rate.Limit, eachBurst int, all rate.Limit, allBurst int, now func() time.Time) *Limiter {
+	if now == nil {
+		now = time.Now
+	}
+	return &Limiter{now: now, all: rate.NewLimiter(all, allBurst), every: each, burst: eachBurst, each: map[netip.Addr]*rate.Limiter{}}
 }
 
-// allow reports whether the request may go on, and counts it.
-func (l *limiter) allow(r *http.Request) bool {
+// Allow reports whether the request may go on, and counts it.
+func (l *Limiter) Allow(r *http.Request) bool {
 	now := l.now()
 	return l.of(remote(r)).AllowN(now, 1) && l.all.AllowN(now, 1)
 }
 
-func (l *limiter) of(addr netip.Addr) *rate.Limiter {
+func (l *Limiter) of(addr netip.Addr) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own, ok := l.each[addr]
