@@ -66,7 +66,7 @@ func (e *Engine) UploadURL(ctx context.Context, caller session.Caller, sessionID
 }
 
 // ReceiveUpload takes the file that was sent to a link of UploadURL. The link's signature must have been
-// checked. A link works once, whether or not its upload succeeds; then the error is link_expired.
+// checked. A link works once; then the error is link_expired. An upload that breaks off does not count.
 func (e *Engine) ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (FileLink, error) {
 	expired := &Error{Code: CodeLinkExpired, Message: "This upload link has been used or has expired. Ask for a new one."}
 	if e.cfg.Store == nil {
@@ -81,8 +81,38 @@ func (e *Engine) ReceiveUpload(ctx context.Context, ticketID, id, name string, b
 	case e.linkID(session.Caller{ID: t.Caller}, t.Session) != id || t.Name != name:
 		return FileLink{}, expired
 	}
-	return e.Upload(ctx, session.Caller{ID: t.Caller},
-		UploadRequest{Session: t.Session, Name: t.Name, Content: body, Overwrite: t.Overwrite})
+	caller := session.Caller{ID: t.Caller}
+	generation := e.cfg.Sessions.Generation(caller, t.Session)
+	content := &brokenReader{r: body}
+	link, err := e.Upload(ctx, caller, UploadRequest{Session: t.Session, Name: t.Name, Content: content, Overwrite: t.Overwrite})
+	if err != nil && (content.broken || ctx.Err() != nil) && e.isOpen(caller, t.Session, generation) {
+		if err := e.cfg.Store.AddTicket(context.WithoutCancel(ctx), t); err != nil {
+			e.log.WarnContext(ctx, "[MCP] Cannot give back the link of an upload that broke off", "session_id", t.Session, "err", err)
+		}
+	}
+	return link, err
+}
+
+// isOpen reports whether the session is open and of that generation. One that is closed has taken its tickets with it.
+func (e *Engine) isOpen(caller session.Caller, sessionID, generation string) bool {
+	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
+	if err != nil {
+		return false
+	}
+	defer s.Release()
+	return e.cfg.Sessions.Generation(caller, sessionID) == generation
+}
+
+// brokenReader notes whether a body broke off before its end.
+type brokenReader struct {
+	r      io.Reader
+	broken bool
+}
+
+func (b *brokenReader) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	b.broken = err != nil && err != io.EOF
+	return n, err
 }
 
 // OpenLink opens the file that a download link names. The link's signature must have been checked. Errors are those of OpenFile.

@@ -1,16 +1,77 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"io"
 	"io/fs"
 	"net/url"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/signedurl"
 )
+
+// TestAbortedUploadKeepsItsTicket: a client that loses its connection in the middle of a PUT can send the file again, once.
+func TestAbortedUploadKeepsItsTicket(t *testing.T) {
+	r := newRig(t, nil, nil)
+	for _, caller := range []session.Caller{session.Local, {ID: "user:ann"}} {
+		ticket := func() (ticket, id string) {
+			t.Helper()
+			link, _, err := r.UploadURL(t.Context(), caller, "x", "a.csv", true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			u, err := url.Parse(link)
+			if err != nil {
+				t.Fatal(err)
+			}
+			id, _, err = signedurl.ParsePath(u.EscapedPath())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return u.Query().Get("upload"), id
+		}
+		broken := func() io.Reader {
+			return io.MultiReader(strings.NewReader("half"), iotest.ErrReader(io.ErrUnexpectedEOF))
+		}
+		one, id := ticket()
+		if _, err := r.ReceiveUpload(t.Context(), one, id, "a.csv", broken()); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("a body that breaks off: %v", err)
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := r.ReceiveUpload(gone, one, id, "a.csv", strings.NewReader("x")); !errors.Is(err, context.Canceled) {
+			t.Errorf("a client that is gone: %v", err)
+		}
+		if f, err := r.ReceiveUpload(t.Context(), one, id, "a.csv", strings.NewReader("whole")); err != nil || f.Size != 5 {
+			t.Errorf("the second try: %+v, %v", f, err)
+		}
+		if _, err := r.ReceiveUpload(t.Context(), one, id, "a.csv", strings.NewReader("again")); codeOf(err) != CodeLinkExpired {
+			t.Errorf("after a success: %v", err)
+		}
+		// The end of the session is the ticket's, also while it is being used.
+		two, id := ticket()
+		closing := io.MultiReader(readerFunc(func([]byte) (int, error) {
+			return 0, errors.Join(r.CloseSession(t.Context(), caller, "x"), io.ErrUnexpectedEOF)
+		}))
+		if _, err := r.ReceiveUpload(t.Context(), two, id, "a.csv", closing); err == nil {
+			t.Error("an upload into a session that was closed has succeeded")
+		}
+		if _, err := r.Upload(t.Context(), caller, UploadRequest{Session: "x", Name: "b", Content: strings.NewReader("")}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.ReceiveUpload(t.Context(), two, id, "a.csv", strings.NewReader("late")); codeOf(err) != CodeLinkExpired {
+			t.Errorf("after the session was closed: %v", err)
+		}
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // TestUsersLinksEndWithTheSession is the attack: somebody keeps a link of a user's, and waits until the user works under the
 // same name again. The link leads to the old file or to none, never to the new one.
