@@ -1,8 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -87,12 +88,10 @@ func (c *proxyAuditCmd) Run(inv *invocation) error {
 	if name == "" {
 		name = filepath.Join(inv.settings.Root, "audit", "proxy.jsonl")
 	}
-	f, err := os.Open(name)
-	if err != nil {
+	seq, hash, err := proxy.VerifyAuditFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	defer f.Close()
-	seq, hash, err := proxy.VerifyAudit(f)
 	if err != nil {
 		return fmt.Errorf("%s was changed, or is damaged: %w", name, err)
 	}

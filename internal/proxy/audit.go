@@ -167,17 +167,49 @@ func (a *Audit) note() error {
 	return err
 }
 
-// noted takes over what was written down last, if that is further than what is known here.
+// noted takes over what was written down last, unless the trail is further. A trail that was cut short, or whose end was
+// written anew, is so followed by a line that does not continue it, which shows for good.
 func (a *Audit) noted() {
-	text := make([]byte, len(fmt.Sprintf(noteFormat, 0, genesis)))
-	var seq uint64
-	var hash string
-	if _, err := a.turn.ReadAt(text, 0); err != nil {
-		return // nothing was, yet
-	}
-	if _, err := fmt.Sscanf(string(text), noteFormat, &seq, &hash); err == nil && seq > a.seq && len(hash) == hashDigits {
+	if seq, hash, ok := readNote(a.turn); ok && seq >= a.seq {
 		a.seq, a.hash = seq, hash
 	}
+}
+
+func readNote(turn io.ReaderAt) (seq uint64, hash string, ok bool) {
+	text := make([]byte, len(fmt.Sprintf(noteFormat, 0, genesis)))
+	if _, err := turn.ReadAt(text, 0); err != nil {
+		return 0, "", false // nothing was, yet
+	}
+	_, err := fmt.Sscanf(string(text), noteFormat, &seq, &hash)
+	return seq, hash, err == nil && len(hash) == hashDigits
+}
+
+// VerifyAuditFile is VerifyAudit for the trail at path. It also compares its end with what the server noted beside it when it last
+// wrote: the chain alone cannot show that lines were removed from the end, or that the last one was written anew.
+func VerifyAuditFile(path string) (seq uint64, hash string, err error) {
+	noted, want := uint64(0), ""
+	if turn, err := os.Open(path + ".turn"); err == nil { // a trail that was moved away has none
+		noted, want, _ = readNote(turn) // before the trail is read: a server may be writing
+		_ = turn.Close()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return 0, "", err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, "", err
+	}
+	defer f.Close()
+	seq, hash, err = VerifyAudit(f)
+	switch {
+	case err != nil:
+	case seq == 0 && noted > 0:
+		err = fmt.Errorf("it is empty, but %d records were written; if it was just moved away, the next record continues it", noted)
+	case seq < noted:
+		err = fmt.Errorf("records %d to %d are missing at its end", seq+1, noted)
+	case seq == noted && want != "" && hash != want:
+		err = fmt.Errorf("record %d is not the one that was written", seq)
+	}
+	return seq, hash, err
 }
 
 // locked calls f while no other process appends.
@@ -220,9 +252,8 @@ func (a *Audit) catchUp() error {
 			return fmt.Errorf("its last line: %w; move the file away", err)
 		}
 		a.seq, a.hash = r.Seq, hash
-	} else {
-		a.noted()
 	}
+	a.noted()
 	a.size = size
 	return nil
 }

@@ -114,6 +114,61 @@ func TestAuditShowsTampering(t *testing.T) {
 	}
 }
 
+// TestAuditShowsACutTail is the attack: whoever hides a call removes the last lines, or writes the last one anew. The
+// check finds it, and what is written afterwards does not cover it up, also by a server that starts later.
+func TestAuditShowsACutTail(t *testing.T) {
+	for name, cut := range map[string]func(lines [][]byte) []byte{
+		"the last": func(l [][]byte) []byte { return bytes.Join(l[:3], nil) },
+		"three":    func(l [][]byte) []byte { return l[0] },
+		"all":      func([][]byte) []byte { return nil },
+		"written anew": func(l [][]byte) []byte {
+			third, _, err := unseal(l[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, prev, _ := unseal(l[2])
+			forged, _, err := seal(Record{Seq: third.Seq + 1, Event: EventIntent, Path: "/harmless", Prev: prev})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return append(bytes.Join(l[:3], nil), forged...)
+		},
+	} {
+		for _, restarted := range []bool{false, true} {
+			path := filepath.Join(t.TempDir(), "audit.jsonl")
+			a := openAudit(t, path)
+			for i := range 4 {
+				write(t, a, fmt.Sprint("/p", i))
+			}
+			if seq, _, err := VerifyAuditFile(path); err != nil || seq != 4 {
+				t.Fatalf("the original: %d, %v", seq, err)
+			}
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, cut(bytes.SplitAfter(text, []byte("\n"))[:4]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if seq, _, err := VerifyAuditFile(path); err == nil {
+				t.Errorf("%s: taken for whole, %d lines", name, seq)
+			}
+			if restarted {
+				a = openAudit(t, path)
+			}
+			write(t, a, "/next")
+			write(t, a, "/next")
+			if seq, _, err := VerifyAuditFile(path); name == "all" { // as a trail that was moved away, it begins with a later record
+				if text, rerr := os.ReadFile(path); rerr != nil || err != nil || seq != 6 || !bytes.HasPrefix(text, []byte(`{"seq":5,`)) {
+					t.Errorf("%s, restarted %t: %d, %v, %v", name, restarted, seq, err, rerr)
+				}
+			} else if err == nil {
+				t.Errorf("%s, restarted %t: covered up by later lines", name, restarted)
+			}
+		}
+	}
+}
+
 // What a crash left of a line is removed; a file that is moved away is followed by one that continues it.
 func TestAuditGoesOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
