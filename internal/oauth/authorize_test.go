@@ -53,9 +53,15 @@ func TestMatchRedirect(t *testing.T) {
 		}
 	}
 	for _, raw := range []string{"http://client.example/cb", "javascript:alert(1)", "JavaScript:alert(1)", "data:text/html,x", "file:///etc/passwd", "https:///cb", "https://a/cb#", "/cb", "x:y",
+		"ms-msdt:/id", "search-ms:query=x", "ms-settings:x", "x-apple.systempreferences:x", "steam://run/1", "smb://host/share", "ssh://host", "mailto:a@b.example", "com.:x", ".com:x", "myapp://cb",
 		"https://a/" + strings.Repeat("a", 2000), "https://ä.example/", "https://u:p@a/cb", "http://127.0.0.1%00.evil.example/"} {
 		if err := checkRedirectURI(raw); err == nil {
 			t.Errorf("%q can be registered", raw)
+		}
+	}
+	for _, raw := range []string{"cursor://anysphere.cursor-mcp/oauth/callback", "vscode://ms/cb", "vscode-insiders://ms/cb", "com.example.app:/cb", "io.example-1.x:/cb"} {
+		if err := checkRedirectURI(raw); err != nil {
+			t.Errorf("%q: %v", raw, err)
 		}
 	}
 }

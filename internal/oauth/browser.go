@@ -104,7 +104,7 @@ func (s *Server) visit(r *http.Request) (visit, error) {
 		return v, nil
 	}
 	ctx := r.Context()
-	session, err := s.store.GetBrowserSession(ctx, digest(token), s.now())
+	session, err := s.browserSession(ctx, token)
 	if errors.Is(err, store.ErrNotFound) {
 		return v, nil
 	}
@@ -125,6 +125,29 @@ func (s *Server) visit(r *http.Request) (visit, error) {
 	return v, nil
 }
 
+// browserSession finds the session of a cookie: a user's, or that of the holder of the API token that is valid now.
+func (s *Server) browserSession(ctx context.Context, token string) (store.BrowserSession, error) {
+	for _, id := range []string{s.sessionID(token, ""), s.sessionID(token, localCaller)} {
+		b, err := s.store.GetBrowserSession(ctx, id, s.now())
+		if err == nil && s.sessionID(token, b.Caller) != id { // a login of before the token was part of the id
+			err = store.ErrNotFound
+		}
+		if !errors.Is(err, store.ErrNotFound) {
+			return b, err
+		}
+	}
+	return store.BrowserSession{}, store.ErrNotFound
+}
+
+// sessionID is how the store names the session of a cookie. The API token is part of the name of its holder's: a new token ends
+// every login with the one before. The cookie is random, so the digest tells nothing of the token.
+func (s *Server) sessionID(token, caller string) string {
+	if caller == localCaller {
+		token += "\x00" + s.cfg.APIToken.Reveal()
+	}
+	return digest(token)
+}
+
 // known makes sure that the browser has its secret.
 func (s *Server) known(w http.ResponseWriter, v visit) visit {
 	if v.secret == "" {
@@ -142,7 +165,7 @@ func (s *Server) enter(ctx context.Context, w http.ResponseWriter, v visit, call
 		}
 	}
 	token := newSecret()
-	if err := s.store.AddBrowserSession(ctx, store.BrowserSession{ID: digest(token), Caller: caller, Expires: s.now().Add(sessionTTL)}); err != nil {
+	if err := s.store.AddBrowserSession(ctx, store.BrowserSession{ID: s.sessionID(token, caller), Caller: caller, Expires: s.now().Add(sessionTTL)}); err != nil {
 		return err
 	}
 	s.setCookie(w, sessionCookie, token, sessionTTL)

@@ -98,7 +98,7 @@ func (s *Server) tokenLogin(w http.ResponseWriter, r *http.Request, v visit) err
 			return errBusy
 		}
 		s.log.Warn("login with a wrong API token")
-		return &pageError{http.StatusForbidden, "That is not the API token", "It is printed when the server starts for the first time, or is what MCP_API_TOKEN says."}
+		return &pageError{http.StatusForbidden, "That is not the API token", "It is what MCP_API_TOKEN says, or in the file that the first lines of the server name."}
 	}
 	if err := s.enter(r.Context(), w, v, localCaller); err != nil {
 		return err

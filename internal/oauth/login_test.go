@@ -271,6 +271,18 @@ func TestLoginWithAPIToken(t *testing.T) {
 		t.Error("a token is in the log")
 	}
 
+	// A new token ends the logins with the old one, and no others.
+	holder, user := s.browser(), s.browser()
+	holder.Submit(holder.Get(s.url("/connections")), "/connections/login", map[string]string{"token": apiToken})
+	user.Get(s.url("/oauth/login"))
+	if !s.loggedIn(holder) || !s.loggedIn(user) {
+		t.Fatal("not logged in")
+	}
+	s.srv.cfg.APIToken = secret.New("another-api-token")
+	if s.loggedIn(holder) || !s.loggedIn(user) {
+		t.Errorf("with a new API token, its holder is logged in: %t, a user: %t", s.loggedIn(holder), s.loggedIn(user))
+	}
+
 	none := newSite(t, func(c *Config) { c.APIToken = secret.Value{} })
 	b = none.browser()
 	page = b.Get(none.url("/connections"))

@@ -5,16 +5,21 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 )
 
 const maxRedirectURI = 2000
 
-// unfitSchemes are those of addresses that no program waits at for an answer, or by which a browser could be made to do something else.
-var unfitSchemes = []string{"javascript", "vbscript", "data", "file", "filesystem", "blob", "about", "view-source", "ws", "wss", "ftp", "mailto", "tel", "sms", "intent", "content", "jar", "chrome", "resource"}
+// programSchemes are the own schemes of programs that are MCP clients. Other schemes may start anything on a computer.
+var programSchemes = []string{"claude", "code-oss", "cursor", "goose", "kiro", "lmstudio", "raycast", "trae", "vscode", "vscode-insiders", "vscodium", "warp", "windsurf", "zed"}
 
-// checkRedirectURI tells whether a client may register the address: https, http on this computer, or a program's own scheme.
+// domainScheme is a scheme made of a domain that is a program's maker's, as RFC 8252, 7.1 wants it: com.example.app.
+var domainScheme = regexp.MustCompile(`^[a-z]{2,}(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`)
+
+// checkRedirectURI tells whether a client may register the address: https, http on this computer, or the scheme of a known
+// program or of a domain.
 func checkRedirectURI(raw string) error {
 	if len(raw) > maxRedirectURI {
 		return errors.New("it is too long")
@@ -43,8 +48,8 @@ func checkRedirectURI(raw string) error {
 			return errors.New("http is for 127.0.0.1, [::1] and localhost only: use https")
 		}
 	default:
-		if slices.Contains(unfitSchemes, u.Scheme) || len(u.Scheme) < 2 {
-			return fmt.Errorf("the scheme %s is not accepted", u.Scheme)
+		if !slices.Contains(programSchemes, u.Scheme) && !domainScheme.MatchString(u.Scheme) {
+			return fmt.Errorf("the scheme %.40s is not accepted: use https, http on this computer, or a scheme made of your domain, such as com.example.app", u.Scheme)
 		}
 	}
 	return nil
