@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -45,7 +46,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	if note != "" {
 		a.log.Warn("[HTTP] " + note)
 	}
-	banner(inv.stderr, a, base)
+	banner(inv.stderr, a, base, isTerminal(inv.stderr))
 	a.tasks.start(a.reportReadiness)
 	a.tasks.start(a.warm)
 
@@ -142,14 +143,18 @@ func (a *app) reportReadiness(ctx context.Context) {
 	}
 }
 
-// banner tells the operator how to connect. It goes to stderr only, never to the log file: it may show the token. A token
-// that the operator chose is not shown.
-func banner(w io.Writer, a *app, base string) {
-	token, page, shown := "$MCP_API_TOKEN", base+"/", "the one in MCP_API_TOKEN"
+// banner tells the operator how to connect. It goes to stderr only, never to the log file. It shows the token to people at a
+// terminal: elsewhere it would be kept in a log, so it names the file that has it. A token that the operator chose is not shown.
+func banner(w io.Writer, a *app, base string, terminal bool) {
+	token, page, shown, inJSON := "$MCP_API_TOKEN", base+"/", "the one in MCP_API_TOKEN", "$MCP_API_TOKEN"
 	if a.keys.tokenIsOurs {
-		token = a.keys.token.Reveal()
-		page += "#token=" + token
-		shown = token + "  (kept in " + filepath.Join(a.settings.Root, "keys", "api-token") + ")"
+		file := filepath.Join(a.settings.Root, "keys", "api-token")
+		token, shown, inJSON = "$(cat '"+file+"')", "in the file "+file, "TOKEN"
+		if terminal {
+			token = a.keys.token.Reveal()
+			page += "#token=" + token
+			shown, inJSON = token+"  (kept in "+file+")", token
+		}
 	}
 	more := ""
 	if a.services != nil {
@@ -181,10 +186,20 @@ MCP Code Sandbox %s
   Cursor and others, as JSON:
     %s
 
-`, versionString(), page, base, shown, languages, a.settings.Root, sessionsLine(a), more, base, token, clientJSON(base, token))
+`, versionString(), page, base, shown, languages, a.settings.Root, sessionsLine(a), more, base, token, clientJSON(base, inJSON))
 	if host, _, err := net.SplitHostPort(a.settings.listenAddr()); err == nil && a.settings.PublicBaseURL == "" && host == "" {
 		fmt.Fprintf(w, "  Listening on every interface. For file links that work from elsewhere, set PUBLIC_BASE_URL.\n\n")
 	}
+}
+
+// isTerminal reports whether what is written there is shown to a person and not kept.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	fi, err := f.Stat()
+	return err == nil && fi.Mode()&os.ModeCharDevice != 0
 }
 
 // sessionsLine says how many sessions there may be, and how many there could be on this machine.

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/tools"
 )
 
@@ -106,12 +107,18 @@ func TestServe(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "root")
 	s := serve(t, root, "SANDBOX_HTTP_PORT=0")
 
+	// What it prints goes into a log here: the token is in its file alone.
+	file := s.text.wait(t, `Token +in the file (.*)\n`)
 	text, _ := s.text.state()
-	token := s.text.wait(t, `Token +([0-9a-f]{64}) `)
+	content, err := os.ReadFile(file)
+	token := strings.TrimSpace(string(content))
+	if err != nil || len(token) != 64 || strings.Contains(text, token) {
+		t.Fatalf("the token in %s, %v:\n%s", file, err, text)
+	}
 	for _, want := range []string{
-		"Page          " + s.url + "/#token=" + token,
-		`claude mcp add --transport http sandbox ` + s.url + `/mcp --header "Authorization: Bearer ` + token + `"`,
-		`"url": "` + s.url + `/mcp"`, "SANDBOX_TOOLS=run",
+		"Page          " + s.url + "/\n",
+		`claude mcp add --transport http sandbox ` + s.url + `/mcp --header "Authorization: Bearer $(cat '` + file + `')"`,
+		`"url": "` + s.url + `/mcp"`, `"Authorization": "Bearer TOKEN"`, "SANDBOX_TOOLS=run",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the start does not print %q:\n%s", want, text)
@@ -146,8 +153,8 @@ func TestServe(t *testing.T) {
 
 	// The next start has the same token.
 	again := serve(t, root, "SANDBOX_HTTP_PORT=0")
-	if got := again.text.wait(t, `Token +([0-9a-f]{64}) `); got != token {
-		t.Errorf("the token changed from %s to %s", token, got)
+	if code, _ := again.get(t, "/metrics", token); code != 200 {
+		t.Errorf("the token changed: %d", code)
 	}
 }
 
@@ -163,6 +170,38 @@ func instances(t *testing.T, root string) (names []string) {
 		}
 	}
 	return names
+}
+
+// TestBannerAtTerminal: a person is shown the token, with an address that carries it.
+func TestBannerAtTerminal(t *testing.T) {
+	a := &app{settings: &settings{Root: "/root/of/it"}, keys: keys{token: secret.New("made-by-us"), tokenIsOurs: true}, isolation: isolation{}}
+	for terminal, want := range map[bool]string{true: "Page          http://h:1/#token=made-by-us\n", false: "Token         in the file /root/of/it/keys/api-token\n"} {
+		var out strings.Builder
+		banner(&out, a, "http://h:1", terminal)
+		if !strings.Contains(out.String(), want) || strings.Contains(out.String(), "made-by-us") != terminal {
+			t.Errorf("terminal %t:\n%s", terminal, out.String())
+		}
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if isTerminal(file) || isTerminal(w) || isTerminal(new(strings.Builder)) {
+		t.Error("a file, a pipe or memory is taken for a terminal")
+	}
+	if tty, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0); err == nil {
+		defer tty.Close()
+		if !isTerminal(tty) {
+			t.Error("a terminal is not recognised")
+		}
+	}
 }
 
 func TestServeKeepsTheOperatorsTokenToItself(t *testing.T) {
