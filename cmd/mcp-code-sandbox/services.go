@@ -88,7 +88,7 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 		return v, nil
 	}
 	v.login, err = oauth.New(ctx, oauth.Config{
-		Issuer: baseURL, Resource: strings.TrimRight(baseURL, "/") + "/mcp", Upstream: file.Login, Store: a.store,
+		Issuer: baseURL, Resource: strings.TrimRight(baseURL, "/") + "/mcp", Upstream: file.Login, Store: a.store, Vault: vault,
 		Keys: executiontoken.NewKeys(root, "access", older...), APIToken: a.keys.token,
 		Services: v.states, Connections: connections, Logger: a.log,
 	})

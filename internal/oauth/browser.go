@@ -120,6 +120,13 @@ func (s *Server) visit(r *http.Request) (visit, error) {
 		if err != nil {
 			return v, err
 		}
+		if err := s.vouched(ctx, v.user); err != nil {
+			if !errors.Is(err, errNotVouched) {
+				s.log.Error("a user has to log in again: the login provider cannot be asked", "user", v.user.Email, "error", err)
+			}
+			v.user = store.User{}
+			return v, nil
+		}
 	}
 	v.session, v.caller = session.ID, session.Caller
 	return v, nil

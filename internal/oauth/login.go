@@ -81,6 +81,9 @@ func (s *Server) loginCallback(w http.ResponseWriter, r *http.Request, v visit) 
 	if err := s.store.PutUser(ctx, store.User{ID: caller, Issuer: p.issuer, Subject: p.subject, Email: p.email, Name: p.name, Seen: s.now()}); err != nil {
 		return err
 	}
+	if err := s.keepLogin(ctx, caller, p.token); err != nil {
+		return err
+	}
 	if err := s.enter(ctx, w, v, caller); err != nil {
 		return err
 	}

@@ -229,7 +229,7 @@ func TestProviderIsDownAtFirst(t *testing.T) {
 		writeJSON(w, 200, map[string]any{"issuer": idp.URL, "authorization_endpoint": "https://client.example/authorize", "token_endpoint": "https://client.example/token", "jwks_uri": "https://client.example/jwks"})
 	}))
 	defer idp.Close()
-	l, err := newLogin(Upstream{Kind: "oidc", Issuer: idp.URL, ClientID: "c"}, nil, s.url("/oauth/callback"), time.Now)
+	l, err := newLogin(Upstream{Kind: "oidc", Issuer: idp.URL, ClientID: "c"}, nil, nil, s.url("/oauth/callback"), time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}

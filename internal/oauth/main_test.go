@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/oauth2"
 
+	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/oauth/oauthtest"
 	"mcp-code-sandbox/internal/secret"
@@ -100,6 +101,9 @@ func start(t *testing.T, tls bool, edits ...func(*Config)) *site {
 		Issuer: base, Resource: base + "/mcp", Store: s.store, Keys: executiontoken.NewKeys(rootKey, "access"), APIToken: secret.New(apiToken), Now: s.clock.now,
 		Upstream: Upstream{Kind: "oidc", Issuer: s.idp.URL, ClientID: s.idp.ClientID, ClientSecret: secret.New(s.idp.ClientSecret), AllowedDomains: []string{"example.com"}, DisplayName: "Test Login"},
 		Logger:   slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	if cfg.Vault, err = credential.NewVault(t.Context(), s.store, rootKey); err != nil {
+		t.Fatal(err)
 	}
 	for _, edit := range edits {
 		edit(&cfg)

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/ratelimit"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/store"
@@ -89,6 +90,8 @@ type Config struct {
 	// Upstream is where people log in. The zero value: nobody can, and there is no authorization server.
 	Upstream Upstream
 	Store    *store.Store
+	// Vault keeps the provider's tokens, to ask it again whether it still knows somebody. Nil: logins end after an hour.
+	Vault *credential.Vault
 	// Keys are those of the purpose "access".
 	Keys Sealer
 	// APIToken opens the connections page to its holder, as the caller "local". Zero: nobody comes in that way.
@@ -173,7 +176,7 @@ func New(_ context.Context, cfg Config) (*Server, error) {
 	if !s.secure && !isLoopback(base.Hostname()) {
 		return nil, fmt.Errorf("the public base URL %q must begin with https:// for people to log in; set PUBLIC_BASE_URL", cfg.Issuer)
 	}
-	if s.login, err = newLogin(cfg.Upstream, cfg.HTTPClient, s.url("/oauth/callback"), s.now); err != nil {
+	if s.login, err = newLogin(cfg.Upstream, cfg.HTTPClient, cfg.Vault, s.url("/oauth/callback"), s.now); err != nil {
 		return nil, err
 	}
 	s.allow, err = newAllowList(cfg.Upstream.AllowedDomains, cfg.Upstream.AllowedEmails)

@@ -1,6 +1,7 @@
 package oauth
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
@@ -33,6 +34,10 @@ func (s *Server) token(w http.ResponseWriter, r *http.Request) {
 	case "refresh_token":
 		if !s.rightResource(form["resource"]) {
 			err = &apiError{http.StatusBadRequest, "invalid_target", "resource must be " + s.cfg.Resource}
+			break
+		}
+		// Before the token is used up: who is put off needs it again.
+		if err = s.checkRefresh(r.Context(), digest(form.Get("refresh_token"))); err != nil {
 			break
 		}
 		g, err = s.store.RotateRefreshToken(r.Context(), digest(form.Get("refresh_token")), form.Get("client_id"), refresh, now)
@@ -111,6 +116,29 @@ func (s *Server) checkUser(r *http.Request, g store.Grant) error {
 		return err
 	}
 	return &apiError{http.StatusBadRequest, "invalid_grant", "the user is no longer allowed here"}
+}
+
+// checkRefresh asks the provider whether it still knows the user of a refresh token. One that nobody has is not its business.
+func (s *Server) checkRefresh(ctx context.Context, token string) error {
+	caller, err := s.store.RefreshTokenCaller(ctx, token)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	u, err := s.store.GetUser(ctx, caller)
+	if err == nil {
+		err = s.vouched(ctx, u)
+	}
+	switch {
+	case errors.Is(err, errNotVouched):
+		return &apiError{http.StatusBadRequest, "invalid_grant", "the login provider does not vouch for the user any more: authorize again"}
+	case err != nil:
+		s.log.Error("the login provider cannot be asked about a user", "error", err)
+		return &apiError{http.StatusServiceUnavailable, "temporarily_unavailable", "the login provider cannot be asked about the user, try again later"}
+	}
+	return nil
 }
 
 // revoke ends a grant by one of its tokens (RFC 7009). A token that is not ours, or not the client's, is as good as revoked.

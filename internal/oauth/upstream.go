@@ -19,6 +19,7 @@ import (
 	"github.com/coreos/go-oidc/v3/oidc"
 	"golang.org/x/oauth2"
 
+	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/secret"
 )
 
@@ -49,6 +50,7 @@ const (
 type person struct {
 	issuer, subject, name string
 	email                 string // verified, or empty
+	token                 *oauth2.Token
 }
 
 // caller is the id under which the person uses this server: the same at each login, whatever becomes of name and address.
@@ -65,9 +67,11 @@ type login interface {
 	checkIssuer(ctx context.Context, iss []string) error
 	// identify asks the provider whom the code stands for.
 	identify(ctx context.Context, code, nonce, verifier string) (person, error)
+	// recheck asks the provider again who a caller is who has logged in. The error may be errNotVouched.
+	recheck(ctx context.Context, caller string) (person, error)
 }
 
-func newLogin(u Upstream, client *http.Client, redirect string, now func() time.Time) (login, error) {
+func newLogin(u Upstream, client *http.Client, vault *credential.Vault, redirect string, now func() time.Time) (login, error) {
 	if client == nil {
 		client = &http.Client{
 			Timeout:       upstreamTimeout,
@@ -88,7 +92,7 @@ func newLogin(u Upstream, client *http.Client, redirect string, now func() time.
 		if !slices.Contains(u.Scopes, oidc.ScopeOpenID) {
 			u.Scopes = append([]string{oidc.ScopeOpenID}, u.Scopes...)
 		}
-		return &oidcLogin{upstream: u, http: client, redirect: redirect, now: now}, nil
+		return &oidcLogin{upstream: u, http: &loginHTTP{client}, vault: vault, redirect: redirect, now: now}, nil
 	case "oauth":
 		for what, raw := range map[string]string{"auth.authorizationUrl": u.AuthorizationURL, "auth.tokenUrl": u.TokenURL, "auth.userInfoUrl": u.UserInfoURL} {
 			if err := secureURL(what, raw); err != nil {
@@ -107,7 +111,8 @@ func newLogin(u Upstream, client *http.Client, redirect string, now func() time.
 			}
 			u.Issuer = at.Scheme + "://" + at.Host
 		}
-		return &plainLogin{upstream: u, http: client, config: oauth2.Config{
+		h := &loginHTTP{client}
+		return &plainLogin{upstream: u, http: h, tokens: loginConnection(vault, u, u.TokenURL, h), config: oauth2.Config{
 			ClientID: u.ClientID, ClientSecret: u.ClientSecret.Reveal(), Scopes: u.Scopes, RedirectURL: redirect,
 			Endpoint: oauth2.Endpoint{AuthURL: u.AuthorizationURL, TokenURL: u.TokenURL},
 		}}, nil
@@ -118,7 +123,8 @@ func newLogin(u Upstream, client *http.Client, redirect string, now func() time.
 // oidcLogin is OpenID Connect. The provider is discovered at the first use, and again until that succeeds.
 type oidcLogin struct {
 	upstream Upstream
-	http     *http.Client
+	http     *loginHTTP
+	vault    *credential.Vault
 	redirect string
 	now      func() time.Time
 
@@ -130,6 +136,7 @@ type oidcProvider struct {
 	config   oauth2.Config
 	verifier *oidc.IDTokenVerifier
 	provider *oidc.Provider
+	tokens   credential.Source
 	sendsIss bool
 }
 
@@ -140,7 +147,7 @@ func (l *oidcLogin) provider(ctx context.Context) (*oidcProvider, error) {
 		return l.found, nil
 	}
 	// The provider keeps the context, to fetch keys later.
-	p, err := oidc.NewProvider(oidc.ClientContext(context.WithoutCancel(ctx), l.http), l.upstream.Issuer)
+	p, err := oidc.NewProvider(oidc.ClientContext(context.WithoutCancel(ctx), l.http.Client), l.upstream.Issuer)
 	if err != nil {
 		return nil, fmt.Errorf("discover the login provider: %w", err)
 	}
@@ -149,6 +156,7 @@ func (l *oidcLogin) provider(ctx context.Context) (*oidcProvider, error) {
 		Token         string   `json:"token_endpoint"`
 		Keys          string   `json:"jwks_uri"`
 		AuthMethods   []string `json:"token_endpoint_auth_methods_supported"`
+		Scopes        []string `json:"scopes_supported"`
 		SendsIss      bool     `json:"authorization_response_iss_parameter_supported"`
 	}
 	if err := p.Claims(&meta); err != nil {
@@ -168,9 +176,14 @@ func (l *oidcLogin) provider(ctx context.Context) (*oidcProvider, error) {
 	default:
 		endpoint.AuthStyle = oauth2.AuthStyleInParams
 	}
+	scopes := l.upstream.Scopes
+	if slices.Contains(meta.Scopes, oidc.ScopeOfflineAccess) && !slices.Contains(scopes, oidc.ScopeOfflineAccess) {
+		scopes = append(slices.Clone(scopes), oidc.ScopeOfflineAccess) // to be able to ask again
+	}
 	l.found = &oidcProvider{
+		tokens: loginConnection(l.vault, l.upstream, meta.Token, l.http),
 		config: oauth2.Config{ClientID: l.upstream.ClientID, ClientSecret: l.upstream.ClientSecret.Reveal(), Endpoint: endpoint,
-			RedirectURL: l.redirect, Scopes: l.upstream.Scopes},
+			RedirectURL: l.redirect, Scopes: scopes},
 		verifier: p.Verifier(&oidc.Config{ClientID: l.upstream.ClientID, Now: l.now}),
 		provider: p,
 		sendsIss: meta.SendsIss,
@@ -215,7 +228,7 @@ func (l *oidcLogin) identify(ctx context.Context, code, nonce, verifier string) 
 	if err != nil {
 		return person{}, err
 	}
-	ctx = oidc.ClientContext(ctx, l.http)
+	ctx = oidc.ClientContext(ctx, l.http.Client)
 	token, err := p.config.Exchange(ctx, code, oauth2.VerifierOption(verifier))
 	if err != nil {
 		return person{}, exchangeError(err)
@@ -248,7 +261,20 @@ func (l *oidcLogin) identify(ctx context.Context, code, nonce, verifier string) 
 			claims = more // whole: an address of one and a "verified" of the other would prove nothing
 		}
 	}
-	return person{issuer: l.upstream.Issuer, subject: id.Subject, name: cleanName(claims.Name), email: claims.verifiedEmail()}, nil
+	return person{issuer: l.upstream.Issuer, subject: id.Subject, name: cleanName(claims.Name), email: claims.verifiedEmail(), token: token}, nil
+}
+
+func (l *oidcLogin) recheck(ctx context.Context, caller string) (person, error) {
+	p, err := l.provider(ctx)
+	if err != nil {
+		return person{}, err
+	}
+	var user struct {
+		userClaims
+		Subject string `json:"sub"`
+	}
+	err = l.http.askWho(ctx, p.tokens, caller, p.provider.UserInfoEndpoint(), &user)
+	return person{subject: user.Subject, email: user.verifiedEmail()}, err
 }
 
 // userClaims is what a provider says of somebody.
@@ -269,7 +295,8 @@ func (c userClaims) verifiedEmail() string {
 // plainLogin is OAuth 2 with an address that tells whose token it is sent.
 type plainLogin struct {
 	upstream Upstream
-	http     *http.Client
+	http     *loginHTTP
+	tokens   credential.Source
 	config   oauth2.Config
 }
 
@@ -285,17 +312,28 @@ func (l *plainLogin) checkIssuer(_ context.Context, iss []string) error {
 }
 
 func (l *plainLogin) identify(ctx context.Context, code, _, verifier string) (person, error) {
-	token, err := l.config.Exchange(context.WithValue(ctx, oauth2.HTTPClient, l.http), code, oauth2.VerifierOption(verifier))
+	token, err := l.config.Exchange(context.WithValue(ctx, oauth2.HTTPClient, l.http.Client), code, oauth2.VerifierOption(verifier))
 	if err != nil {
 		return person{}, exchangeError(err)
 	}
+	p, err := l.whoIs(func(at string, v any) error { return l.http.get(ctx, at, "Bearer "+token.AccessToken, v) })
+	p.token = token
+	return p, err
+}
+
+func (l *plainLogin) recheck(ctx context.Context, caller string) (person, error) {
+	return l.whoIs(func(at string, v any) error { return l.http.askWho(ctx, l.tokens, caller, at, v) })
+}
+
+// whoIs makes a person of what the provider answers at its addresses.
+func (l *plainLogin) whoIs(get func(at string, v any) error) (person, error) {
 	var user struct {
 		userClaims
 		Subject string          `json:"sub"`
 		ID      json.RawMessage `json:"id"`
 		Login   string          `json:"login"`
 	}
-	if err := l.get(ctx, l.upstream.UserInfoURL, token.AccessToken, &user); err != nil {
+	if err := get(l.upstream.UserInfoURL, &user); err != nil {
 		return person{}, err
 	}
 	p := person{issuer: l.upstream.Issuer, subject: user.Subject, name: cleanName(user.Name), email: user.verifiedEmail()}
@@ -315,7 +353,7 @@ func (l *plainLogin) identify(ctx context.Context, code, _, verifier string) (pe
 		Email             string
 		Primary, Verified bool
 	}
-	if err := l.get(ctx, l.upstream.EmailsURL, token.AccessToken, &list); err != nil {
+	if err := get(l.upstream.EmailsURL, &list); err != nil {
 		return person{}, err
 	}
 	for _, e := range list {
@@ -326,21 +364,39 @@ func (l *plainLogin) identify(ctx context.Context, code, _, verifier string) (pe
 	return p, nil
 }
 
+// loginHTTP is how the provider is talked to.
+type loginHTTP struct{ *http.Client }
+
+// statusError is an answer of the provider's that is not 200.
+type statusError struct {
+	at     string
+	status int
+}
+
+func (e statusError) Error() string {
+	return fmt.Sprintf("ask the login provider: %s answered %d %s", e.at, e.status, http.StatusText(e.status))
+}
+
+// refuses reports whether the provider has answered that the token, or who it stands for, is not known.
+func (e statusError) refuses() bool {
+	return e.status == http.StatusUnauthorized || e.status == http.StatusForbidden || e.status == http.StatusNotFound
+}
+
 // get asks the provider something with the user's token.
-func (l *plainLogin) get(ctx context.Context, at, token string, v any) error {
+func (h *loginHTTP) get(ctx context.Context, at, authorization string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Authorization", "Bearer "+token)
+	req.Header.Set("Authorization", authorization)
 	req.Header.Set("Accept", "application/json")
-	resp, err := l.http.Do(req)
+	resp, err := h.Do(req)
 	if err != nil {
 		return fmt.Errorf("ask the login provider: %w", err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("ask the login provider: %s answered %s", at, resp.Status)
+		return statusError{at, resp.StatusCode}
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxUpstreamBytes)).Decode(v); err != nil {
 		return fmt.Errorf("ask the login provider: %s: %w", at, err)

@@ -238,6 +238,13 @@ func (s *Store) RevokeGrant(ctx context.Context, caller, id string, now time.Tim
 	})
 }
 
+// RefreshTokenCaller returns whose grant a refresh token continues, whatever its state, or [ErrNotFound].
+func (s *Store) RefreshTokenCaller(ctx context.Context, id string) (caller string, err error) {
+	err = s.db.QueryRowContext(ctx,
+		`SELECT g.caller FROM oauth_refresh_tokens r JOIN oauth_grants g ON g.id = r.grant_id WHERE r.id = ?`, id).Scan(&caller)
+	return caller, notFound(err)
+}
+
 // RevokeGrantByRefreshToken ends the grant that a client's refresh token continues, or continued. Another client's is [ErrNotFound].
 func (s *Store) RevokeGrantByRefreshToken(ctx context.Context, id, client string, now time.Time) error {
 	return s.transact(ctx, func(tx *sql.Tx) error {

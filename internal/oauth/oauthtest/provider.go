@@ -10,9 +10,11 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -36,6 +38,10 @@ type Provider struct {
 	user   User
 	codes  map[string]grantedCode
 	tokens map[string]User
+	fresh  map[string]User // by refresh token
+	short  bool            // see ShortTokens
+	down   bool
+	asked  int
 	claims func(map[string]any)
 	answer func(url.Values)
 	logins int
@@ -78,11 +84,20 @@ func newProvider(t testing.TB) *Provider {
 	}
 	return &Provider{ClientID: "sandbox-at-idp", ClientSecret: "idp-secret-" + rand.Text(), key: key,
 		user:  User{Subject: "1001", Email: "ann@example.com", Name: "Ann"},
-		codes: map[string]grantedCode{}, tokens: map[string]User{}}
+		codes: map[string]grantedCode{}, tokens: map[string]User{}, fresh: map[string]User{}}
 }
 
 func (p *Provider) start(t testing.TB, h http.Handler) {
-	srv := httptest.NewServer(h)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.mu.Lock()
+		down := p.down
+		p.mu.Unlock()
+		if down {
+			http.Error(w, "maintenance", http.StatusServiceUnavailable)
+			return
+		}
+		h.ServeHTTP(w, r)
+	}))
 	t.Cleanup(srv.Close)
 	p.URL = srv.URL
 }
@@ -92,6 +107,57 @@ func (p *Provider) SetUser(u User) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.user = u
+}
+
+// ShortTokens has access tokens end at once, and refresh tokens be given with them: each works once.
+func (p *Provider) ShortTokens() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.short = true
+}
+
+// Remove ends the account of a user: every token of theirs.
+func (p *Provider) Remove(subject string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, list := range []map[string]User{p.tokens, p.fresh} {
+		maps.DeleteFunc(list, func(_ string, u User) bool { return u.Subject == subject })
+	}
+}
+
+// Rename gives a user another e-mail address.
+func (p *Provider) Rename(subject, email string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, list := range []map[string]User{p.tokens, p.fresh} {
+		for token, u := range list {
+			if u.Subject == subject {
+				u.Email = email
+				list[token] = u
+			}
+		}
+	}
+}
+
+// SetDown has every request answered with 503, or no longer.
+func (p *Provider) SetDown(down bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.down = down
+}
+
+// Tokens are those that it has given and that still work.
+func (p *Provider) Tokens() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append(slices.Collect(maps.Keys(p.tokens)), slices.Collect(maps.Keys(p.fresh))...)
+}
+
+// Asked counts how often it was asked whose a token is.
+func (p *Provider) Asked() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.asked
 }
 
 // EditClaims has the claims of each ID token changed before it is signed.
@@ -167,6 +233,17 @@ func (p *Provider) token(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if r.PostFormValue("grant_type") == "refresh_token" {
+		old := r.PostFormValue("refresh_token")
+		u, ok := p.fresh[old]
+		delete(p.fresh, old)
+		if !ok {
+			writeJSON(w, http.StatusBadRequest, map[string]any{"error": "invalid_grant"})
+			return
+		}
+		writeJSON(w, 200, p.tokensFor(u))
+		return
+	}
 	c, ok := p.codes[r.PostFormValue("code")]
 	delete(p.codes, r.PostFormValue("code"))
 	if !ok || r.PostFormValue("grant_type") != "authorization_code" || r.PostFormValue("redirect_uri") != c.redirect || !proves(r.PostFormValue("code_verifier"), c.challenge) {
@@ -174,9 +251,7 @@ func (p *Provider) token(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.logins++
-	access := rand.Text()
-	p.tokens[access] = c.user
-	answer := map[string]any{"access_token": access, "token_type": "bearer", "expires_in": 300}
+	answer := p.tokensFor(c.user)
 	if c.nonce != "" {
 		now := time.Now()
 		claims := map[string]any{"iss": p.URL, "aud": p.ClientID, "sub": c.user.Subject, "nonce": c.nonce, "iat": now.Unix(), "exp": now.Add(5 * time.Minute).Unix(),
@@ -187,6 +262,18 @@ func (p *Provider) token(w http.ResponseWriter, r *http.Request) {
 		answer["id_token"] = p.sign(claims)
 	}
 	writeJSON(w, 200, answer)
+}
+
+func (p *Provider) tokensFor(u User) map[string]any {
+	access := rand.Text()
+	p.tokens[access] = u
+	answer := map[string]any{"access_token": access, "token_type": "bearer", "expires_in": 300}
+	if p.short {
+		refresh := rand.Text()
+		p.fresh[refresh] = u
+		answer["refresh_token"], answer["expires_in"] = refresh, 1
+	}
+	return answer
 }
 
 func (p *Provider) sign(claims map[string]any) string {
@@ -207,6 +294,7 @@ func (p *Provider) sign(claims map[string]any) string {
 func (p *Provider) holder(w http.ResponseWriter, r *http.Request) (User, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.asked++
 	u, ok := p.tokens[strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")]
 	if !ok {
 		http.Error(w, "whose token?", http.StatusUnauthorized)
