@@ -56,7 +56,8 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	server := httpapi.NewServer(newHandler(a, base, m.Handler(), page), a.log)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
+	watched := httpapi.WatchFraming(server, l)
+	go func() { served <- server.Serve(watched) }()
 	a.log.Info("[HTTP] serving", "address", l.Addr().String(), "instance", a.instance.ID())
 	select {
 	case err = <-served:

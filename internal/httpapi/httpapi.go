@@ -156,8 +156,10 @@ func New(cfg Config) http.Handler {
 			guarded.ServeHTTP(w, r)
 		}
 	})
-	return forwarded(cfg.TrustedProxies, observe(log, outer))
+	return forwarded(cfg.TrustedProxies, closeAmbiguous(observe(log, outer)))
 }
+
+const maxHeaderBytes = 32 << 10
 
 // NewServer returns the http.Server for a handler, with every timeout that streams allow. There is no write timeout:
 // event streams and large downloads take as long as they take.
@@ -169,7 +171,7 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		Handler:           h,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    32 << 10,
+		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		// "OPTIONS *" is the handler's to refuse, as any other target that is no path.
 		DisableGeneralOptionsHandler: true,
