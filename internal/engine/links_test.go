@@ -14,7 +14,8 @@ import (
 	"mcp-code-sandbox/internal/signedurl"
 )
 
-// TestAbortedUploadKeepsItsTicket: a client that loses its connection in the middle of a PUT can send the file again, once.
+// TestAbortedUploadKeepsItsTicket: a client that loses its connection in the middle of a PUT can
+// send the file again, once.
 func TestAbortedUploadKeepsItsTicket(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for _, caller := range []session.Caller{session.Local, {ID: "user:ann"}} {
@@ -73,8 +74,9 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// TestUsersLinksEndWithTheSession is the attack: somebody keeps a link of a user's, and waits until the user works under the
-// same name again. The link leads to the old file or to none, never to the new one.
+// TestUsersLinksEndWithTheSession is the attack: somebody keeps a link of a user's, and waits until
+// the user works under the same name again. The link leads to the old file or to none, never to the
+// new one.
 func TestUsersLinksEndWithTheSession(t *testing.T) {
 	r := newRig(t, nil, nil)
 	ann := session.Caller{ID: "user:ann"}

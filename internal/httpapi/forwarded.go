@@ -8,9 +8,10 @@ import (
 	"strings"
 )
 
-// forwarded makes RemoteAddr the client's own address where a trusted proxy passes its requests on, for budgets and logs.
-// Each proxy appends the address that it was called from, so what is true is read from the end: the last one that is
-// not itself a trusted proxy. What stands before that, the client may have made up.
+// forwarded makes RemoteAddr the client's own address where a trusted proxy passes its requests on,
+// for budgets and logs. Each proxy appends the address that it was called from, so what is true is
+// read from the end: the last one that is not itself a trusted proxy. What stands before that, the
+// client may have made up.
 func forwarded(trusted []netip.Prefix, next http.Handler) http.Handler {
 	if len(trusted) == 0 {
 		return next

@@ -9,9 +9,10 @@ import (
 	"sync"
 )
 
-// A request with both Transfer-Encoding and Content-Length may be two requests to a proxy and one to this server, or the
-// reverse. net/http takes the first and drops the second without a word, so the head is looked at as it arrives, and the
-// connection of such a request is closed after the answer (RFC 9112, 6.1).
+// A request with both Transfer-Encoding and Content-Length may be two requests to a proxy and one
+// to this server, or the reverse. net/http takes the first and drops the second without a word, so
+// the head is looked at as it arrives, and the connection of such a request is closed after the
+// answer (RFC 9112, 6.1).
 
 // WatchFraming returns the listener on which srv is to serve. It must be called before srv serves.
 func WatchFraming(srv *http.Server, l net.Listener) net.Listener {
@@ -87,8 +88,8 @@ func (c *headConn) CloseWrite() error {
 	return nil
 }
 
-// isPlain reports whether the head that was kept is the request's, and has no Content-Length. What was sent ahead of time, before
-// the last answer, was not kept and is not plain.
+// isPlain reports whether the head that was kept is the request's, and has no Content-Length. What
+// was sent ahead of time, before the last answer, was not kept and is not plain.
 func (c *headConn) isPlain(r *http.Request) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,7 +108,8 @@ func (c *headConn) isPlain(r *http.Request) bool {
 	return ended
 }
 
-// closeAmbiguous closes the connection after the answer to a request whose length could be read in two ways.
+// closeAmbiguous closes the connection after the answer to a request whose length could be read in
+// two ways.
 func closeAmbiguous(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, ok := r.Context().Value(headKey{}).(*headConn); ok && len(r.TransferEncoding) > 0 && !c.isPlain(r) {

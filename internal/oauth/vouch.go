@@ -11,8 +11,9 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// A user whom the provider no longer knows loses access within an hour: an access token is given, and a browser is believed, only
-// when the provider has vouched for the user in the last vouchAgain, or could not be asked for less than vouchLimit.
+// A user whom the provider no longer knows loses access within an hour: an access token is given,
+// and a browser is believed, only when the provider has vouched for the user in the last
+// vouchAgain, or could not be asked for less than vouchLimit.
 const (
 	vouchAgain = 30 * time.Minute
 	vouchLimit = time.Hour - accessTTL
@@ -21,11 +22,12 @@ const (
 	loginService = "~login"
 )
 
-// errNotVouched says that the provider does not vouch for a user, or can no longer be asked: the person has to log in again.
+// errNotVouched says that the provider does not vouch for a user, or can no longer be asked: the
+// person has to log in again.
 var errNotVouched = errors.New("the login provider does not vouch for the user any more")
 
-// vouched asks the provider about a user, unless it was asked a short while ago. It returns errNotVouched, or what kept it from
-// asking once that has gone on for too long.
+// vouched asks the provider about a user, unless it was asked a short while ago. It returns
+// errNotVouched, or what kept it from asking once that has gone on for too long.
 func (s *Server) vouched(ctx context.Context, u store.User) error {
 	now := s.now()
 	age := now.Sub(u.Seen)
@@ -53,7 +55,8 @@ func (s *Server) vouched(ctx context.Context, u store.User) error {
 	return s.store.PutUser(ctx, u)
 }
 
-// keepLogin keeps the provider's tokens, to ask it again. Some give a refresh token only at the first login.
+// keepLogin keeps the provider's tokens, to ask it again. Some give a refresh token only at the
+// first login.
 func (s *Server) keepLogin(ctx context.Context, caller string, t *oauth2.Token) error {
 	if s.cfg.Vault == nil || t == nil {
 		return nil

@@ -10,7 +10,8 @@ import (
 	"mcp-code-sandbox/internal/secret"
 )
 
-// TestRemovedUserLosesAccess is the attack: somebody whose account at the provider was closed goes on refreshing.
+// TestRemovedUserLosesAccess is the attack: somebody whose account at the provider was closed goes
+// on refreshing.
 func TestRemovedUserLosesAccess(t *testing.T) {
 	github := func(s *oauthtest.Provider) func(*Config) {
 		return func(c *Config) {
@@ -94,7 +95,8 @@ func TestRemovedUserLosesAccess(t *testing.T) {
 	}
 }
 
-// TestProviderDown: who cannot be asked about is not thrown out at once, nor kept for ever, and no refresh token is lost.
+// TestProviderDown: who cannot be asked about is not thrown out at once, nor kept for ever, and no
+// refresh token is lost.
 func TestProviderDown(t *testing.T) {
 	s := newSite(t)
 	b := s.browser()

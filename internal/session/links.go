@@ -14,15 +14,17 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// Links to the files of a session name its generation: one life of the session, from the day it is made until it is closed or
-// its links are revoked. A link of one generation never opens a file of another.
+// Links to the files of a session name its generation: one life of the session, from the day it is
+// made until it is closed or its links are revoked. A link of one generation never opens a file of
+// another.
 
 // newMeta is the meta.json of a session that begins at a time.
 func (s *Session) newMeta(at time.Time) meta {
 	return meta{Caller: s.caller.ID, ID: s.id, Created: at, Generation: rand.Text()}
 }
 
-// generation is that of the session whose meta.json it is. Those of earlier releases have none, but a time of their own.
+// generation is that of the session whose meta.json it is. Those of earlier releases have none, but
+// a time of their own.
 func (md meta) generation() string {
 	if md.Generation != "" {
 		return md.Generation
@@ -30,8 +32,8 @@ func (md meta) generation() string {
 	return "t" + strconv.FormatInt(md.Created.UnixNano(), 36)
 }
 
-// Generation returns the generation of the caller's session of that id, or else of the one that was closed last and is
-// retained. It is empty when there is neither.
+// Generation returns the generation of the caller's session of that id, or else of the one that was
+// closed last and is retained. It is empty when there is neither.
 func (m *Manager) Generation(caller Caller, id string) string {
 	key := m.key(caller, id)
 	for dir := range m.lives(key) {
@@ -42,8 +44,8 @@ func (m *Manager) Generation(caller Caller, id string) string {
 	return ""
 }
 
-// OpenLink opens a file of one generation of the session that has the key, open or closed and retained. The error matches
-// fs.ErrNotExist when there is no such generation or no such file.
+// OpenLink opens a file of one generation of the session that has the key, open or closed and
+// retained. The error matches fs.ErrNotExist when there is no such generation or no such file.
 func (m *Manager) OpenLink(key, generation, name string) (*os.File, fs.FileInfo, error) {
 	missing := &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 	if sum, err := hex.DecodeString(key); err != nil || len(sum) != sha256.Size {
@@ -69,8 +71,8 @@ func (m *Manager) OpenLink(key, generation, name string) (*os.File, fs.FileInfo,
 	return nil, nil, missing
 }
 
-// RevokeLinks ends every link to the files of the caller's sessions of that id, the open one and those that are closed and
-// retained. It returns ErrNotFound when there is none.
+// RevokeLinks ends every link to the files of the caller's sessions of that id, the open one and
+// those that are closed and retained. It returns ErrNotFound when there is none.
 func (m *Manager) RevokeLinks(caller Caller, id string) error {
 	if err := CheckID(id); err != nil {
 		return err
@@ -98,8 +100,8 @@ func (m *Manager) RevokeLinks(caller Caller, id string) error {
 	return errors.Join(errs...)
 }
 
-// lives yields the directories of the sessions that have the key: the open one's, then, looked for only after that,
-// those that are closed and retained, last closed first.
+// lives yields the directories of the sessions that have the key: the open one's, then, looked for
+// only after that, those that are closed and retained, last closed first.
 func (m *Manager) lives(key string) func(yield func(dir string) bool) {
 	return func(yield func(string) bool) {
 		if !yield(filepath.Join(m.cfg.Root, key)) {

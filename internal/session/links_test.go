@@ -16,7 +16,8 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// TestOpenLink: a link opens files of its own generation, also after the session was closed, and nothing else in the root.
+// TestOpenLink: a link opens files of its own generation, also after the session was closed, and
+// nothing else in the root.
 func TestOpenLink(t *testing.T) {
 	root := t.TempDir()
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root, c.ClosedRetention = root, time.Hour })
@@ -102,7 +103,8 @@ func TestOpenLink(t *testing.T) {
 	}
 }
 
-// TestGenerationOfOldSessions: sessions of earlier releases, whose meta.json names no generation, have one each.
+// TestGenerationOfOldSessions: sessions of earlier releases, whose meta.json names no generation,
+// have one each.
 func TestGenerationOfOldSessions(t *testing.T) {
 	root := t.TempDir()
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root = root })
