@@ -1,0 +1,118 @@
+package share
+
+import "container/list"
+
+// Lease is a number of units that a caller holds until Release. A new lease is in use: nobody takes
+// it. Its methods are safe for concurrent use.
+type Lease struct {
+	pool *Pool
+	n    int64
+
+	// The rest is guarded by pool.mu.
+	account *account
+	gone    bool // released or evicted
+	evict   func()
+	list    *list.List    // of account, in which the lease is offered; nil while it is in use
+	element *list.Element // of list
+	offered int64         // orders offers of all callers
+}
+
+// Idle lets the pool take the lease for whoever asks: for its own caller, for callers that hold
+// less, and for the exempt one. The pool then calls evict, once, in the goroutine that makes room:
+// a caller of Idle or Release must not hold a lock that evict takes, if anybody may wait in Acquire.
+func (l *Lease) Idle(evict func()) {
+	l.offer(func(a *account) *list.List { return &a.idle }, evict)
+}
+
+// Yield lets the pool take the lease, though it is in use, for another caller that would hold no
+// more than this one afterwards. See [Lease.Idle] about evict.
+func (l *Lease) Yield(evict func()) {
+	l.offer(func(a *account) *list.List { return &a.yields }, evict)
+}
+
+func (l *Lease) offer(to func(*account) *list.List, evictFunc func()) {
+	p := l.pool
+	p.mu.Lock()
+	if l.gone {
+		p.mu.Unlock()
+		return
+	}
+	l.withdrawLocked()
+	p.offers++
+	l.offered, l.evict, l.list = p.offers, evictFunc, to(l.account)
+	l.element = l.list.PushBack(l)
+	victims := p.grantLocked()
+	p.mu.Unlock()
+	evict(victims)
+}
+
+// Busy withdraws the lease's offer. It returns false if the pool has taken the lease.
+func (l *Lease) Busy() bool {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	l.withdrawLocked()
+	return !l.gone
+}
+
+// Assign counts the lease as another caller's from now on, whatever that caller's limit.
+func (l *Lease) Assign(caller string) {
+	p := l.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l.gone || l.account.caller == caller {
+		return
+	}
+	from, to := l.account, p.accountLocked(caller)
+	if l.list != nil {
+		lists := map[*list.List]*list.List{&from.idle: &to.idle, &from.yields: &to.yields}
+		l.list.Remove(l.element)
+		l.list = lists[l.list]
+		l.element = l.list.PushBack(l)
+		p.offers++
+		l.offered = p.offers
+	}
+	from.held -= l.n
+	to.held += l.n
+	l.account = to
+	p.forgetLocked(from)
+}
+
+// Release gives the units back. Only the first call has an effect, and none after an eviction.
+func (l *Lease) Release() {
+	p := l.pool
+	p.mu.Lock()
+	if l.gone {
+		p.mu.Unlock()
+		return
+	}
+	l.gone = true
+	l.removeLocked()
+	p.forgetLocked(l.account)
+	victims := p.grantLocked()
+	p.mu.Unlock()
+	evict(victims)
+}
+
+// removeLocked takes the units from the account. The list stays noted for restoreLocked.
+func (l *Lease) removeLocked() {
+	if l.list != nil {
+		l.list.Remove(l.element)
+		l.element = nil
+	}
+	l.account.held -= l.n
+	l.pool.used -= l.n
+}
+
+// restoreLocked undoes removeLocked for an offered lease, which was in front.
+func (l *Lease) restoreLocked() {
+	l.element = l.list.PushFront(l)
+	l.account.held += l.n
+	l.pool.used += l.n
+}
+
+func (l *Lease) withdrawLocked() {
+	if l.element != nil {
+		l.list.Remove(l.element)
+	}
+	l.list, l.element = nil, nil
+}

@@ -1,0 +1,295 @@
+// Package share divides something finite among callers: sessions, streams, connections, bytes.
+//
+// A lone caller may hold everything. Shares bind only when others want some: then the pool takes
+// idle leases of the largest holder first, and after those what a holder has beyond an equal share
+// and has offered to give up. Callers that wait are served in the order of what they hold.
+// The package knows nothing about what it divides.
+package share
+
+import (
+	"cmp"
+	"container/list"
+	"context"
+	"errors"
+	"math"
+	"sync"
+)
+
+var (
+	// ErrFull says that the pool has no room and none can be made for this caller.
+	ErrFull = errors.New("share: no room left")
+	// ErrLimit says that the caller holds as much as one caller may.
+	ErrLimit = errors.New("share: the caller holds as much as one caller may")
+)
+
+// Config of a Pool.
+type Config struct {
+	// Capacity is what there is to divide.
+	Capacity int64
+	// Limit is the most that one caller may hold; 0 means that there is no such limit.
+	Limit int64
+	// Exempt is a caller that shares do not bind: it counts as a caller that holds nothing when it
+	// asks, and only its idle leases are taken from it. Empty means none.
+	Exempt string
+}
+
+// Pool lends units to callers. It is safe for concurrent use.
+type Pool struct {
+	cfg Config
+
+	mu      sync.Mutex
+	used    int64
+	callers map[string]*account // those who hold or wait
+	waiters []*waiter           // in the order of arrival
+	evicted int64
+	refused int64
+	offers  int64 // counts up, as does grants
+	grants  int64
+}
+
+// account is what one caller holds. Both lists have the least recently used lease in front.
+type account struct {
+	caller  string
+	held    int64
+	waiting int
+	served  int64 // when it last got a lease, by Pool.grants
+	idle    list.List
+	yields  list.List
+}
+
+type waiter struct {
+	account *account
+	n       int64
+	granted chan *Lease // has room for one
+	done    bool
+}
+
+// New makes a pool.
+func New(cfg Config) *Pool {
+	if cfg.Limit <= 0 {
+		cfg.Limit = math.MaxInt64
+	}
+	return &Pool{cfg: cfg, callers: make(map[string]*account)}
+}
+
+// TryAcquire takes n units for caller, or returns ErrFull or ErrLimit. It calls the evict functions
+// of the leases that it takes from others before it returns.
+func (p *Pool) TryAcquire(caller string, n int64) (*Lease, error) {
+	w, victims, err := p.enqueue(caller, n, true)
+	evict(victims)
+	if err != nil {
+		return nil, err
+	}
+	return <-w.granted, nil
+}
+
+// Acquire waits for n units until ctx ends. It returns ErrLimit at once if the caller may not hold
+// as much, and ctx's error if there was no room in time.
+func (p *Pool) Acquire(ctx context.Context, caller string, n int64) (*Lease, error) {
+	w, victims, err := p.enqueue(caller, n, false)
+	evict(victims)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case l := <-w.granted:
+		return l, nil
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	if w.done { // granted meanwhile
+		p.mu.Unlock()
+		return <-w.granted, nil
+	}
+	p.refused++
+	p.dequeueLocked(w)
+	victims = p.grantLocked() // it may have been the one that the others waited for
+	p.mu.Unlock()
+	evict(victims)
+	return nil, ctx.Err()
+}
+
+// enqueue adds a waiter and grants what can be granted. With try, the waiter does not stay.
+func (p *Pool) enqueue(caller string, n int64, try bool) (*waiter, []*Lease, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := p.accountLocked(caller)
+	if n <= 0 || n > min(p.cfg.Limit, p.cfg.Capacity) || try && n > p.cfg.Limit-a.held {
+		p.refused++
+		p.forgetLocked(a)
+		return nil, nil, ErrLimit
+	}
+	w := &waiter{account: a, n: n, granted: make(chan *Lease, 1)}
+	a.waiting++
+	p.waiters = append(p.waiters, w)
+	victims := p.grantLocked()
+	if try && !w.done {
+		p.refused++
+		p.dequeueLocked(w)
+		return nil, victims, ErrFull
+	}
+	return w, victims, nil
+}
+
+func (p *Pool) dequeueLocked(w *waiter) {
+	for i, other := range p.waiters {
+		if other == w {
+			p.waiters = append(p.waiters[:i], p.waiters[i+1:]...)
+			break
+		}
+	}
+	w.account.waiting--
+	p.forgetLocked(w.account)
+}
+
+// grantLocked serves waiters until the next one has to wait. Nobody passes that one, so that a large
+// request is not starved by small ones.
+func (p *Pool) grantLocked() (victims []*Lease) {
+	for {
+		w := p.nextLocked()
+		if w == nil {
+			return victims
+		}
+		taken, ok := p.makeRoomLocked(w.account, w.n)
+		if !ok {
+			return victims
+		}
+		victims = append(victims, taken...)
+		l := &Lease{pool: p, account: w.account, n: w.n}
+		p.used += w.n
+		w.account.held += w.n
+		p.grants++
+		w.account.served = p.grants
+		w.done = true
+		p.dequeueLocked(w)
+		w.granted <- l
+	}
+}
+
+// nextLocked returns the waiter to serve next, of those whose callers have not reached their limit:
+// whose caller holds least, then whose caller was served least recently, then who came first.
+func (p *Pool) nextLocked() (next *waiter) {
+	for _, w := range p.waiters {
+		if w.n > p.cfg.Limit-w.account.held {
+			continue
+		}
+		if next == nil || cmp.Or(cmp.Compare(p.rank(w.account), p.rank(next.account)), cmp.Compare(w.account.served, next.account.served)) < 0 {
+			next = w
+		}
+	}
+	return next
+}
+
+// rank is what a caller counts as holding when it asks.
+func (p *Pool) rank(a *account) int64 {
+	if p.isExempt(a) {
+		return 0
+	}
+	return a.held
+}
+
+func (p *Pool) isExempt(a *account) bool { return p.cfg.Exempt != "" && a.caller == p.cfg.Exempt }
+
+// makeRoomLocked takes leases until n units are free for a, or takes none.
+func (p *Pool) makeRoomLocked(a *account, n int64) (victims []*Lease, ok bool) {
+	for p.used+n > p.cfg.Capacity {
+		l := p.victimLocked(a, n)
+		if l == nil {
+			for i := len(victims) - 1; i >= 0; i-- {
+				victims[i].restoreLocked()
+			}
+			return nil, false
+		}
+		l.removeLocked()
+		victims = append(victims, l)
+	}
+	for _, l := range victims {
+		l.gone = true
+		p.evicted++
+		p.forgetLocked(l.account)
+	}
+	return victims, true
+}
+
+// victimLocked returns the lease to take for a, nil if there is none: of the largest holder the
+// least recently used one, idle leases before those that are merely offered.
+func (p *Pool) victimLocked(a *account, n int64) *Lease {
+	var idle, yields *account
+	for _, v := range p.callers {
+		if front := v.idle.Front(); front != nil && (v == a || v.held > p.rank(a)) && v.isBefore(idle, front) {
+			idle = v
+		}
+		front := v.yields.Front()
+		if front == nil || v == a || p.isExempt(v) {
+			continue
+		}
+		if v.held-front.Value.(*Lease).n >= p.rank(a)+n && v.isBefore(yields, front) {
+			yields = v
+		}
+	}
+	switch {
+	case idle != nil:
+		return idle.idle.Front().Value.(*Lease)
+	case yields != nil:
+		return yields.yields.Front().Value.(*Lease)
+	}
+	return nil
+}
+
+// isBefore reports whether v, whose candidate is front, gives before other: it holds more, or as
+// much and has left its lease unused for longer.
+func (v *account) isBefore(other *account, front *list.Element) bool {
+	if other == nil || v.held != other.held {
+		return other == nil || v.held > other.held
+	}
+	rival := other.idle.Front()
+	if front.Value.(*Lease).list != &v.idle {
+		rival = other.yields.Front()
+	}
+	return front.Value.(*Lease).offered < rival.Value.(*Lease).offered
+}
+
+func (p *Pool) accountLocked(caller string) *account {
+	a := p.callers[caller]
+	if a == nil {
+		a = &account{caller: caller}
+		p.callers[caller] = a
+	}
+	return a
+}
+
+func (p *Pool) forgetLocked(a *account) {
+	if a.held == 0 && a.waiting == 0 {
+		delete(p.callers, a.caller)
+	}
+}
+
+func evict(victims []*Lease) {
+	for _, l := range victims {
+		l.evict()
+	}
+}
+
+// Stats are a pool's numbers at one moment, and how often it has evicted and refused.
+type Stats struct {
+	Capacity, Used   int64
+	Callers, Waiting int
+	Evicted, Refused int64
+}
+
+// Stats returns the numbers for metrics.
+func (p *Pool) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return Stats{p.cfg.Capacity, p.used, len(p.callers), len(p.waiters), p.evicted, p.refused}
+}
+
+// Held returns how many units a caller holds.
+func (p *Pool) Held(caller string) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if a := p.callers[caller]; a != nil {
+		return a.held
+	}
+	return 0
+}
