@@ -19,6 +19,7 @@ import (
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/tools"
 	"mcp-code-sandbox/web"
 )
@@ -94,6 +95,7 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 		Instructions: tools.Instructions(opt),
 		Tools:        func(srv *mcp.Server) { tools.Register(srv, a.engine, opt) },
 		MaxBodyBytes: httpapi.MCPBodyLimit(int64(a.settings.MaxUploadBytes)),
+		Operator:     session.Local.ID,
 		Logger:       a.log,
 	})
 }

@@ -2,15 +2,14 @@ package mcpserver
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"mime"
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -24,9 +23,6 @@ const (
 	codeSessionNotFound = -32001
 	// codeUnavailable asks the client to come back later.
 	codeUnavailable = -32000
-
-	smallBody   = 1 << 20         // bodies up to this size are read without asking for room
-	bodyTimeout = 5 * time.Minute // for a client to send its body
 )
 
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +56,10 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusUnsupportedMediaType, nil, rpcErrorf(jsonrpc.CodeInvalidRequest, "the body must not be compressed"))
 		return
 	}
-	body, done, status, rerr := s.readBody(w, r)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	r = r.WithContext(ctx)
+	body, done, status, rerr := s.readBody(w, r, cancel)
 	if rerr != nil {
 		writeError(w, status, nil, rerr)
 		return
@@ -146,9 +145,6 @@ func errorStatus(e *rpcError, version string) int {
 
 // forward gives one message to the handler that is right for it.
 func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body []byte) {
-	inner, closed := s.innerRequest(r, body)
-	defer closed()
-
 	session := r.Header.Get(sessionHeader)
 	handler := http.Handler(s.stateless)
 	rep := newReply(w, accepts(r, "text/event-stream"))
@@ -156,11 +152,12 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	switch {
 	case r.Header.Get(versionHeader) >= versionStateless:
 		if m.method == "subscriptions/listen" { // it lasts until the client goes
-			release, ok := s.openStream(w, m.id)
+			stream, closed, ok := s.openStream(w, r, m.id)
 			if !ok {
 				return
 			}
-			defer release()
+			defer closed()
+			r = r.WithContext(stream)
 		}
 	case session != "":
 		handler = s.stateful
@@ -169,7 +166,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 			defer rep.calls.take(m)()
 		}
 	case m.method == "initialize":
-		release, ok := s.sessions.reserve()
+		release, ok := s.sessions.reserve(s.user(r))
 		if !ok {
 			w.Header().Set("Retry-After", "10")
 			writeError(w, http.StatusServiceUnavailable, m.id, rpcErrorf(codeUnavailable, "too many sessions; end one, or try again later"))
@@ -179,6 +176,8 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 		handler = s.stateful
 	}
 
+	inner, closed := s.innerRequest(r, body)
+	defer closed()
 	rep.newest = r.Header.Get(versionHeader) >= versionStateless
 	stop := func() {}
 	if m.isCall() && m.method != "initialize" {
@@ -250,53 +249,6 @@ func (s *Server) innerRequest(r *http.Request, body []byte) (*http.Request, func
 	inner.Body = io.NopCloser(bytes.NewReader(body))
 	inner.ContentLength = int64(len(body))
 	return inner, closed
-}
-
-// readBody reads the whole body within the limit. Large ones wait until there is room for them. done must be called
-// when the request has been served.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request) (body []byte, done func(), status int, rerr *rpcError) {
-	limit := s.cfg.MaxBodyBytes
-	tooLarge := rpcErrorf(jsonrpc.CodeInvalidRequest, "the request is larger than %d bytes", limit)
-	if r.ContentLength > limit {
-		w.Header().Set("Connection", "close")
-		return nil, nil, http.StatusRequestEntityTooLarge, tooLarge
-	}
-	reader := http.MaxBytesReader(w, r.Body, limit)
-	rc := http.NewResponseController(w) // not every ResponseWriter has deadlines
-	rc.SetReadDeadline(time.Now().Add(bodyTimeout))
-	defer rc.SetReadDeadline(time.Time{})
-	done = func() {}
-	size := r.ContentLength
-	var head []byte
-	if size < 0 {
-		var err error
-		if head, err = io.ReadAll(io.LimitReader(reader, smallBody)); err != nil {
-			return nil, nil, http.StatusBadRequest, rpcErrorf(jsonrpc.CodeInvalidRequest, "the request could not be read")
-		}
-		if len(head) == smallBody {
-			size = limit
-		}
-	}
-	if size > smallBody {
-		if err := s.large.Acquire(r.Context(), size); err != nil {
-			return nil, nil, http.StatusServiceUnavailable, rpcErrorf(codeUnavailable, "the client closed the connection")
-		}
-		rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // waiting for room does not count
-		done = func() { s.large.Release(size) }
-	}
-	buf := bytes.NewBuffer(head)
-	if r.ContentLength > 0 {
-		buf.Grow(int(r.ContentLength) + bytes.MinRead) // no reallocation while reading
-	}
-	if _, err := buf.ReadFrom(reader); err != nil {
-		done()
-		var mbe *http.MaxBytesError
-		if errors.As(err, &mbe) {
-			return nil, nil, http.StatusRequestEntityTooLarge, tooLarge
-		}
-		return nil, nil, http.StatusBadRequest, rpcErrorf(jsonrpc.CodeInvalidRequest, "the request could not be read")
-	}
-	return buf.Bytes(), done, 0, nil
 }
 
 func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) {

@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 
@@ -36,16 +37,17 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	release, ok := s.openStream(w, nil)
+	stream, closed, ok := s.openStream(w, r, nil)
 	if !ok {
 		return
 	}
-	defer release()
+	defer closed()
+	inner = inner.WithContext(stream)
 	s.log.Info("[HTTP] Event stream from " + r.RemoteAddr)
 	inner.Header.Del("Last-Event-ID") // nothing is kept for a stream without a session
 	transport := &mcp.StreamableServerTransport{Stateless: true}
 	// The SDK serves no stream before "initialize", so it is told that this has been.
-	session, err := s.mcp.Connect(r.Context(), transport, &mcp.ServerSessionOptions{State: &mcp.ServerSessionState{
+	session, err := s.mcp.Connect(stream, transport, &mcp.ServerSessionOptions{State: &mcp.ServerSessionState{
 		InitializeParams:  &mcp.InitializeParams{ProtocolVersion: "2025-03-26"},
 		InitializedParams: new(mcp.InitializedParams),
 	}})
@@ -61,15 +63,21 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	s.serveStream(rep, inner, transport)
 }
 
-// openStream counts an event stream without a session until release is called. If there are too many it says so to the client.
-func (s *Server) openStream(w http.ResponseWriter, id json.RawMessage) (release func(), ok bool) {
-	if s.streams.Add(1) > int64(s.cfg.MaxSessions) {
-		s.streams.Add(-1)
+// openStream counts an event stream without a session until closed is called. Its context ends with the request, or when a
+// caller who has fewer streams needs the room: clients open a new one. If there are too many it says so to the client.
+func (s *Server) openStream(w http.ResponseWriter, r *http.Request, id json.RawMessage) (ctx context.Context, closed func(), ok bool) {
+	lease, err := s.streams.TryAcquire(s.user(r), 1)
+	if err != nil {
 		w.Header().Set("Retry-After", "10")
 		writeError(w, http.StatusServiceUnavailable, id, rpcErrorf(codeUnavailable, "too many event streams; close one, or try again later"))
-		return nil, false
+		return nil, nil, false
 	}
-	return func() { s.streams.Add(-1) }, true
+	ctx, cancel := context.WithCancel(r.Context())
+	lease.Yield(cancel)
+	return ctx, func() {
+		lease.Release()
+		cancel()
+	}, true
 }
 
 func (s *Server) serveStream(rep *reply, r *http.Request, h http.Handler) {

@@ -15,13 +15,13 @@ import (
 	"net/http"
 	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
-	"golang.org/x/sync/semaphore"
+
+	"mcp-code-sandbox/internal/share"
 )
 
 // Config is what a Server needs. The zero value of a field means its default.
@@ -36,6 +36,8 @@ type Config struct {
 	MaxBodyBytes int64
 	// MaxSessions limits the transport sessions, and apart from them the event streams without one, those that listen among them. Default 1000.
 	MaxSessions int
+	// Operator is the user whom shares do not bind: only what it leaves idle is ended for others. Empty: nobody.
+	Operator string
 	// SessionIdle ends a transport session that has had no request and no open stream for so long. Default 30 minutes.
 	SessionIdle time.Duration
 	// Heartbeat is the time to the first comment on an event stream, and between two of them. Default 2 s: clients that
@@ -55,8 +57,8 @@ type Server struct {
 	stateless *mcp.StreamableHTTPHandler
 	sessions  *sessions
 	exchanges exchanges
-	large     *semaphore.Weighted // bytes of large bodies in memory
-	streams   atomic.Int64        // event streams without a session
+	large     *share.Pool // bytes of large bodies in memory
+	streams   *share.Pool // event streams without a session
 
 	ctx    context.Context // ends with Close; every call hangs on it
 	cancel context.CancelCauseFunc
@@ -88,9 +90,10 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg:      cfg,
 		log:      cfg.Logger,
-		sessions: newSessions(cfg.MaxSessions, cfg.SessionIdle),
+		sessions: newSessions(cfg.MaxSessions, cfg.Operator, cfg.SessionIdle),
 		// The SDK copies a body several times, so two of the largest at once are enough.
-		large: semaphore.NewWeighted(2 * cfg.MaxBodyBytes),
+		large:   share.New(share.Config{Capacity: 2 * cfg.MaxBodyBytes, Exempt: cfg.Operator}),
+		streams: share.New(share.Config{Capacity: int64(cfg.MaxSessions), Exempt: cfg.Operator}),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.mcp = mcp.NewServer(
@@ -204,8 +207,8 @@ func (s *Server) bind(next mcp.MethodHandler) mcp.MethodHandler {
 			if init, ok := res.(*mcp.InitializeResult); ok && init.ProtocolVersion < versionResources {
 				init.Capabilities.Resources, init.Instructions = nil, "" // contract 2 shows what the oldest version gets
 			}
-			if ss != nil && ss.ID() != "" {
-				s.sessions.add(ss, user)
+			if ss != nil && ss.ID() != "" && !s.sessions.add(ss, user) {
+				go ss.Close() // it waits for this call
 			}
 			s.log.Info("[MCP] Initialize successful")
 		}

@@ -3,10 +3,13 @@ package mcpserver
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/share"
 )
 
 var (
@@ -15,16 +18,16 @@ var (
 	errGone         = errors.New("the client closed the connection")
 )
 
-// sessions bounds the transport sessions that "initialize" makes over HTTP. The SDK keeps them; this keeps count of
-// them, ends idle ones, and ends the least recently used when a new one needs the room: many clients, n8n among
-// them, initialize and never come back. A client whose session is gone gets 404 and initializes again.
+// sessions bounds the transport sessions that "initialize" makes over HTTP. The SDK keeps them; this ends idle ones, and
+// when a new one needs the room, one of the caller who has the most: many clients, n8n among them, initialize and never
+// come back. A client whose session is gone gets 404 and initializes again.
 type sessions struct {
-	max  int           // 0: no limit
+	pool *share.Pool
 	idle time.Duration // 0: never
 
-	mu      sync.Mutex
-	pending int // initializes under way
-	byID    map[string]*sessionEntry
+	mu       sync.Mutex
+	reserved map[string][]*share.Lease // by user, for initializes under way
+	byID     map[string]*sessionEntry
 }
 
 type sessionEntry struct {
@@ -34,53 +37,89 @@ type sessionEntry struct {
 	cancel  context.CancelCauseFunc
 	calls   calls
 
-	// The rest is guarded by sessions.mu.
+	// The rest is guarded by sessions.mu. The pool never has waiters, so that its methods may be called with mu held: they
+	// evict nobody. TryAcquire does, and must not.
+	lease    *share.Lease
 	inUse    int // requests and streams going on
 	lastUsed time.Time
 	timer    *time.Timer // runs while inUse is 0
 }
 
-func newSessions(max int, idle time.Duration) *sessions {
-	return &sessions{max: max, idle: idle, byID: make(map[string]*sessionEntry)}
+func newSessions(max int, operator string, idle time.Duration) *sessions {
+	return &sessions{
+		pool: share.New(share.Config{Capacity: int64(max), Exempt: operator}), idle: idle,
+		reserved: make(map[string][]*share.Lease), byID: make(map[string]*sessionEntry),
+	}
 }
 
-// reserve makes room for one more session and reports whether there is any. release ends the reservation; by then
-// the session, if it came to be, has been added.
-func (s *sessions) reserve() (release func(), ok bool) {
+// reserve makes room for one more session of user and reports whether there is any. release ends the reservation; by
+// then the session, if it came to be, has been added.
+func (s *sessions) reserve(user string) (release func(), ok bool) {
+	lease, err := s.pool.TryAcquire(user, 1)
+	if err != nil {
+		return nil, false
+	}
 	s.mu.Lock()
-	var victim *sessionEntry
-	if s.max > 0 && len(s.byID)+s.pending >= s.max {
-		for _, e := range s.byID {
-			if e.inUse == 0 && (victim == nil || e.lastUsed.Before(victim.lastUsed)) {
-				victim = e
-			}
-		}
-		if victim == nil {
-			s.mu.Unlock()
-			return nil, false
-		}
-		s.removeLocked(victim)
-	}
-	s.pending++
-	s.mu.Unlock()
-	if victim != nil {
-		victim.end()
-	}
+	defer s.mu.Unlock()
+	s.reserved[user] = append(s.reserved[user], lease)
 	return func() {
 		s.mu.Lock()
-		s.pending--
-		s.mu.Unlock()
+		defer s.mu.Unlock()
+		s.forgetLocked(user, lease)
 	}, true
 }
 
-// add records a session that user has just initialized.
-func (s *sessions) add(ss *mcp.ServerSession, user string) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	e := &sessionEntry{session: ss, user: user, ctx: ctx, cancel: cancel, lastUsed: time.Now()}
+// forgetLocked releases a reservation that no session has taken.
+func (s *sessions) forgetLocked(user string, lease *share.Lease) {
+	leases := s.reserved[user]
+	i := slices.Index(leases, lease)
+	if i < 0 {
+		return
+	}
+	lease.Release()
+	s.setReservedLocked(user, slices.Delete(leases, i, i+1))
+}
+
+func (s *sessions) setReservedLocked(user string, leases []*share.Lease) {
+	if s.reserved[user] = leases; len(leases) == 0 {
+		delete(s.reserved, user)
+	}
+}
+
+// add records a session that user has just initialized, and gives it one of the user's reservations. It reports false if
+// there is none, because the client has left meanwhile.
+func (s *sessions) add(ss *mcp.ServerSession, user string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.byID[ss.ID()] != nil {
+		return true
+	}
+	leases := s.reserved[user]
+	if len(leases) == 0 {
+		return false
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	e := &sessionEntry{session: ss, user: user, ctx: ctx, cancel: cancel, lastUsed: time.Now(), lease: leases[0]}
+	s.setReservedLocked(user, leases[1:])
 	s.byID[ss.ID()] = e
+	s.offerLocked(e)
 	s.startTimerLocked(e)
+	return true
+}
+
+// offerLocked lets the pool end the session: for anybody when it is idle, else for a caller who has fewer. Who needs the
+// room does not wait for the calls of a session in use to return.
+func (s *sessions) offerLocked(e *sessionEntry) {
+	remove := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.removeLocked(e)
+	}
+	if e.inUse == 0 {
+		e.lease.Idle(func() { remove(); e.end() })
+	} else {
+		e.lease.Yield(func() { remove(); go e.end() })
+	}
 }
 
 func (s *sessions) startTimerLocked(e *sessionEntry) {
@@ -101,7 +140,10 @@ func (s *sessions) startTimerLocked(e *sessionEntry) {
 }
 
 func (s *sessions) removeLocked(e *sessionEntry) {
-	delete(s.byID, e.session.ID())
+	if s.byID[e.session.ID()] == e {
+		delete(s.byID, e.session.ID())
+	}
+	e.lease.Release()
 	if e.timer != nil {
 		e.timer.Stop()
 	}
@@ -117,6 +159,9 @@ func (s *sessions) use(id, user string) (release func()) {
 		return func() {}
 	}
 	e.inUse++
+	if e.inUse == 1 {
+		s.offerLocked(e)
+	}
 	if e.timer != nil {
 		e.timer.Stop()
 	}
@@ -126,6 +171,7 @@ func (s *sessions) use(id, user string) (release func()) {
 		e.inUse--
 		e.lastUsed = time.Now()
 		if e.inUse == 0 && s.byID[id] == e {
+			s.offerLocked(e)
 			s.startTimerLocked(e)
 		}
 	}

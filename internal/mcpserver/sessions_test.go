@@ -16,7 +16,6 @@ func TestSessionCap(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 2})
 	first := f.initialize(t, "2025-11-25")
 	second := f.initialize(t, "2025-11-25")
-	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 	status := func(session string) int {
 		status, _ := f.post(t, ping, session)
 		return status
@@ -68,8 +67,8 @@ func TestFailedInitialize(t *testing.T) {
 	for range 3 {
 		f.post(t, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"capabilities":5}}`)
 	}
-	if n := f.sessions.len(); n != 0 || f.sessions.pending != 0 {
-		t.Errorf("%d sessions, %d pending", n, f.sessions.pending)
+	if n := f.sessions.len(); n != 0 || f.sessions.pool.Stats().Used != 0 {
+		t.Errorf("%d sessions, stats %+v", n, f.sessions.pool.Stats())
 	}
 	f.initialize(t, "2025-11-25")
 }
@@ -82,8 +81,12 @@ func TestSessionIdle(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := newSessions(10, time.Minute)
-		s.add(ss, "ann")
+		s := newSessions(10, "", time.Minute)
+		reserved, _ := s.reserve("ann")
+		if !s.add(ss, "ann") {
+			t.Fatal("the session was not added")
+		}
+		reserved()
 		e := s.get("s1")
 
 		advance := func(d time.Duration) {
