@@ -57,8 +57,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	server := httpapi.NewServer(newHandler(a, base, m.Handler(), page), a.log)
 	served := make(chan error, 1)
-	watched := httpapi.WatchFraming(server, l)
-	go func() { served <- server.Serve(watched) }()
+	go func() { served <- server.Serve(httpapi.Limit(l, httpapi.MaxConnections())) }()
 	a.log.Info("[HTTP] serving", "address", l.Addr().String(), "instance", a.instance.ID())
 	select {
 	case err = <-served:

@@ -34,7 +34,7 @@ func (*stdioCmd) Run(ctx context.Context, inv *invocation) error {
 	a.tasks.start(a.reportReadiness)
 
 	server := httpapi.NewServer(newHandler(a, base, nil, nil), a.log)
-	go server.Serve(httpapi.WatchFraming(server, l))
+	go server.Serve(httpapi.Limit(l, httpapi.MaxConnections()))
 	a.log.Info("[MCP] serving on stdin and stdout; file links at "+base, "instance", a.instance.ID())
 
 	err = m.ServeStdio(ctx, readCloser(inv.stdin), writeCloser(inv.stdout))

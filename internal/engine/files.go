@@ -126,6 +126,16 @@ func (e *Engine) OpenLink(ctx context.Context, id, name string) (*os.File, fs.Fi
 	return f, fi, e.wrap(err)
 }
 
+// LinkCaller returns the caller whose session a link names, or an empty string if there is no such session.
+func (e *Engine) LinkCaller(id string) string {
+	key, ok := strings.CutPrefix(id, keyPrefix)
+	if !ok {
+		return session.Local.ID
+	}
+	key, _, _ = strings.Cut(key, generationMark)
+	return e.cfg.Sessions.LinkCaller(key)
+}
+
 // OpenFile opens a regular file of a caller's session for download: of the session of that id, or else of the last one that
 // was closed, had such a file, and is retained. It never makes a session. The error is an *Error (invalid_id), or matches
 // fs.ErrNotExist.

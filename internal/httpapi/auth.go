@@ -98,6 +98,7 @@ func (a *authenticator) require(next http.Handler) http.Handler {
 			a.refuse(w, r, err != errNoToken)
 			return
 		}
+		connOf(r).claim(info.UserID)
 		carry.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), infoKey{}, info)))
 	})
 }

@@ -30,6 +30,7 @@ type files struct {
 	files     Files
 	signer    Verifier
 	maxUpload int64
+	transfers *transfers
 	log       *slog.Logger
 }
 
@@ -60,6 +61,11 @@ func (f *files) download(w http.ResponseWriter, r *http.Request, id, name string
 		f.refuse(w, r, err)
 		return
 	}
+	end, ok := f.transfers.begin(w, r, id+"/"+name, f.files.LinkCaller(id))
+	if !ok {
+		return
+	}
+	defer end()
 	file, info, err := f.files.OpenLink(r.Context(), id, name)
 	if err != nil {
 		f.fail(w, r, err)
@@ -85,9 +91,15 @@ func (f *files) upload(w http.ResponseWriter, r *http.Request, id, name string, 
 		f.fail(w, r, &http.MaxBytesError{Limit: f.maxUpload})
 		return
 	}
+	end, ok := f.transfers.begin(w, r, "upload "+ticket, f.files.LinkCaller(id))
+	if !ok {
+		return
+	}
+	defer end()
 	http.NewResponseController(w).SetReadDeadline(time.Now().Add(uploadTime))
 	link, err := f.files.ReceiveUpload(r.Context(), ticket, id, name, http.MaxBytesReader(w, r.Body, f.maxUpload))
 	if err != nil {
+		http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // for the rest of the body, which nobody wants
 		f.fail(w, r, err)
 		return
 	}
@@ -130,6 +142,9 @@ func (f *files) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &tooLarge):
 		writeError(w, r, http.StatusRequestEntityTooLarge, "the file is larger than "+size(tooLarge.Limit)+", the most that this server takes")
 	case errors.As(err, &refusal) && statusOf[refusal.Code] != 0:
+		if statusOf[refusal.Code] == http.StatusServiceUnavailable {
+			w.Header().Set("Retry-After", "5")
+		}
 		writeError(w, r, statusOf[refusal.Code], refusal.Message)
 	case errors.Is(err, fs.ErrNotExist):
 		writeError(w, r, http.StatusNotFound, "there is no such file")

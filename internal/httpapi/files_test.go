@@ -37,6 +37,8 @@ func (o *oneSession) OpenLink(_ context.Context, id, name string) (*os.File, fs.
 	return o.ws.Open(name)
 }
 
+func (o *oneSession) LinkCaller(id string) string { return "caller of " + id }
+
 func (o *oneSession) ReceiveUpload(_ context.Context, ticket, id, name string, body io.Reader) (engine.FileLink, error) {
 	if !o.tickets[ticket] {
 		return engine.FileLink{}, &engine.Error{Code: engine.CodeLinkExpired, Message: "used"}

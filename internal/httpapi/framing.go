@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -13,38 +12,6 @@ import (
 // to this server, or the reverse. net/http takes the first and drops the second without a word, so
 // the head is looked at as it arrives, and the connection of such a request is closed after the
 // answer (RFC 9112, 6.1).
-
-// WatchFraming returns the listener on which srv is to serve. It must be called before srv serves.
-func WatchFraming(srv *http.Server, l net.Listener) net.Listener {
-	connContext, connState := srv.ConnContext, srv.ConnState
-	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		if connContext != nil {
-			ctx = connContext(ctx, c)
-		}
-		return context.WithValue(ctx, headKey{}, c)
-	}
-	srv.ConnState = func(c net.Conn, state http.ConnState) {
-		if h, ok := c.(*headConn); ok && state == http.StateIdle {
-			h.next()
-		}
-		if connState != nil {
-			connState(c, state)
-		}
-	}
-	return headListener{l}
-}
-
-type headKey struct{}
-
-type headListener struct{ net.Listener }
-
-func (l headListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &headConn{Conn: c}, nil
-}
 
 // headConn keeps what arrives until the end of a request's head.
 type headConn struct {
@@ -112,7 +79,7 @@ func (c *headConn) isPlain(r *http.Request) bool {
 // two ways.
 func closeAmbiguous(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if c, ok := r.Context().Value(headKey{}).(*headConn); ok && len(r.TransferEncoding) > 0 && !c.isPlain(r) {
+		if c := connOf(r); c != nil && len(r.TransferEncoding) > 0 && !c.head.isPlain(r) {
 			w.Header().Set("Connection", "close")
 		}
 		next.ServeHTTP(w, r)

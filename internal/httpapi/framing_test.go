@@ -21,8 +21,7 @@ func TestAmbiguousLength(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watched := httpapi.WatchFraming(srv, l)
-	go srv.Serve(watched)
+	go srv.Serve(httpapi.Limit(l, 100))
 	t.Cleanup(func() { srv.Close() })
 
 	const auth = "Authorization: Bearer " + token + "\r\n"

@@ -30,6 +30,8 @@ type Files interface {
 	OpenLink(ctx context.Context, id, name string) (*os.File, fs.FileInfo, error)
 	// ReceiveUpload takes the ticket of an upload link and stores body under its name.
 	ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (engine.FileLink, error)
+	// LinkCaller returns whose session a link names by its id; empty when there is no such session.
+	LinkCaller(id string) string
 }
 
 // Verifier checks the signatures of file links.
@@ -67,6 +69,8 @@ type Config struct {
 	// TrustedProxies are the peers whose X-Forwarded-For says who the client is. Nobody else's does.
 	TrustedProxies []netip.Prefix
 	MaxUploadBytes int64
+	// MaxConnections is what the listener is limited to; a quarter of them may transfer files. Default [MaxConnections].
+	MaxConnections int
 	// Ready starts a sandbox, or says why it cannot. Its answer is kept for some seconds.
 	Ready func(ctx context.Context) error
 	// Metrics serves /metrics, behind the token; nil: not served.
@@ -88,10 +92,13 @@ func New(cfg Config) http.Handler {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.MaxConnections <= 0 {
+		cfg.MaxConnections = MaxConnections()
+	}
 	wrong := newWrongTokens()
 	operator := newAuthenticator(cfg.Token, nil, wrong)
 	auth := newAuthenticator(cfg.Token, cfg.Users, wrong)
-	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes, log: log}
+	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes, transfers: newTransfers(cfg.MaxConnections), log: log}
 
 	mux := http.NewServeMux()
 	if cfg.Page != nil {
@@ -133,6 +140,9 @@ func New(cfg Config) http.Handler {
 		case strings.HasPrefix(path, "/files/"):
 			files.ServeHTTP(w, r)
 		case strings.HasPrefix(path, "/proxy/") && cfg.Proxy != nil:
+			if rec, ok := w.(*recorder); ok {
+				rec.accepted = connOf(r).hold // the proxy checks its tokens itself
+			}
 			takeTime(cfg.Proxy).ServeHTTP(w, r) // it has limits of its own
 		default:
 			mux.ServeHTTP(w, r)
@@ -162,7 +172,7 @@ func New(cfg Config) http.Handler {
 const maxHeaderBytes = 32 << 10
 
 // NewServer returns the http.Server for a handler, with every timeout that streams allow. There is no write timeout:
-// event streams and large downloads take as long as they take.
+// event streams and large downloads take as long as they take. Serve it on a listener of [Limit], which bounds every write.
 func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -173,6 +183,8 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnContext:       withConn,
+		ConnState:         followState,
 		// "OPTIONS *" is the handler's to refuse, as any other target that is no path.
 		DisableGeneralOptionsHandler: true,
 	}

@@ -45,8 +45,9 @@ func observe(log *slog.Logger, next http.Handler) http.Handler {
 // recorder notes what was answered. It passes on what streams and file transfers need of the real writer.
 type recorder struct {
 	http.ResponseWriter
-	status int
-	bytes  int64
+	status   int
+	bytes    int64
+	accepted func() // called before an answer that is not a refusal; may be nil
 }
 
 var (
@@ -58,16 +59,22 @@ var (
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 func (r *recorder) WriteHeader(status int) {
-	if r.status == 0 && status >= 200 {
-		r.status = status
-	}
+	r.begin(status)
 	r.ResponseWriter.WriteHeader(status)
 }
 
-func (r *recorder) Write(p []byte) (int, error) {
-	if r.status == 0 {
-		r.status = http.StatusOK
+func (r *recorder) begin(status int) {
+	if r.status != 0 || status < 200 {
+		return
 	}
+	r.status = status
+	if status < 400 && r.accepted != nil {
+		r.accepted()
+	}
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.begin(http.StatusOK)
 	n, err := r.ResponseWriter.Write(p)
 	r.bytes += int64(n)
 	return n, err
@@ -75,18 +82,14 @@ func (r *recorder) Write(p []byte) (int, error) {
 
 // ReadFrom keeps sendfile.
 func (r *recorder) ReadFrom(src io.Reader) (int64, error) {
-	if r.status == 0 {
-		r.status = http.StatusOK
-	}
+	r.begin(http.StatusOK)
 	n, err := io.Copy(r.ResponseWriter, src)
 	r.bytes += n
 	return n, err
 }
 
 func (r *recorder) Flush() {
-	if r.status == 0 {
-		r.status = http.StatusOK
-	}
+	r.begin(http.StatusOK)
 	http.NewResponseController(r.ResponseWriter).Flush()
 }
 

@@ -48,7 +48,7 @@ func (m *Manager) Generation(caller Caller, id string) string {
 // retained. The error matches fs.ErrNotExist when there is no such generation or no such file.
 func (m *Manager) OpenLink(key, generation, name string) (*os.File, fs.FileInfo, error) {
 	missing := &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
-	if sum, err := hex.DecodeString(key); err != nil || len(sum) != sha256.Size {
+	if !isKey(key) {
 		return nil, nil, missing
 	}
 	for dir := range m.lives(key) {
@@ -69,6 +69,25 @@ func (m *Manager) OpenLink(key, generation, name string) (*os.File, fs.FileInfo,
 		return f, fi, err
 	}
 	return nil, nil, missing
+}
+
+// LinkCaller returns whose session has the key, open or closed and retained; empty if there is none.
+func (m *Manager) LinkCaller(key string) string {
+	if !isKey(key) {
+		return ""
+	}
+	for dir := range m.lives(key) {
+		if md, ok := m.metaOf(dir, key); ok {
+			return md.Caller
+		}
+	}
+	return ""
+}
+
+// isKey reports whether a name from a link can be a session's directory.
+func isKey(name string) bool {
+	sum, err := hex.DecodeString(name)
+	return err == nil && len(sum) == sha256.Size
 }
 
 // RevokeLinks ends every link to the files of the caller's sessions of that id, the open one and
