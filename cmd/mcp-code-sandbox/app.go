@@ -44,6 +44,7 @@ type app struct {
 	engine   *engine.Engine
 	sessions *session.Manager
 	metrics  http.Handler
+	registry *prometheus.Registry // what metrics shows
 
 	isolation    isolation
 	environments environments
@@ -127,6 +128,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, time.Duration(s.URLTTL), time.Now)
 
 	registry := prometheus.NewRegistry()
+	a.registry = registry
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 

@@ -56,8 +56,13 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 		return errors.Join(err, a.Close())
 	}
 	server := httpapi.NewServer(newHandler(a, base, m.Handler(), page), a.log)
+	limited := httpapi.Limit(l, httpapi.MaxConnections())
+	a.showShares("connections", limited.Shares())
+	for name, pool := range m.Shares() {
+		a.showShares(name, pool)
+	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(httpapi.Limit(l, httpapi.MaxConnections())) }()
+	go func() { served <- server.Serve(limited) }()
 	a.log.Info("[HTTP] serving", "address", l.Addr().String(), "instance", a.instance.ID())
 	select {
 	case err = <-served:

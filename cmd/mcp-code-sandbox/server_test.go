@@ -129,7 +129,8 @@ func TestServe(t *testing.T) {
 			t.Errorf("GET %s = %d %s, want %d", path, got, body, want)
 		}
 	}
-	if code, body := s.get(t, "/metrics", token); code != 200 || !strings.Contains(body, "sandbox_sessions") {
+	if code, body := s.get(t, "/metrics", token); code != 200 || !strings.Contains(body, "sandbox_sessions") ||
+		!strings.Contains(body, `sandbox_share_used{caller="local",resource="connections"} 1`) || !strings.Contains(body, `sandbox_share_capacity{resource="event_streams"} 1000`) {
 		t.Errorf("metrics = %d %s", code, body)
 	}
 	if code := s.stop(); code != 0 {

@@ -40,18 +40,23 @@ func MaxConnections() int {
 // Limit returns a listener whose connections are at most max, and on which no client that does not
 // read can hold a connection for long. When there are max, the pool closes an idle connection of the
 // address or caller that has the most, and if there is none answers 503. Serve on it by [NewServer].
-func Limit(l net.Listener, max int) net.Listener {
+func Limit(l net.Listener, max int) *Listener {
 	pool := share.New(share.Config{Capacity: int64(max), Exempt: session.Local.ID})
-	return &listener{Listener: l, pool: pool, refusing: make(chan struct{}, mostRefusals)}
+	return &Listener{Listener: l, pool: pool, refusing: make(chan struct{}, mostRefusals)}
 }
 
-type listener struct {
+// Listener is what [Limit] returns.
+type Listener struct {
 	net.Listener
 	pool     *share.Pool
 	refusing chan struct{}
 }
 
-func (l *listener) Accept() (net.Conn, error) {
+// Shares returns the pool of connections, for metrics.
+func (l *Listener) Shares() *share.Pool { return l.pool }
+
+// Accept waits for the next connection that there is room for.
+func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
@@ -87,7 +92,7 @@ const tooManyConnections = "the server has too many connections; try again later
 
 // refuse answers 503 once the client has sent its request, or closes the connection at once when
 // many are being refused.
-func (l *listener) refuse(c net.Conn) {
+func (l *Listener) refuse(c net.Conn) {
 	select {
 	case l.refusing <- struct{}{}:
 	default:

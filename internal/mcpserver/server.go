@@ -131,6 +131,11 @@ func New(cfg Config) (*Server, error) {
 // [auth.RequireBearerToken] puts it.
 func (s *Server) Handler() http.Handler { return s.handler }
 
+// Shares returns what callers share, by name.
+func (s *Server) Shares() map[string]*share.Pool {
+	return map[string]*share.Pool{"transport_sessions": s.sessions.pool, "event_streams": s.streams, "body_bytes": s.large}
+}
+
 // Close cancels every call, ends every session and stream, and refuses what comes later. It waits for calls to return
 // until ctx ends. Call it before or while the HTTP server shuts down, which otherwise waits for open streams.
 func (s *Server) Close(ctx context.Context) error {
