@@ -55,7 +55,7 @@ func Main(configJSON, version string) error {
 	if err := separateMounts(); err != nil {
 		return err
 	}
-	if err := addUnreachableRoutes(cfg.Unreachable); err != nil {
+	if err := closeNetwork(cfg.Unreachable); err != nil {
 		return err
 	}
 	if err := keepDescriptors(); err != nil {

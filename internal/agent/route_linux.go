@@ -8,12 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addUnreachableRoutes makes packets to each network fail with EHOSTUNREACH. Only the agent's capability
-// could take the routes away again.
-func addUnreachableRoutes(networks []string) error {
-	if len(networks) == 0 {
-		return nil
+// closeNetwork adds the routes and gives up what that takes: nothing else needs CAP_NET_ADMIN, and without it not
+// even the agent can take them away again.
+func closeNetwork(networks []string) error {
+	if len(networks) > 0 {
+		if err := addUnreachableRoutes(networks); err != nil {
+			return err
+		}
 	}
+	return dropCapability(unix.CAP_NET_ADMIN)
+}
+
+// addUnreachableRoutes makes packets to each network fail with EHOSTUNREACH.
+func addUnreachableRoutes(networks []string) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)

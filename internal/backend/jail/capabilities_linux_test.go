@@ -1,0 +1,54 @@
+package jail_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+)
+
+// agentOf finds the agent of the sandbox with that workspace: process 1 of a pid namespace, as the host sees it.
+func agentOf(t *testing.T, workspace string) string {
+	t.Helper()
+	for _, pid := range processes(t, workspace) {
+		proc := fmt.Sprintf("/proc/%d", pid)
+		cmdline, _ := os.ReadFile(proc + "/cmdline")
+		if strings.HasPrefix(string(cmdline), "/.sandbox-agent\x00") && len(strings.Fields(status(proc, "NSpid"))) == 2 {
+			return proc
+		}
+	}
+	t.Fatal("no agent is there")
+	return ""
+}
+
+// TestAgentCapabilities: no thread of an agent has, or can get, more than it takes to start runs; CAP_NET_ADMIN goes
+// when the routes are there.
+func TestAgentCapabilities(t *testing.T) {
+	if _, err := os.Stat("/dev/net/tun"); err != nil {
+		sandboxtest.Skip(t, err.Error())
+	}
+	runs := fmt.Sprintf("%016x", 1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SYS_CHROOT|1<<unix.CAP_SETPCAP|1<<unix.CAP_SYS_RESOURCE)
+	for _, network := range []bool{false, true} {
+		t.Run(fmt.Sprintf("network %v", network), func(t *testing.T) {
+			b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{Network: network})
+			b.Alive(t)
+			tasks, err := filepath.Glob(agentOf(t, b.Workspace) + "/task/*")
+			if err != nil || len(tasks) < 2 {
+				t.Fatalf("threads: %v, %v", tasks, err)
+			}
+			for _, task := range tasks {
+				for _, set := range []string{"CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd"} {
+					if got := status(task, set); got != runs && got != "" { // a thread may end meanwhile
+						t.Errorf("%s of %s: %s, want %s", set, task, got, runs)
+					}
+				}
+			}
+		})
+	}
+}
