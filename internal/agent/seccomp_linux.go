@@ -39,6 +39,9 @@ var missingSyscalls = []uint32{
 const deniedFlags = unix.CLONE_PARENT | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWTIME
 
+// setDelegation is F_SETDELEG, a lease by another name in Linux 6.19 and later.
+const setDelegation = 1024 + 16
+
 // Offsets into struct seccomp_data, on little-endian machines.
 const (
 	offNR   = 0
@@ -140,6 +143,18 @@ func runFilter() filter {
 		b.skipIf(0, 2)
 		b.skipIf(0xffffffff, 1)
 		b.ret(errno(unix.EPERM))
+	})
+	f.when(unix.SYS_FCNTL, func(b *filter) { // a lease would keep the server from opening the file
+		b.load(arg(1))
+		b.skipIf(unix.F_SETLEASE, 1)
+		b.skipUnless(setDelegation, 1)
+		b.ret(errno(unix.EINVAL))
+	})
+	// Reserving blocks fills a disk faster than anybody can watch; libraries write zeros instead. Giving them back is allowed.
+	f.when(unix.SYS_FALLOCATE, func(b *filter) {
+		b.load(arg(1))
+		b.op(unix.BPF_JMP|unix.BPF_JSET|unix.BPF_K, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_COLLAPSE_RANGE, 1, 0)
+		b.ret(errno(unix.EOPNOTSUPP))
 	})
 	f.when(unix.SYS_SETRLIMIT, func(b *filter) { // see setLimits: lower is worse
 		b.load(arg(0))

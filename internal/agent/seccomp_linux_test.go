@@ -87,6 +87,13 @@ func TestFilter(t *testing.T) {
 		{"lower the core limit of any process", auditArch, unix.SYS_PRLIMIT64, []uint64{7, junk | unix.RLIMIT_CORE, 1 << 40}, eperm},
 		{"the same from low memory", auditArch, unix.SYS_PRLIMIT64, []uint64{7, unix.RLIMIT_CORE, 0x1000}, eperm},
 		{"lower another limit by prlimit", auditArch, unix.SYS_PRLIMIT64, []uint64{0, unix.RLIMIT_NOFILE, 1 << 40}, allow},
+		{"lease", auditArch, unix.SYS_FCNTL, []uint64{3, junk | unix.F_SETLEASE, unix.F_WRLCK}, errno(unix.EINVAL)},
+		{"delegation", auditArch, unix.SYS_FCNTL, []uint64{3, setDelegation}, errno(unix.EINVAL)},
+		{"lock", auditArch, unix.SYS_FCNTL, []uint64{3, unix.F_SETLK}, allow},
+		{"reserve blocks", auditArch, unix.SYS_FALLOCATE, []uint64{3, 0, 0, 1 << 30}, errno(unix.EOPNOTSUPP)},
+		{"reserve blocks beyond the end", auditArch, unix.SYS_FALLOCATE, []uint64{3, junk | unix.FALLOC_FL_KEEP_SIZE}, errno(unix.EOPNOTSUPP)},
+		{"reserve zeros", auditArch, unix.SYS_FALLOCATE, []uint64{3, unix.FALLOC_FL_ZERO_RANGE}, errno(unix.EOPNOTSUPP)},
+		{"punch a hole", auditArch, unix.SYS_FALLOCATE, []uint64{3, unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE}, allow},
 		{"read the personality", auditArch, unix.SYS_PERSONALITY, []uint64{0xffffffff}, allow},
 		{"legacy personality", auditArch, unix.SYS_PERSONALITY, []uint64{0x0400000}, eperm},
 	} {

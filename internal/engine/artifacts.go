@@ -26,7 +26,7 @@ func (e *Engine) ListArtifacts(_ context.Context, caller session.Caller, session
 }
 
 // ReadArtifact reads a file of a session that exists. Refusals are invalid_id, invalid_path, session_not_found, not_found and
-// artifact_too_large.
+// artifact_too_large, and file_busy for a file that code holds a lease on.
 func (e *Engine) ReadArtifact(_ context.Context, caller session.Caller, sessionID, path string) (Artifact, error) {
 	name, err := workspace.CleanName(path)
 	if err != nil {
@@ -42,7 +42,7 @@ func (e *Engine) ReadArtifact(_ context.Context, caller session.Caller, sessionI
 		return Artifact{}, &Error{Code: CodeNotFound, Message: "No artifact at " + DataPath(name), Err: err}
 	}
 	if err != nil {
-		return Artifact{}, err
+		return Artifact{}, e.wrap(err)
 	}
 	defer f.Close()
 	return e.readAll(caller, sessionID, name, f, fi)

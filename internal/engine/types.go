@@ -213,6 +213,7 @@ const (
 	CodeSessionBusy        Code = "session_busy"
 	CodeSessionNotFound    Code = "session_not_found"
 	CodeNotFound           Code = "not_found" // of a file
+	CodeFileBusy           Code = "file_busy" // code holds a lease on it
 	CodeArtifactTooLarge   Code = "artifact_too_large"
 	CodeBackendUnavailable Code = "backend_unavailable"
 	CodeNetworkDenied      Code = "network_denied"

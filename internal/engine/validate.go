@@ -126,6 +126,8 @@ func (e *Engine) wrap(err error) error {
 		code = CodeFileTooLarge
 	case errors.Is(err, workspace.ErrQuota):
 		code = CodeQuotaExceeded
+	case errors.Is(err, workspace.ErrLeased):
+		code, message = CodeFileBusy, "The file "+workspace.ErrLeased.Error()+"."
 	case errors.Is(err, syscall.ENOSPC):
 		code, message = CodeDiskFull, diskFull
 	case errors.Is(err, session.ErrTooManyRuns):

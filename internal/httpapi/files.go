@@ -133,6 +133,7 @@ var statusOf = map[engine.Code]int{
 	engine.CodeSessionNotFound: http.StatusNotFound,
 	engine.CodeMaxSessions:     http.StatusServiceUnavailable,
 	engine.CodeSessionBusy:     http.StatusServiceUnavailable,
+	engine.CodeFileBusy:        http.StatusServiceUnavailable,
 }
 
 func (f *files) fail(w http.ResponseWriter, r *http.Request, err error) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -363,4 +364,49 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("what a link leads to was given away to %d", st.Uid)
 		}
 	}
+}
+
+// A lease on a file does not make it vanish: an open asks for the lease and gets the file, or says that it is held.
+func TestLeasedFile(t *testing.T) {
+	w, dir := open(t)
+	path := filepath.Join(dir, "f")
+	if err := os.WriteFile(path, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	holder, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, unix.SIGIO)
+	defer signal.Stop(asked)
+	lease := func() {
+		t.Helper()
+		if _, err := unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	lease()
+	if _, _, err := w.Open("f"); !errors.Is(err, ErrLeased) || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a lease that is held: %v", err)
+	}
+	if _, err := unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_UNLCK); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-asked:
+	default:
+	}
+	lease()
+	go func() {
+		<-asked
+		_, _ = unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	}()
+	f, fi, err := w.Open("f")
+	if err != nil || fi.Size() != 7 {
+		t.Fatalf("a lease that is given up: %v", err)
+	}
+	f.Close()
 }

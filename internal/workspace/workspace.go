@@ -105,18 +105,41 @@ func (w *Workspace) Close() error {
 }
 
 // Open opens a regular file for reading. It never blocks, follows no link, and touches nothing but regular files:
-// anything else, and any name that cannot be a file's, is [fs.ErrNotExist].
+// anything else, and any name that cannot be a file's, is [fs.ErrNotExist]. A file that code keeps under a lease, which every open
+// asks it to give up, is [ErrLeased] if it has not within a second.
 //
 // A file with several hard links is served like any other: the sandbox can only link what it already has inside.
 func (w *Workspace) Open(name string) (*os.File, fs.FileInfo, error) {
 	f, fi, err := w.open(name)
 	if err != nil {
-		if !serverFault(err) {
+		if !serverFault(err) && err != ErrLeased {
 			err = fs.ErrNotExist
 		}
 		return nil, nil, &fs.PathError{Op: "open", Path: name, Err: err}
 	}
 	return f, fi, nil
+}
+
+// ErrLeased says that code holds a lease on a file (F_SETLEASE) and does not give it up. The kernel ends the lease within its
+// lease-break-time, so a later try succeeds.
+var ErrLeased = errors.New("is held by a program in the sandbox; try again in a minute")
+
+const (
+	leaseWait = time.Second // how long an open waits for a lease to be given up
+	leasePoll = 10 * time.Millisecond
+)
+
+// openLeased opens a file. The first try makes the kernel ask the holder of a lease to give it up.
+func openLeased(dir *os.Root, base string) (*os.File, error) {
+	for deadline := time.Now().Add(leaseWait); ; time.Sleep(leasePoll) {
+		f, err := dir.OpenFile(base, os.O_RDONLY|openFlags, 0)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return f, err
+		}
+		if time.Now().After(deadline) {
+			return nil, ErrLeased
+		}
+	}
 }
 
 func (w *Workspace) open(name string) (*os.File, fs.FileInfo, error) {
@@ -134,7 +157,7 @@ func (w *Workspace) open(name string) (*os.File, fs.FileInfo, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, nil, fs.ErrNotExist
 	}
-	f, err := dir.OpenFile(base, os.O_RDONLY|openFlags, 0)
+	f, err := openLeased(dir, base)
 	if err != nil {
 		return nil, nil, err
 	}

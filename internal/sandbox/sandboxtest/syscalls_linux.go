@@ -28,6 +28,20 @@ for args in [("mount", b"none", b"/data", b"tmpfs", 0, 0), ("mount", b"/usr", b"
              ("personality", 0x0040000), ("personality", 8)]:
     refused(*args)
 `},
+		{"files", `
+import fcntl
+with open("/data/leased", "w+b") as f:
+    for cmd in (1024, 1040):  # F_SETLEASE, F_SETDELEG
+        for kind in (fcntl.F_WRLCK, fcntl.F_RDLCK):
+            try: breach("lease", cmd, kind, fcntl.fcntl(f.fileno(), cmd, kind))
+            except OSError as e:
+                if e.errno not in (errno.EINVAL, errno.EPERM): breach("lease", cmd, kind, e)
+    r = libc.fallocate(f.fileno(), 0, ctypes.c_long(0), ctypes.c_long(1 << 30))
+    if r != -1 or ctypes.get_errno() != errno.EOPNOTSUPP: breach("fallocate", r, ctypes.get_errno())
+    os.posix_fallocate(f.fileno(), 0, 100000)  # libraries go another way
+    if os.fstat(f.fileno()).st_size != 100000: breach("posix_fallocate")
+os.unlink("/data/leased")
+`},
 		{"namespaces", `
 SIGCHLD = 17
 for name, flag in {"PARENT": 0x8000, "NEWNS": 0x20000, "NEWCGROUP": 0x2000000, "NEWUTS": 0x4000000, "NEWIPC": 0x8000000, "NEWUSER": 0x10000000, "NEWPID": 0x20000000, "NEWNET": 0x40000000, "NEWTIME": 0x80}.items():
