@@ -17,6 +17,7 @@ func TestFilter(t *testing.T) {
 		kill  = unix.SECCOMP_RET_KILL_PROCESS
 	)
 	eperm, enosys, noFamily := errno(unix.EPERM), errno(unix.ENOSYS), errno(unix.EAFNOSUPPORT)
+	noType, noProtocol, noOption, invalid := errno(unix.ESOCKTNOSUPPORT), errno(unix.EPROTONOSUPPORT), errno(unix.ENOPROTOOPT), errno(unix.EINVAL)
 	prog := runFilter()
 	if len(prog) > 4096 {
 		t.Fatalf("%d instructions; the kernel takes 4096", len(prog))
@@ -57,6 +58,10 @@ func TestFilter(t *testing.T) {
 		{"32-bit arm", unix.AUDIT_ARCH_ARM, unix.SYS_GETPID, nil, kill},
 		{"x32", auditArch, 0x40000000 | unix.SYS_GETPID, nil, enosys},
 		{"a call of the future", auditArch, lastSyscall + 1, nil, enosys},
+		{"the last call before the gap", auditArch, lastOwn, nil, allow},
+		{"the first number of the gap", auditArch, lastOwn + 1, nil, enosys},
+		{"the last number of the gap", auditArch, firstShared - 1, nil, enosys},
+		{"the first call after the gap", auditArch, firstShared, nil, allow},
 		{"the last number", auditArch, 0xffffffff, nil, enosys},
 		{"read", auditArch, unix.SYS_READ, nil, allow},
 		{"openat", auditArch, unix.SYS_OPENAT, []uint64{unix.SYS_MOUNT}, allow},
@@ -65,7 +70,23 @@ func TestFilter(t *testing.T) {
 		{"clone into a user namespace", auditArch, unix.SYS_CLONE, []uint64{unix.CLONE_NEWUSER}, eperm},
 		{"clone into a network namespace", auditArch, unix.SYS_CLONE, []uint64{junk | unix.CLONE_NEWNET | unix.CLONE_VM}, eperm},
 		{"unix socket", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_UNIX}, allow},
-		{"IPv6 socket", auditArch, unix.SYS_SOCKET, []uint64{junk | unix.AF_INET6}, allow},
+		{"TCP", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_STREAM, 0}, allow},
+		{"TCP by name", auditArch, unix.SYS_SOCKET, []uint64{junk | unix.AF_INET6, junk | unix.SOCK_STREAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK, junk | unix.IPPROTO_TCP}, allow},
+		{"UDP", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET6, unix.SOCK_DGRAM | unix.SOCK_NONBLOCK, 0}, allow},
+		{"UDP by name", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDP}, allow},
+		{"MPTCP", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP}, noProtocol},
+		{"SMC", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET6, unix.SOCK_STREAM, 256}, noProtocol},
+		{"SCTP", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP}, noProtocol},
+		{"SCTP packets", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP}, noType},
+		{"UDP-Lite", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_DGRAM, junk | unix.IPPROTO_UDPLITE}, noProtocol},
+		{"L2TP", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_L2TP}, noProtocol},
+		{"ping", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP}, noProtocol},
+		{"ping IPv6", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_ICMPV6}, noProtocol},
+		{"UDP as a stream", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_UDP}, noProtocol},
+		{"TCP as datagrams", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_TCP}, noProtocol},
+		{"DCCP", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_DCCP, unix.IPPROTO_DCCP}, noType},
+		{"raw", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_INET, unix.SOCK_RAW | unix.SOCK_CLOEXEC, unix.IPPROTO_TCP}, eperm},
+		{"unix packets", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_UNIX, unix.SOCK_SEQPACKET, 1}, allow},
 		{"packet socket", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_PACKET}, noFamily},
 		{"vsock", auditArch, unix.SYS_SOCKET, []uint64{junk | unix.AF_VSOCK}, noFamily},
 		{"crypto socket", auditArch, unix.SYS_SOCKET, []uint64{unix.AF_ALG}, noFamily},
@@ -77,6 +98,11 @@ func TestFilter(t *testing.T) {
 		{"the same number at another level", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, unix.IPPROTO_TCP, unix.SO_BINDTODEVICE}, allow},
 		{"bind to a device", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.SO_BINDTODEVICE}, eperm},
 		{"bind to an interface", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, junk | unix.SOL_SOCKET, junk | unix.SO_BINDTOIFINDEX}, eperm},
+		{"TCP option", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, unix.IPPROTO_TCP, unix.TCP_NODELAY}, allow},
+		{"TLS in the kernel", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, junk | unix.IPPROTO_TCP, junk | unix.TCP_ULP}, noOption},
+		{"the number of TCP_ULP at another level", auditArch, unix.SYS_SETSOCKOPT, []uint64{3, unix.SOL_SOCKET, unix.TCP_ULP}, allow},
+		{"a filter", auditArch, unix.SYS_SECCOMP, []uint64{unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, 1 << 40}, allow},
+		{"a filter with a listener", auditArch, unix.SYS_SECCOMP, []uint64{unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | 1, 1 << 40}, invalid},
 		{"typing", auditArch, unix.SYS_IOCTL, []uint64{0, junk | unix.TIOCSTI}, eperm},
 		{"pasting", auditArch, unix.SYS_IOCTL, []uint64{0, unix.TIOCLINUX}, eperm},
 		{"another line discipline", auditArch, unix.SYS_IOCTL, []uint64{0, junk | unix.TIOCSETD}, eperm},

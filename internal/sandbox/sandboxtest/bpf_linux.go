@@ -46,6 +46,8 @@ func RunBPF(prog []unix.SockFilter, order binary.ByteOrder, data []byte) (uint32
 			jump(a == i.K)
 		case unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K:
 			jump(a > i.K)
+		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
+			jump(a >= i.K)
 		case unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K:
 			jump(a&i.K != 0)
 		case unix.BPF_RET | unix.BPF_K:

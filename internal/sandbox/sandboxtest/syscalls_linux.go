@@ -27,6 +27,19 @@ for args in [("mount", b"none", b"/data", b"tmpfs", 0, 0), ("mount", b"/usr", b"
              ("delete_module", b"x", 0), ("syslog", 3, buf, 100), ("sethostname", b"x", 1), ("settimeofday", buf, 0), ("clock_settime", 0, buf), ("vhangup",),
              ("personality", 0x0040000), ("personality", 8)]:
     refused(*args)
+r, w = os.pipe()
+page = ctypes.create_string_buffer(8192)
+for args in [("vmsplice", w, struct.pack("2P", ctypes.addressof(page), 4096), 1, 0), ("memfd_secret", 0), ("process_mrelease", -1, 0),
+             ("remap_file_pages", 0, 0, 0, 0, 0), ("cachestat", r, buf, buf, 0)]:
+    refused(*args, by=("ENOSYS",))
+# A program may filter its own calls, but not answer them: that is for who watches it.
+allow = struct.pack("HBBI", 6, 0, 0, 0x7fff0000)
+keep = ctypes.create_string_buffer(allow)
+prog = struct.pack("H6xP", 1, ctypes.addressof(keep))
+r, e = call("seccomp", 1, 8, prog)
+if r != -1 or e != "EINVAL": breach("seccomp with a listener gave", r, e)
+r, e = call("seccomp", 1, 0, prog)
+if r != 0: breach("a program cannot filter its own calls:", e)
 `},
 		{"files", `
 import fcntl
@@ -83,6 +96,21 @@ for family in (INET, INET6):
     for proto in (1, 6, 17, 58, 255):
         try: socket.socket(family, socket.SOCK_RAW, proto); breach("raw socket", family, proto)
         except OSError: pass
+# Streams by TCP and datagrams by UDP; what else a kernel has is refused as by one that has it not.
+for family in (INET, INET6):
+    for kind, own in ((socket.SOCK_STREAM, 6), (socket.SOCK_DGRAM, 17)):
+        for proto in [*range(256), 256, 262]:  # SMC, MPTCP
+            for flags in (0, socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK):
+                fd = libc.socket(family, kind | flags, proto)
+                e = ctypes.get_errno()
+                if fd >= 0: os.close(fd)
+                if proto in (0, own) and fd < 0: breach("no socket", family, kind, proto, e)
+                if proto not in (0, own) and (fd >= 0 or e != errno.EPROTONOSUPPORT): breach("socket", family, kind, proto, fd, e)
+tcp = socket.socket()
+try: tcp.setsockopt(socket.IPPROTO_TCP, 31, b"tls"); breach("sets TCP_ULP")
+except OSError as e:
+    if e.errno != errno.ENOPROTOOPT: breach("TCP_ULP", e)
+tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 for proto in range(1, 23):
     try: socket.socket(NETLINK, socket.SOCK_RAW, proto); breach("netlink", proto)
     except OSError: pass
@@ -118,7 +146,7 @@ print(-ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer
 				t.Errorf("a 32-bit system call went through: %q, %+v", res.Stdout, res.Exit)
 			}
 			b.Probe(t, `
-for nr in (0x40000000 + 39, 0x40000000 + 520, 0x3fffffff, 470, 1000):
+for nr in (0x40000000 + 39, 0x40000000 + 520, 0x3fffffff, 337, 400, 423, 470, 1000):
     r, e = call(nr, 0, 0, 0)
     if r != -1 or e != "ENOSYS": breach("number", nr, r, e)
 `)
