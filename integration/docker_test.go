@@ -26,7 +26,7 @@ var sameAnswers = []string{
 	"TestHostilePrograms", "TestNothingSurvives", "TestDiskQuota", "TestPlanted", "TestEveryToolWithAClient",
 	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
 	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
-	"TestExecutionProxy", "TestForked", "TestTenNotebooks", "TestCallerWithMostMakesRoom", "TestQueuedRun",
+	"TestExecutionProxy", "TestForked", "TestTenNotebooks", "TestCallerWithMostMakesRoom", "TestOneUserHoldsEverything", "TestQueuedRun",
 	"TestFullWorkspace", "TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage", "TestCPython",
 }
 

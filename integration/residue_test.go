@@ -73,24 +73,29 @@ func (s *server) settle(t *testing.T) {
 	})
 }
 
-// metric reads a number from /metrics.
+// metric reads a number from /metrics: a series, or the sum of all series of that name.
 func (s *server) metric(t *testing.T, name string) float64 {
 	t.Helper()
 	status, body := s.fetch(t, http.MethodGet, s.URL+"/metrics", nil, "Authorization: Bearer "+s.Token)
 	if status != http.StatusOK {
 		t.Fatalf("/metrics: %d", status)
 	}
+	sum, found := 0.0, false
 	for sc := bufio.NewScanner(bytes.NewReader(body)); sc.Scan(); {
-		if v, ok := strings.CutPrefix(sc.Text(), name+" "); ok {
-			n, err := strconv.ParseFloat(v, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return n
+		series, value, _ := strings.Cut(sc.Text(), " ")
+		if base, _, _ := strings.Cut(series, "{"); series != name && base != name {
+			continue
 		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum, found = sum+n, true
 	}
-	t.Fatalf("there is no metric %s", name)
-	return 0
+	if !found {
+		t.Fatalf("there is no metric %s", name)
+	}
+	return sum
 }
 
 // memory is the most that the server's own process has ever had in memory, in bytes.

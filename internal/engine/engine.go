@@ -133,7 +133,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	release := sync.OnceFunc(func() { e.release(run, req) })
 	defer release() // also when it panics
 	sres, err := s.Run(ctx, r, session.RunRequest{
-		ID: run.id, KeepWaiting: run.isBackground,
+		ID: run.id, KeepWaiting: run.isBackground, Background: run.isBackground,
 		Queued: func(b *session.Behind) {
 			if b == nil {
 				res.Started = time.Now()
@@ -166,7 +166,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	res.ExitCode, res.Signal, res.Cause = sres.ExitCode, sres.Signal, sres.Cause
 	res.NotStarted, res.MaxRSSBytes = !sres.Started, sres.MaxRSSBytes
 	res.StateLost, res.Forgotten, res.Evicted = sres.StateLost, sres.Forgotten, sres.Evicted
-	res.Switched, res.Network = sres.Switched, req.Network
+	res.Switched, res.Network, res.Preemption = sres.Switched, req.Network, sres.Preemption
 	if res.Cause == sandbox.CauseCancelled && errors.Is(context.Cause(ctx), errStopped) {
 		res.Cause, res.Stopped, res.StateLost = sandbox.CauseLost, true, req.Persistent
 	}
@@ -176,7 +176,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	res.Hint = e.hint(res, r, req.Network)
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
 		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
-	e.cfg.Metrics.ran(r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
+	e.cfg.Metrics.ran(caller, r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
 	files, truncated := e.files(ctx, log, s, req, sres.Scan)
 	if images := e.keepImages(ctx, log, s, res); len(images) > 0 {
 		files = append(images, files...)
@@ -210,7 +210,7 @@ func (e *Engine) files(ctx context.Context, log *slog.Logger, s *session.Session
 
 // failed accounts for a run that could not be tried. Whoever waits for a run that is refused on a full server logs that.
 func (e *Engine) failed(ctx context.Context, log *slog.Logger, run *run, r runner.Runner, res Result, err error) error {
-	e.cfg.Metrics.ran(r.Name, "error", time.Since(res.Started), 0)
+	e.cfg.Metrics.ran(run.caller, r.Name, "error", time.Since(res.Started), 0)
 	if run.isBackground() || !errors.Is(err, session.ErrMaxSessions) {
 		log.WarnContext(ctx, "[MCP] Execution failed", "err", err)
 	}

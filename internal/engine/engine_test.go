@@ -223,8 +223,8 @@ func TestRun(t *testing.T) {
 			t.Errorf("the log holds %q:\n%s", secret, r.log)
 		}
 	}
-	if got := counters(t, r.reg); got[`sandbox_runs_total python success`] != 1 || got[`sandbox_runs_total python failure`] != 1 ||
-		got["sandbox_output_bytes_total"] != 10006 || got["sandbox_live_sandboxes"] != 1 {
+	if got := counters(t, r.reg); got[`sandbox_runs_total python success local`] != 1 || got[`sandbox_runs_total python failure local`] != 1 ||
+		got["sandbox_output_bytes_total"] != 10006 || got["sandbox_live_sandboxes local"] != 1 {
 		t.Errorf("metrics %v", got)
 	}
 }
@@ -238,7 +238,7 @@ func counters(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	for _, f := range families {
 		for _, m := range f.Metric {
 			name := f.GetName()
-			// The labels' order is that of their names: outcome, runner.
+			// The labels' order is that of their names: caller, outcome, runner.
 			for i := len(m.Label) - 1; i >= 0; i-- {
 				name += " " + m.Label[i].GetValue()
 			}

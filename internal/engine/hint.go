@@ -61,6 +61,8 @@ func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
 		return res.TimeoutMessage() + ". Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
 	case sandbox.CauseCancelled:
 		return "The run was cancelled."
+	case sandbox.CausePreempted:
+		return preemptedHint(res)
 	case sandbox.CauseOutOfMemory:
 		return outOfMemory(limits)
 	case sandbox.CauseOutputLimit:
@@ -92,6 +94,18 @@ func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
 		return "The program was ended by " + signalName(res.Signal) + "."
 	}
 	return ""
+}
+
+// preemptedHint says why a run was stopped for another caller.
+func preemptedHint(res Result) string {
+	hint := "The run was stopped to make room for another user"
+	if p := res.Preemption; p != nil {
+		hint += fmt.Sprintf(": you held %d of %d sandboxes", p.Held, p.Of)
+	}
+	if res.NotStarted {
+		return hint + ". Nothing has been executed: run it again, in fewer sessions at a time."
+	}
+	return hint + ". Some of it has been executed: check the files in /data before you run it again, in fewer sessions at a time."
 }
 
 // signalName names a signal of Linux, which is what sandboxes run, whatever the server runs on. A program that dies

@@ -24,7 +24,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandbox_runs_total",
 			Help: "Runs by runner and outcome: success, failure (the program's own), a cause such as timeout, or error (the server's).",
-		}, []string{"runner", "outcome"}),
+		}, []string{"runner", "outcome", "caller"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "sandbox_run_duration_seconds",
 			Help:    "Time from the request to the program's end, the start of a sandbox included.",
@@ -37,23 +37,57 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "sandbox_upload_bytes_total", Help: "Bytes of uploaded files.",
 		}),
 	}
-	reg.MustRegister(m.runs, m.duration, m.output, m.uploads,
-		m.gauge("sandbox_live_sandboxes", "Sandboxes that are starting, live or ending.",
-			func(s session.Stats) int { return s.LiveSandboxes }),
-		m.gauge("sandbox_sessions", "Sessions that are in use or have a sandbox.",
-			func(s session.Stats) int { return s.Sessions }),
-		m.gauge("sandbox_active_runs", "Runs that are going.",
-			func(s session.Stats) int { return s.ActiveRuns }))
+	reg.MustRegister(m.runs, m.duration, m.output, m.uploads, sessionMetrics{m})
 	return m
 }
 
-func (m *Metrics) gauge(name, help string, value func(session.Stats) int) prometheus.GaugeFunc {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
-		if stats := m.stats.Load(); stats != nil {
-			return float64(value((*stats)()))
+// kindOf is the label of a caller: metrics tell the operator from all others and name nobody.
+func kindOf(caller session.Caller) string {
+	if caller == session.Local {
+		return "local"
+	}
+	return "others"
+}
+
+// sessionMetrics are the numbers that sessions have, by kind of caller.
+type sessionMetrics struct{ *Metrics }
+
+var (
+	liveSandboxes = sessionMetric("sandbox_live_sandboxes", "Sandboxes that are starting, live or ending.")
+	sessions      = sessionMetric("sandbox_sessions", "Sessions that are in use or have a sandbox.")
+	liveSessions  = sessionMetric("sandbox_live_sessions", "Sessions that have a sandbox.")
+	interpreters  = sessionMetric("sandbox_interpreters", "Interpreters that live on between runs.")
+	activeRuns    = sessionMetric("sandbox_active_runs", "Runs that are going.")
+	waitingRuns   = sessionMetric("sandbox_waiting_runs", "Runs that wait until their session may have a sandbox.")
+	evictions     = sessionMetric("sandbox_session_evictions_total", "Idle sessions of these callers whose sandboxes were ended to make room.")
+	preemptions   = sessionMetric("sandbox_session_preemptions_total", "Sessions of these callers whose runs were stopped to make room for another caller.")
+	refusals      = sessionMetric("sandbox_session_refusals_total", "Runs of these callers that were refused with max_sessions.")
+)
+
+func sessionMetric(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, []string{"caller"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (m sessionMetrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
+
+// Collect implements prometheus.Collector. All of its numbers are of one moment.
+func (m sessionMetrics) Collect(ch chan<- prometheus.Metric) {
+	var st session.Stats
+	if stats := m.stats.Load(); stats != nil {
+		st = (*stats)()
+	}
+	for kind, c := range map[string]session.CallerStats{"local": st.Local, "others": st.Others} {
+		for desc, n := range map[*prometheus.Desc]int{
+			liveSandboxes: c.LiveSandboxes, sessions: c.Sessions, liveSessions: c.LiveSessions,
+			interpreters: c.Interpreters, activeRuns: c.ActiveRuns, waitingRuns: c.Waiting,
+		} {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n), kind)
 		}
-		return 0
-	})
+		for desc, n := range map[*prometheus.Desc]uint64{evictions: c.Evictions, preemptions: c.Preemptions, refusals: c.Refusals} {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), kind)
+		}
+	}
 }
 
 func (m *Metrics) observe(stats func() session.Stats) {
@@ -62,11 +96,11 @@ func (m *Metrics) observe(stats func() session.Stats) {
 	}
 }
 
-func (m *Metrics) ran(runner, outcome string, d time.Duration, outputBytes int64) {
+func (m *Metrics) ran(caller session.Caller, runner, outcome string, d time.Duration, outputBytes int64) {
 	if m == nil {
 		return
 	}
-	m.runs.WithLabelValues(runner, outcome).Inc()
+	m.runs.WithLabelValues(runner, outcome, kindOf(caller)).Inc()
 	m.duration.WithLabelValues(runner).Observe(d.Seconds())
 	m.output.Add(float64(outputBytes))
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -139,7 +140,9 @@ type Result struct {
 	Forgotten bool // the interpreter of earlier runs had ended before this one, which started without their variables
 	Evicted   bool // that was to make room for other sessions
 	Switched  bool // the run before used the session's other interpreter, with or without network, whose variables this one does not have
-	Network   bool // the request's
+	// Preemption says what the caller held when the run was stopped for another one; Cause is preempted.
+	Preemption *session.Preemption
+	Network    bool // the request's
 }
 
 // Display is something that code showed.

@@ -99,6 +99,7 @@ const (
 	CauseDiskQuota   Cause = "disk_quota"
 	CausePIDsLimit   Cause = "pids_limit"
 	CauseKilled      Cause = "killed"
+	CausePreempted   Cause = "preempted"
 	CauseLost        Cause = "sandbox_lost"
 )
 

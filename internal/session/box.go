@@ -51,6 +51,18 @@ type box struct {
 	interpreters map[interpreterKey]bool // those in it that live on
 	zygotes      map[string]bool         // those that its agent knows
 	retired      bool                    // out of its session's boxes: no new run gets it, and it ends with its last one
+	preempted    *Preemption             // why its runs were stopped; nil: they were not
+}
+
+// wanted is what a run needs a sandbox for.
+type wanted struct {
+	s       *Session
+	runner  runner.Runner
+	mounts  sandbox.Sources
+	network bool
+
+	waiter  *roomWaiter // nil: it has not waited for room
+	preempt bool        // another caller's run may be stopped to make room
 }
 
 // tell is what the agent needs to be told for a run to come from that zygote.
@@ -95,11 +107,7 @@ func (b *box) dead() bool {
 // acquire returns a started sandbox of the session and counts one run on it, until release. Runs that need
 // the same sandbox wait for one start, which goes on whether or not the one who asked for it is still there.
 func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, network bool) (*box, error) {
-	mounts := sandbox.SourcesOf(r.Mounts)
-	m.mu.Lock()
-	b, forgotten, err := m.takeLocked(s, r, mounts, network)
-	m.mu.Unlock()
-	m.forget(forgotten)
+	b, err := m.take(ctx, wanted{s: s, runner: r, mounts: sandbox.SourcesOf(r.Mounts), network: network})
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +124,8 @@ func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, netw
 	return b, nil
 }
 
-func (m *Manager) takeLocked(s *Session, r runner.Runner, mounts sandbox.Sources, network bool) (*box, []*Session, error) {
+func (m *Manager) takeLocked(want wanted) (*box, []*Session, error) {
+	s, r, mounts, network := want.s, want.runner, want.mounts, want.network
 	if m.closed {
 		return nil, nil, ErrClosed
 	}
@@ -136,10 +145,10 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, mounts sandbox.Sources
 	}
 	if b == nil {
 		var makeWay []*box
-		if limit := m.cfg.MaxSessions; limit > 0 && len(s.boxes) == 0 && m.live >= limit {
+		if len(s.boxes) == 0 && m.isFullLocked(want.waiter) {
 			var gone []*Session
 			var err error
-			makeWay, gone, err = m.makeRoomLocked(s.caller, now)
+			makeWay, gone, err = m.makeRoomLocked(s.caller, now, want.preempt)
 			if forgotten = append(forgotten, gone...); err != nil {
 				return nil, forgotten, err
 			}
@@ -159,7 +168,7 @@ func (m *Manager) takeLocked(s *Session, r runner.Runner, mounts sandbox.Sources
 	s.runs++
 	s.begun++
 	s.refs++
-	m.runs++
+	m.kindLocked(s.caller).runs++
 	if s.idle != nil {
 		m.idle.Remove(s.idle)
 		s.idle = nil
@@ -173,13 +182,14 @@ func (m *Manager) release(b *box) {
 	m.mu.Lock()
 	b.runs--
 	s.runs--
-	m.runs--
+	m.kindLocked(s.caller).runs--
 	s.lastUsed = time.Now()
 	if b.retired && b.runs == 0 {
 		b.close()
 	}
 	if s.runs == 0 && len(s.boxes) > 0 {
 		s.idle = m.idle.PushBack(s)
+		m.wakeLocked()
 	}
 	m.mu.Unlock()
 	s.Release()
@@ -214,6 +224,7 @@ func (m *Manager) retireLocked(b *box) []*Session {
 		return nil
 	}
 	m.live--
+	m.wakeLocked()
 	if m.held[s.caller]--; m.held[s.caller] == 0 {
 		delete(m.held, s.caller)
 	}

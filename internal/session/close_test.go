@@ -270,7 +270,7 @@ func TestTwoServersCloseOneSession(t *testing.T) {
 		closeSession(t, one, "x")
 		time.Sleep(2 * time.Minute)
 		wg.Wait()
-		if n := two.Stats().Sessions; n != 0 {
+		if n := two.Stats().Total().Sessions; n != 0 {
 			t.Errorf("%d sessions after the clean-up", n)
 		}
 	})
@@ -315,7 +315,7 @@ func TestCloseRaces(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	if n := m.Stats().Sessions; n > 1 { // y may have a sandbox
+	if n := m.Stats().Total().Sessions; n > 1 { // y may have a sandbox
 		t.Errorf("%d sessions are left in memory", n)
 	}
 }

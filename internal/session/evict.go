@@ -31,43 +31,58 @@ func (e *MaxSessionsError) Error() string {
 func (e *MaxSessionsError) Is(target error) bool { return target == ErrMaxSessions }
 
 // makeRoomLocked evicts one session to make room for one of caller's, and returns its sandboxes.
-// The error is a *MaxSessionsError.
-func (m *Manager) makeRoomLocked(caller Caller, now time.Time) (makeWay []*box, forgotten []*Session, err error) {
+// With preempt it may be one that runs code. The error is a *MaxSessionsError.
+func (m *Manager) makeRoomLocked(caller Caller, now time.Time, preempt bool) (makeWay []*box, forgotten []*Session, err error) {
 	victim := m.victimLocked(caller, now)
+	if victim == nil && preempt {
+		if makeWay, forgotten, ok := m.preemptLocked(caller); ok {
+			return makeWay, forgotten, nil
+		}
+	}
 	if victim == nil {
 		return nil, nil, m.fullLocked(caller, now)
 	}
-	names := victim.interpretersLocked()
-	m.log.Info("ending an idle session's sandboxes to make room", "session_id", victim.id, "interpreters", strings.Join(names, ","))
-	if len(names) > 0 {
-		m.evicted[victim.key] = append(m.evicted[victim.key], names...)
-		victim.refs++ // until noteEvicted has written it
-		m.wg.Go(func() { victim.noteEvicted(); victim.Release() })
-	}
+	m.log.Info("ending an idle session's sandboxes to make room", "session_id", victim.id, "interpreters", strings.Join(victim.interpretersLocked(), ","))
+	m.kindLocked(victim.caller).Evictions++
+	m.rememberEvictedLocked(victim)
 	makeWay, forgotten = m.evictLocked(victim)
 	return makeWay, forgotten, nil
 }
 
-// victimLocked applies the eviction rule, or returns nil: the least recently used session without
-// an interpreter; otherwise the longest-idle interpreter, idle for EvictIdle, of the caller that
-// holds the most (of equals, the one that asks). It skips sessions with a run, even one that waits.
-func (m *Manager) victimLocked(asking Caller, now time.Time) *Session {
-	var victim *Session
+// rememberEvictedLocked notes the interpreters of a session that is about to lose them.
+func (m *Manager) rememberEvictedLocked(victim *Session) {
+	names := victim.interpretersLocked()
+	if len(names) == 0 {
+		return
+	}
+	m.evicted[victim.key] = append(m.evicted[victim.key], names...)
+	victim.refs++ // until noteEvicted has written it
+	m.wg.Go(func() { victim.noteEvicted(); victim.Release() })
+}
+
+// victimLocked applies the eviction rule, or returns nil. A session without an interpreter comes
+// first; then one whose interpreter has been idle for EvictIdle, or whose caller is beyond its share.
+// Of these, the least recently used one of the caller that holds the most (of equals, the one that
+// asks). It skips sessions with a run, even one that waits.
+func (m *Manager) victimLocked(asking Caller, now time.Time) (victim *Session) {
 	more := func(a, b Caller) bool {
 		if m.held[a] != m.held[b] {
 			return m.held[a] > m.held[b]
 		}
 		return a == asking && b != asking
 	}
+	stateful := true                                  // of the victim
 	for e := m.idle.Front(); e != nil; e = e.Next() { // least recently used first
 		s := e.Value.(*Session)
-		switch {
-		case len(s.turns) > 0:
-		case !s.statefulLocked():
-			return s
-		case now.Sub(s.lastUsed) < m.cfg.EvictIdle:
-		case victim == nil || more(s.caller, victim.caller):
-			victim = s
+		if len(s.turns) > 0 {
+			continue
+		}
+		has := s.statefulLocked()
+		if has && now.Sub(s.lastUsed) < m.cfg.EvictIdle && !m.isEntitledLocked(asking, s.caller) {
+			continue
+		}
+		if victim == nil || stateful && !has || stateful == has && more(s.caller, victim.caller) {
+			victim, stateful = s, has
 		}
 	}
 	return victim

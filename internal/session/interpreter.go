@@ -95,6 +95,7 @@ func (s *Session) leaveTurn(key interpreterKey, t *turn) {
 	line = slices.Delete(line, i, i+1)
 	if s.turns[key] = line; len(line) == 0 {
 		delete(s.turns, key)
+		s.m.wakeLocked() // the session may be idle now
 		return
 	}
 	if i == 0 {

@@ -66,9 +66,10 @@ type Manager struct {
 	live     int                 // sessions with at least one sandbox
 	held     map[Caller]int      // those of each caller
 	evicted  map[string][]string // by key, the interpreters whose eviction meta.json does not tell yet
-	runs     int
-	kept     int       // files that sessions remember
-	idle     list.List // of *Session with a sandbox and without runs, least recently used first
+	waiting  []*roomWaiter       // for room, in the order of arrival
+	kinds    [2]kind             // see kindLocked
+	kept     int                 // files that sessions remember
+	idle     list.List           // of *Session with a sandbox and without runs, least recently used first
 
 	metaLocks [256]sync.Mutex // see metaLock
 }
@@ -109,13 +110,6 @@ func (m *Manager) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// Stats returns numbers for metrics.
-func (m *Manager) Stats() Stats {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return Stats{Sessions: len(m.sessions), LiveSandboxes: len(m.boxes), ActiveRuns: m.runs}
 }
 
 // Limits are those of every sandbox.

@@ -49,6 +49,8 @@ type RunRequest struct {
 	Queued func(*Behind)
 	// KeepWaiting is asked after a minute of waiting, and every minute after that, whether to go on. nil says no: the run is then ErrBusy.
 	KeepWaiting func() bool
+	// Background, if set, reports whether nobody waits for the run: it is given up before others when another caller needs room.
+	Background func() bool
 	// Files is how many files of the workspace the result tells of: the newest, or, with Changes, those that are new since it was
 	// the run's turn or have changed. For that to be the run's work alone, the session must be reserved, or the run persistent.
 	Files   int
@@ -69,7 +71,7 @@ type RunRequest struct {
 // RunResult says how a run ended.
 type RunResult struct {
 	// ExitCode is the program's own, 128+Signal when a signal ended it, and -1 when the server ended it
-	// (timeout, cancelled, output_limit, disk_quota while it ran) or nobody knows (sandbox_lost).
+	// (timeout, cancelled, preempted, output_limit, disk_quota while it ran) or nobody knows (sandbox_lost).
 	ExitCode int
 	Signal   int // 0 when it exited by itself
 	Cause    sandbox.Cause
@@ -88,6 +90,8 @@ type RunResult struct {
 	// Scan has the files that were asked for, as of the end of the run. It is nil when none were, when the sandbox was lost, and when
 	// the workspace could not be looked through.
 	Scan *workspace.Scan
+
+	Preemption *Preemption // with the cause preempted
 }
 
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
@@ -148,6 +152,7 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 			continue
 		}
 		defer s.m.release(b)
+		defer s.noteActive(req.Background)()
 		if req.Persistent {
 			s.m.mu.Lock()
 			if b.interpreters == nil {
@@ -274,7 +279,11 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		return RunResult{}, err
 	}
 	if exit == nil {
-		return RunResult{ExitCode: -1, Cause: s.lossCause(b, cause), Started: started, StateLost: req.Persistent}, nil
+		lost := RunResult{ExitCode: -1, Cause: s.lossCause(b, cause), Started: started, StateLost: req.Persistent}
+		if lost.Cause == sandbox.CausePreempted {
+			lost.Preemption = b.preempted
+		}
+		return lost, nil
 	}
 	res := RunResult{
 		ExitCode:    exit.Code,
@@ -379,8 +388,11 @@ func (s *Session) lossCause(b *box, cause sandbox.Cause) sandbox.Cause {
 		return cause
 	}
 	s.m.mu.Lock()
-	ended := s.ended != nil
+	ended, preempted := s.ended != nil, b.preempted != nil
 	s.m.mu.Unlock()
+	if preempted {
+		return sandbox.CausePreempted
+	}
 	if ended || s.m.ctx.Err() != nil {
 		return sandbox.CauseCancelled
 	}

@@ -274,7 +274,7 @@ func TestStartFails(t *testing.T) {
 		}
 		s.Release()
 		synctest.Wait()
-		if st := m.Stats(); st != (session.Stats{}) {
+		if st := m.Stats().Total(); st != (session.CallerStats{}) {
 			t.Errorf("left: %+v", st)
 		}
 		b.OnStart = nil

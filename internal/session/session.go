@@ -33,7 +33,8 @@ type Session struct {
 	// The rest is guarded by m.mu.
 	refs     int // of Open, Lookup and runs
 	runs     int
-	begun    uint64 // how many runs have been begun in it
+	active   map[*activeRun]struct{} // of runs, those whose code was sent
+	begun    uint64                  // how many runs have been begun in it
 	kept     kept
 	boxes    map[boxKey]*box
 	ending   map[*box]struct{} // retired, but there may be something left of them

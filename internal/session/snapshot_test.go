@@ -76,7 +76,7 @@ func TestChanges(t *testing.T) {
 					sb.Die()
 				}
 			}
-			for r.m.Stats().LiveSandboxes > 1 {
+			for r.m.Stats().Total().LiveSandboxes > 1 {
 				runtime.Gosched()
 			}
 		}, "mine"},

@@ -81,10 +81,3 @@ func NewID() string {
 	rand.Read(b[:]) // never fails
 	return "sess_" + hex.EncodeToString(b[:])
 }
-
-// Stats are numbers about a Manager at one moment.
-type Stats struct {
-	Sessions      int // known to this process
-	LiveSandboxes int
-	ActiveRuns    int
-}
