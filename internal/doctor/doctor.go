@@ -232,9 +232,9 @@ func (h Host) cgroups() sandbox.Check {
 		}
 		switch {
 		case !h.Writable(dir):
-			c.Status, c.Detail, c.Fix = sandbox.Warn, "v2, not writable: memory and processes are limited by rlimits only", fix
+			c.Status, c.Detail, c.Fix = sandbox.Warn, "v2, not writable: memory and processes are limited by rlimits only, buffers of sockets not at all", fix
 		case len(missing) > 0:
-			c.Status, c.Detail, c.Fix = sandbox.Warn, "v2, without "+strings.Join(missing, ", ")+": limited by rlimits only", fix
+			c.Status, c.Detail, c.Fix = sandbox.Warn, "v2, without "+strings.Join(missing, ", ")+": limited by rlimits only, buffers of sockets not at all", fix
 		default:
 			c.Detail = "v2, writable, with memory, pids and cpu"
 		}
@@ -256,13 +256,27 @@ func (h Host) cgroups() sandbox.Check {
 	}
 	switch {
 	case len(own) == 0:
-		c.Status, c.Detail, c.Fix = sandbox.Warn, "none: memory and processes are limited by rlimits only", fix
+		c.Status, c.Detail, c.Fix = sandbox.Warn, "none: memory and processes are limited by rlimits only, buffers of sockets not at all", fix
 	case len(missing) > 0:
-		c.Status, c.Detail, c.Fix = sandbox.Warn, "v1, not writable: "+strings.Join(missing, ", ")+"; limited by rlimits only", fix
+		c.Status, c.Detail, c.Fix = sandbox.Warn, "v1, not writable: "+strings.Join(missing, ", ")+"; limited by rlimits only, buffers of sockets not at all", fix
+	case !h.limitsTCP(own):
+		c.Status, c.Detail = sandbox.Warn, "v1, writable, but the kernel has no memory.kmem.tcp.limit_in_bytes: TCP buffers do not count as memory, and a sandbox can hold any amount"
+		c.Fix = "boot with cgroup v2: systemd.unified_cgroup_hierarchy=1 on the kernel's command line"
 	default:
 		c.Detail = "v1, writable, with memory, pids and cpu"
 	}
 	return c
+}
+
+// limitsTCP says whether version 1 has the limit that TCP buffers need there, beside that of memory.
+func (h Host) limitsTCP(own map[string]string) bool {
+	const mount, file = "/sys/fs/cgroup/memory", "/memory.kmem.tcp.limit_in_bytes"
+	for list, path := range own {
+		if slices.Contains(strings.Split(list, ","), "memory") {
+			return h.Exists(mount+strings.TrimSuffix(path, "/")+file) || h.Exists(mount+file)
+		}
+	}
+	return false
 }
 
 func (h Host) disk(root string) sandbox.Check {

@@ -121,7 +121,13 @@ func TestCheck(t *testing.T) {
 			delete(m.files, "/sys/fs/cgroup/cgroup.controllers")
 			m.files["/proc/self/cgroup"] = "3:memory:/a\n2:pids:/a\n1:cpu,cpuacct:/\n0::/\n"
 			m.writable = []string{"/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/pids/a", "/sys/fs/cgroup/cpu"}
+			m.files["/sys/fs/cgroup/memory/a/memory.kmem.tcp.limit_in_bytes"] = "9223372036854771712\n"
 		}, "cgroups", sandbox.OK, "v1", ""},
+		{"cgroup v1 that cannot limit TCP buffers", func(m *machine) {
+			delete(m.files, "/sys/fs/cgroup/cgroup.controllers")
+			m.files["/proc/self/cgroup"] = "3:memory:/a\n2:pids:/a\n1:cpu,cpuacct:/\n0::/\n"
+			m.writable = []string{"/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/pids/a", "/sys/fs/cgroup/cpu"}
+		}, "cgroups", sandbox.Warn, "TCP buffers", "cgroup v2"},
 		{"full disk", func(m *machine) { m.free = 1 << 20 }, "disk", sandbox.Fail, "1 MB free", "SANDBOX_ROOT"},
 		{"old kernel", func(m *machine) { m.files["/proc/sys/kernel/osrelease"] = "3.10.0-1160.el7\n" }, "kernel", sandbox.Fail, "3.10", "4.18"},
 		{"macOS", func(m *machine) { m.os = "darwin" }, "system", sandbox.Fail, "there is no jail on darwin", "SANDBOX_BACKEND"},

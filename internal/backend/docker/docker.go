@@ -160,6 +160,7 @@ type engine struct {
 	runtimes         []string
 	seccomp          bool
 	memory, pids     bool // can limit them
+	looseTCP         bool // limits memory by cgroup version 1, which leaves out the buffers of sockets
 }
 
 // facts asks the engine about itself, once. An engine that was away is asked anew.
@@ -180,7 +181,8 @@ func (b *Backend) facts(ctx context.Context) (*engine, error) {
 	if info.OSType != "" && info.OSType != "linux" {
 		return nil, &sandbox.Error{Op: "reach the engine", Err: fmt.Errorf("it runs %s containers", info.OSType), Fix: "switch Docker Desktop to Linux containers"}
 	}
-	e := &engine{version: info.ServerVersion, goarch: goarch(info.Architecture), memory: info.MemoryLimit, pids: info.PidsLimit}
+	e := &engine{version: info.ServerVersion, goarch: goarch(info.Architecture), memory: info.MemoryLimit, pids: info.PidsLimit,
+		looseTCP: info.CgroupVersion == "1" && !b.ownKernel()}
 	version, err := b.client.ServerVersion(ctx, client.ServerVersionOptions{})
 	if err != nil {
 		return nil, b.explain(ctx, "reach the engine", err)

@@ -133,7 +133,7 @@ func imageID(t *testing.T, b *docker.Backend, language string) string {
 func harness(t *testing.T, b *docker.Backend) sandboxtest.Harness {
 	t.Helper()
 	uid, _ := b.Owner(context.Background())
-	return sandboxtest.Harness{Backend: b, Owner: uid, Image: imageID(t, b, "python"), Metered: true, SharedPIDs: true, SharedTerminals: true}
+	return sandboxtest.Harness{Backend: b, Owner: uid, Image: imageID(t, b, "python"), Metered: true, LooseTCP: sandboxtest.CgroupV1(), SharedPIDs: true, SharedTerminals: true}
 }
 
 func TestConformance(t *testing.T) {

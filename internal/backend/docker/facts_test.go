@@ -17,6 +17,7 @@ func TestFacts(t *testing.T) {
 	for _, test := range []struct {
 		name, version, info              string
 		rootless, mapped, memory, podman bool
+		looseTCP                         bool
 		fails                            string
 	}{
 		{name: "docker", version: docker, info: `{"MemoryLimit":true,"SecurityOptions":["name=seccomp,profile=default"]}`, memory: true},
@@ -24,9 +25,11 @@ func TestFacts(t *testing.T) {
 		{name: "mapped docker", version: docker, info: `{"MemoryLimit":true,"DockerRootDir":"/x/100000.100000","SecurityOptions":["name=userns"]}`, mapped: true, memory: true},
 		{name: "docker mapped who knows how", version: docker, info: `{"DockerRootDir":"/x","SecurityOptions":["name=userns"]}`, fails: "does not tell how"},
 		{name: "windows", version: docker, info: `{"OSType":"windows"}`, fails: "Linux containers"},
-		{name: "podman", version: podman, info: `{"MemoryLimit":true,"CgroupVersion":"1","Rootless":false}`, memory: true, podman: true},
+		{name: "docker on cgroup v1", version: docker, info: `{"MemoryLimit":true,"CgroupVersion":"1"}`, memory: true, looseTCP: true},
+		{name: "docker on cgroup v2", version: docker, info: `{"MemoryLimit":true,"CgroupVersion":"2"}`, memory: true},
+		{name: "podman", version: podman, info: `{"MemoryLimit":true,"CgroupVersion":"1","Rootless":false}`, memory: true, podman: true, looseTCP: true},
 		{name: "rootless podman", version: podman, info: `{"MemoryLimit":true,"CgroupVersion":"2","Rootless":true}`, rootless: true, memory: true, podman: true},
-		{name: "rootless podman without cgroups", version: podman, info: `{"MemoryLimit":true,"CgroupVersion":"1","Rootless":true}`, rootless: true, podman: true},
+		{name: "rootless podman without cgroups", version: podman, info: `{"MemoryLimit":true,"CgroupVersion":"1","Rootless":true}`, rootless: true, podman: true, looseTCP: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var negotiated atomic.Bool
@@ -62,7 +65,7 @@ func TestFacts(t *testing.T) {
 			if !negotiated.Load() {
 				t.Error("an engine as old as 20.10 is asked in another version of the API than its own")
 			}
-			if e.rootless != test.rootless || e.mapped != test.mapped || e.memory != test.memory || e.podman != test.podman {
+			if e.rootless != test.rootless || e.mapped != test.mapped || e.memory != test.memory || e.podman != test.podman || e.looseTCP != test.looseTCP {
 				t.Errorf("%+v", e)
 			}
 		})

@@ -24,7 +24,7 @@ func TestPodman(t *testing.T) {
 	inst := installation(t)
 	b := open(t, t.TempDir(), func(c *docker.Config) { c.Host, c.Installation = host, inst })
 	uid, _ := b.Owner(t.Context())
-	h := sandboxtest.Harness{Backend: b, Owner: uid, Image: id, Metered: true, SharedPIDs: true, SharedTerminals: true, Podman: true}
+	h := sandboxtest.Harness{Backend: b, Owner: uid, Image: id, Metered: true, LooseTCP: sandboxtest.CgroupV1(), SharedPIDs: true, SharedTerminals: true, Podman: true}
 	t.Run("Suite", func(t *testing.T) {
 		sandboxtest.Run(t, func(*testing.T) sandboxtest.Harness { return h })
 	})

@@ -31,6 +31,13 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 		return []sandbox.Check{failure("engine", err)}
 	}
 	checks := []sandbox.Check{b.checkEngine(e)}
+	if e.memory && e.looseTCP {
+		checks = append(checks, sandbox.Check{
+			Name: "memory", Status: sandbox.Warn,
+			Detail: "the engine uses cgroup version 1, where its memory limit leaves out TCP buffers: a sandbox can hold any amount of them",
+			Fix:    "boot the engine's machine with cgroup version 2 (systemd.unified_cgroup_hierarchy=1 on the kernel's command line), or use the jail",
+		})
+	}
 	set, _, problems, err := b.Runners(ctx)
 	if err != nil {
 		return append(checks, failure("images", err))

@@ -24,6 +24,8 @@ type cgroups struct {
 	v2 string
 	// v1 maps a controller to the directory that holds this instance's groups.
 	v1 map[string]string
+	// looseTCP says that version 1 is without a limit for the buffers of sockets, which its memory limit leaves out.
+	looseTCP bool
 	// why is the reason why there are no cgroups.
 	why error
 }
@@ -31,6 +33,13 @@ type cgroups struct {
 var controllers = []string{"memory", "pids", "cpu"}
 
 const groupName = "mcp-code-sandbox-"
+
+// Version 1 counts the buffers of TCP and UDP sockets apart from all other memory: they have a limit of
+// their own, which is a part of the memory limit. Unix sockets and pipes count as memory.
+const (
+	tcpLimit = "memory.kmem.tcp.limit_in_bytes"
+	tcpPart  = 4
+)
 
 // findCgroups looks for a hierarchy in which this process may make groups. It tries by making one.
 func findCgroups(instance string) *cgroups {
@@ -140,6 +149,10 @@ func (c *cgroups) findV1() error {
 		if err := os.Mkdir(try, 0o755); err != nil {
 			return err
 		}
+		if name == "memory" {
+			_, err := os.Stat(filepath.Join(try, tcpLimit))
+			c.looseTCP = err != nil
+		}
 		if err := os.Remove(try); err != nil {
 			return err
 		}
@@ -225,6 +238,9 @@ func (g *cgroup) limit(l sandbox.Limits) error {
 			set = append(set, [3]string{"memory", "memory.max", max})
 		} else {
 			set = append(set, [3]string{"memory", "memory.limit_in_bytes", max})
+			if _, err := os.Stat(filepath.Join(g.dirs["memory"], tcpLimit)); err == nil { // else Probe says so
+				set = append(set, [3]string{"memory", tcpLimit, strconv.FormatInt(l.MemoryBytes/tcpPart, 10)})
+			}
 		}
 	}
 	if l.PIDs > 0 {

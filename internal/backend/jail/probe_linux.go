@@ -18,9 +18,14 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 	defer cancel()
 	checks := []sandbox.Check{b.probeRun(ctx, "sandbox", false)}
 	groups := sandbox.Check{Name: "cgroups", Detail: b.cgroups.String()}
-	if !b.cgroups.available() {
+	switch {
+	case !b.cgroups.available():
 		groups.Status = sandbox.Warn
-		groups.Fix = "start the server as root, or under a user service with Delegate=yes; until then memory and process limits hold for each process, and CPU is not limited"
+		groups.Fix = "start the server as root, or under a user service with Delegate=yes; until then memory and process limits hold for each process, and CPU and the buffers of sockets are not limited"
+	case b.cgroups.looseTCP:
+		groups.Status = sandbox.Warn
+		groups.Detail += ", which cannot limit the buffers of TCP connections"
+		groups.Fix = "boot with cgroup version 2, or use a kernel whose version 1 has " + tcpLimit
 	}
 	checks = append(checks, groups)
 	if checks[0].Status == sandbox.OK {

@@ -2,6 +2,7 @@ package sandboxtest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +39,7 @@ func (s *suite) testLimits(t *testing.T) {
 	if !s.OwnKernel {
 		s.testMemory(t, b, usage)
 	}
+	t.Run("socket buffers", s.testSocketMemory)
 	t.Run("fork bomb", func(t *testing.T) {
 		before := usage()
 		bomb := b.Begin(t, Python(`
@@ -247,6 +249,44 @@ func (s *suite) testMemory(t *testing.T, b *Box, usage func() sandbox.Usage) {
 		}
 		b.Alive(t)
 	})
+}
+
+// testSocketMemory: what a run leaves unread in TCP connections with itself stays within the memory limit.
+func (s *suite) testSocketMemory(t *testing.T) {
+	if !s.Metered || s.LooseTCP {
+		t.Log("the memory limit leaves out the buffers of sockets here, as doctor says")
+		return
+	}
+	const limit = 128 << 20
+	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: limit, PIDs: 64, CPUs: 1}})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	exit, err := b.Begin(t, Python(fmt.Sprintf("LIMIT = %d\n", limit)+`
+held, kept, data = 0, [], bytes(1 << 20)
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen()
+while held < 3 * LIMIT and len(kept) < 500:
+    a = socket.create_connection(listener.getsockname())
+    a.setblocking(False)
+    kept.append((a, listener.accept()))
+    try:
+        while held < 3 * LIMIT: held += a.send(data)
+    except OSError: pass
+print(len(kept), "connections hold", held >> 20, "MB", flush=True)
+sys.exit(9 if held > LIMIT else 0)
+`)).exit(ctx)
+	switch {
+	case err != nil: // the limit may end the sandbox
+		if end, werr := b.Wait(ctx); werr != nil || end.Cause != sandbox.CauseOutOfMemory {
+			t.Errorf("the run: %v; the sandbox: %+v, %v", err, end, werr)
+		}
+	case exit.Code == 9:
+		t.Errorf("TCP connections hold more than the limit of %d MB", limit>>20)
+	default:
+		t.Logf("ended with %+v", exit)
+		b.Alive(t)
+	}
 }
 
 // testKernelMemory: where the sandbox's own kernel has its memory, the limit ends the run or the sandbox, which then says so.

@@ -47,6 +47,8 @@ type Harness struct {
 	MortalInit bool
 	// NoLandlock says that the sandboxes cannot use this kernel's Landlock.
 	NoLandlock bool
+	// LooseTCP says that the memory limit leaves out the buffers of TCP sockets, as an engine's does on cgroup version 1.
+	LooseTCP bool
 	// Zygote, when set, is one for Python, and all probes come from it.
 	Zygote *wire.Zygote
 	// Template says that the backend provides the zygote.
@@ -92,6 +94,12 @@ func Skip(t *testing.T, reason string) {
 		t.Fatalf("cannot run here, and %s=1: %s", RequireAll, reason)
 	}
 	t.Skip("SKIPPED: " + reason)
+}
+
+// CgroupV1 says whether this machine limits memory by version 1 of control groups.
+func CgroupV1() bool {
+	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
+	return err != nil
 }
 
 // patience is how long a test waits for what must happen.
