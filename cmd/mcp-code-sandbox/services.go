@@ -80,10 +80,12 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 		Services: list, Keys: executiontoken.NewKeys(root, "execution token", older...), Store: a.store, Audit: audit, BaseURL: baseURL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 		Registerer: registry, Logger: a.log, User: v.email,
+		MaxCalls: max(httpapi.MaxConnections()/4, 64), Operator: session.Local.ID,
 	})
 	if err != nil {
 		return nil, err
 	}
+	a.showShares("proxy_calls", v.proxy.Shares())
 	if !v.users && len(connections) == 0 {
 		return v, nil
 	}

@@ -21,6 +21,7 @@ const (
 	CodeNotFound       = "not_found"
 	CodeExhausted      = "max_requests"
 	CodeRateLimited    = "rate_limited"
+	CodeBusy           = "busy"
 	CodeUnavailable    = "backend_unavailable"
 	CodeTimeout        = "backend_timeout"
 	CodeInternal       = "internal"
@@ -32,7 +33,7 @@ type Error struct {
 	Code       string
 	Message    string
 	ConnectURL string        // with CodeNotConnected: where a person connects the service
-	RetryAfter time.Duration // with CodeRateLimited
+	RetryAfter time.Duration // with CodeRateLimited and CodeBusy
 
 	reason string // for audit and log; never sent
 }

@@ -273,6 +273,8 @@ func (c *call) failure(err error, clientBroke bool) *Error {
 	switch {
 	case errors.Is(cause, errRevoked), errors.Is(cause, errExpired):
 		return invalidToken().because("%v", cause)
+	case errors.Is(cause, errYielded):
+		return busy("the request was ended to make room for another caller's, since you had more than your share of them").because("%v", cause)
 	case errors.Is(cause, errSlowClient):
 		return refuse(http.StatusRequestTimeout, CodeInvalidRequest, "the request did not come in time").because("%v", cause)
 	case errors.Is(cause, errTimeout):

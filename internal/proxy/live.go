@@ -13,6 +13,7 @@ import (
 var (
 	errRevoked = errors.New("the execution token was revoked")
 	errExpired = errors.New("the execution token has expired")
+	errYielded = errors.New("the call was ended to make room for another caller's")
 )
 
 // errCalls says that as many calls of a token are going as may be.

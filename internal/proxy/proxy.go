@@ -8,6 +8,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ import (
 
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
+	"mcp-code-sandbox/internal/share"
 	"mcp-code-sandbox/internal/store"
 )
 
@@ -34,7 +36,9 @@ import (
 const (
 	DefaultTimeout = 30 * time.Second
 	DefaultTTL     = 300 * time.Second
-	MaxTTL         = executiontoken.MaxTTL
+	// DefaultCalls is how many calls of all callers may be going at a time.
+	DefaultCalls = 1024
+	MaxTTL       = executiontoken.MaxTTL
 
 	dialTimeout = 10 * time.Second
 	minIdle     = 2 * time.Minute
@@ -110,6 +114,10 @@ type Config struct {
 	Now        func() time.Time      // nil: time.Now
 	// User returns the e-mail address of a caller for log and audit, or ""; nil: there are none.
 	User func(caller string) string
+	// MaxCalls is how many calls may be going at a time; 0: DefaultCalls. Callers share them: when another one wants some, a caller
+	// loses its oldest calls beyond an equal share. Operator is a caller that loses none.
+	MaxCalls int
+	Operator string
 }
 
 // Proxy passes calls on. It is safe for concurrent use.
@@ -126,6 +134,7 @@ type Proxy struct {
 	now      func() time.Time
 	user     func(string) string
 	live     *liveTokens
+	calls    *share.Pool
 	noise    *rate.Limiter // of what strangers can have written to log and audit
 	buffers  bufferPool
 }
@@ -149,6 +158,7 @@ func New(cfg Config) (*Proxy, error) {
 		services: map[string]*service{}, keys: cfg.Keys, store: cfg.Store, audit: cfg.Audit, instance: cfg.Instance,
 		log: cfg.Logger, now: cfg.Now, user: cfg.User, live: newLiveTokens(), noise: rate.NewLimiter(10, 100),
 	}
+	p.calls = share.New(share.Config{Capacity: int64(cmp.Or(cfg.MaxCalls, DefaultCalls)), Exempt: cfg.Operator})
 	if p.keys == nil || p.store == nil || p.audit == nil {
 		return nil, errors.New("proxy: keys, store and audit trail are needed")
 	}
@@ -184,6 +194,9 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	return p, nil
 }
+
+// Shares returns the pool of calls, for metrics.
+func (p *Proxy) Shares() *share.Pool { return p.calls }
 
 // SetBaseURL changes the public URL, for instance once a listener has its port.
 func (p *Proxy) SetBaseURL(text string) error {

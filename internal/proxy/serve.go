@@ -70,6 +70,13 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, sandboxID string) 
 		return
 	}
 	defer leave()
+	lease, err := p.calls.TryAcquire(c.row.Caller, 1)
+	if err != nil {
+		c.deny(w, busy("all callers together have too many requests at a time"))
+		return
+	}
+	defer lease.Release()
+	lease.Yield(func() { c.cancel(errYielded) })
 	if e := c.prepare(); e != nil {
 		c.deny(w, e)
 		return
@@ -280,7 +287,7 @@ func (c *call) deny(w http.ResponseWriter, e *Error) {
 	p := c.p
 	p.metrics.answered(c.service, e.Status, 0)
 	// What a flood of bad requests could write is bounded. Refusals of a good token always leave their trace.
-	if c.row.JTI != "" && e.Code != CodeRateLimited && e.Code != CodeExhausted || p.noise.Allow() {
+	if c.row.JTI != "" && e.Code != CodeRateLimited && e.Code != CodeBusy && e.Code != CodeExhausted || p.noise.Allow() {
 		rec := c.record(EventDenied)
 		rec.Decision, rec.Reason, rec.Status = "deny", clip(e.why(), 256), e.Status
 		if err := p.audit.append(rec); err != nil {
@@ -341,6 +348,13 @@ func refuseBody(w http.ResponseWriter, r *http.Request) {
 func tooMany(message string, retry time.Duration) *Error {
 	e := refuse(http.StatusTooManyRequests, CodeRateLimited, "%s", message)
 	e.RetryAfter = retry
+	return e
+}
+
+// busy refuses a call for which there is no room now.
+func busy(message string) *Error {
+	e := refuse(http.StatusServiceUnavailable, CodeBusy, "%s; try again in a second", message)
+	e.RetryAfter = time.Second
 	return e
 }
 
