@@ -168,6 +168,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	a.onClose(a.tasks.close)
 	a.tasks.start(a.keepClean)
 	a.tasks.start(a.followImages)
+	a.tasks.start(a.isolation.closed.Follow)
 	a.addFlakes(ctx)
 	return a, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"mcp-code-sandbox/internal/agentbin"
 	"mcp-code-sandbox/internal/backend/docker"
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/pool"
@@ -42,9 +43,10 @@ type isolation struct {
 	owner   workspace.Owner
 	images  *docker.Backend // whose images are the runners; nil on the jail
 	close   func()
-	refused error      // why it could not be made
-	noReply error      // why "auto" found no engine to use; nil: it was not asked, or there is one
-	pool    *pool.Pool // nil: no sandbox is ready before it is asked for
+	refused error           // why it could not be made
+	noReply error           // why "auto" found no engine to use; nil: it was not asked, or there is one
+	pool    *pool.Pool      // nil: no sandbox is ready before it is asked for
+	closed  *closednet.List // what sandboxes with network, and services, cannot reach
 }
 
 // keepReady has sandboxes started ahead of their use.
@@ -94,8 +96,9 @@ func (i *isolation) ready() float64 {
 // newIsolation makes the backend that the settings ask for. One that cannot be made is not replaced by another: the result then
 // refuses every run, with the reason and the fix.
 func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key secret.Value, log *slog.Logger) isolation {
-	engine, engineErr := newEngine(s, i, key, log)
-	iso := isolation{owner: workspace.Owner{UID: -1, GID: -1}, close: func() {}}
+	closed := s.closedNetworks(ctx, log)
+	engine, engineErr := newEngine(s, i, key, closed, log)
+	iso := isolation{owner: workspace.Owner{UID: -1, GID: -1}, close: func() {}, closed: closed}
 	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (int, error) {
 		if engineErr != nil {
 			return 0, engineErr
@@ -118,7 +121,7 @@ func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key se
 			engine.Close()
 		}
 		var closeJail func()
-		if iso.Backend, iso.owner, closeJail, err = newJail(s, i, log); err == nil {
+		if iso.Backend, iso.owner, closeJail, err = newJail(s, i, iso.closed, log); err == nil {
 			iso.close = closeJail
 		}
 	}
@@ -205,10 +208,10 @@ func reason(err error) string {
 }
 
 // newEngine makes the Docker backend; i is nil where no sandbox will be started.
-func newEngine(s *settings, i *instance.Instance, key secret.Value, log *slog.Logger) (*docker.Backend, error) {
+func newEngine(s *settings, i *instance.Instance, key secret.Value, closed *closednet.List, log *slog.Logger) (*docker.Backend, error) {
 	cfg := docker.Config{
 		Host: s.DockerHost, Root: s.Root, HostRoot: s.HostPath, Version: versionString(), Agent: agentbin.Binary,
-		Runtime: s.DockerRuntime, Image: s.Image, AllowNetworks: s.networkAllow(), Logger: log,
+		Runtime: s.DockerRuntime, Image: s.Image, Closed: closed, Logger: log,
 	}
 	if i != nil {
 		cfg.Dir, cfg.Instance, cfg.Installation = i.Dir(), i.ID(), installationName(key)

@@ -7,18 +7,19 @@ import (
 	"mcp-code-sandbox/internal/agentbin"
 	"mcp-code-sandbox/internal/backend/jail"
 	"mcp-code-sandbox/internal/backend/wrapper"
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/workspace"
 )
 
-func newJail(s *settings, i *instance.Instance, log *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
+func newJail(s *settings, i *instance.Instance, closed *closednet.List, log *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
 	agent, err := agentbin.Binary(runtime.GOARCH)
 	if err != nil {
 		return nil, workspace.Owner{}, nil, &sandbox.Error{Op: "unpack the agent", Err: err, Fix: "make build"}
 	}
 	b, err := jail.New(jail.Config{
-		Dir: i.Dir(), Instance: i.ID(), AgentBinary: agent, AllowNetworks: s.networkAllow(), NoTemplates: s.SharedZygote == "off", Logger: log,
+		Dir: i.Dir(), Instance: i.ID(), AgentBinary: agent, Closed: closed, NoTemplates: s.SharedZygote == "off", Logger: log,
 	})
 	if err != nil {
 		return nil, workspace.Owner{}, nil, err

@@ -7,13 +7,14 @@ import (
 	"log/slog"
 	"runtime"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/workspace"
 )
 
 // newJail fails: the jail needs Linux.
-func newJail(*settings, *instance.Instance, *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
+func newJail(*settings, *instance.Instance, *closednet.List, *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
 	return nil, workspace.Owner{UID: -1, GID: -1}, nil, &sandbox.Error{
 		Op: "choose a backend", Err: fmt.Errorf("there is no jail on %s", runtime.GOOS), Fix: "set SANDBOX_BACKEND to docker",
 	}

@@ -36,7 +36,7 @@ func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 // lookOnly says which backend there would be, without one that could start anything.
 func lookOnly(ctx context.Context, s *settings) isolation {
 	iso := isolation{close: func() {}}
-	engine, err := newEngine(s, nil, secret.Value{}, nil)
+	engine, err := newEngine(s, nil, secret.Value{}, nil, nil)
 	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (int, error) {
 		if err != nil {
 			return 0, err

@@ -79,7 +79,7 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	v.proxy, err = proxy.New(proxy.Config{
 		Services: list, Keys: executiontoken.NewKeys(root, "execution token", older...), Store: a.store, Audit: audit, BaseURL: baseURL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
-		Registerer: registry, Logger: a.log, User: v.email,
+		Registerer: registry, Logger: a.log, User: v.email, Closed: a.isolation.closed,
 		MaxCalls: max(httpapi.MaxConnections()/4, 64), Operator: session.Local.ID,
 	})
 	if err != nil {
@@ -92,7 +92,7 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	v.login, err = oauth.New(ctx, oauth.Config{
 		Issuer: baseURL, Resource: strings.TrimRight(baseURL, "/") + "/mcp", Upstream: file.Login, Store: a.store, Vault: vault,
 		Keys: executiontoken.NewKeys(root, "access", older...), APIToken: a.keys.token,
-		Services: v.states, Connections: connections, Logger: a.log,
+		Services: v.states, Connections: connections, Logger: a.log, Closed: a.isolation.closed,
 	})
 	return v, err
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"net/url"
@@ -15,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/secret"
 )
 
@@ -57,6 +60,7 @@ type settings struct {
 	SharedZygote      string   `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" group:"sandbox" default:"on" help:"Share the memory of Python's imported libraries among the jail's sandboxes (on), or have each import them for itself (off: about a second of CPU and 80 MB each, for separate address-space layouts)."`
 	Network           string   `name:"network" environ:"SANDBOX_NETWORK" group:"sandbox" default:"full" help:"What network: true gives a run: full (the internet, nothing private) or off."`
 	NetworkAllow      []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" group:"sandbox" placeholder:"CIDR" help:"Private addresses or networks that runs with network may reach after all."`
+	NetworkDeny       []string `name:"network-deny" environ:"SANDBOX_NETWORK_DENY" group:"sandbox" placeholder:"CIDR" help:"Public addresses or networks that runs with network and services must not reach either. Wins over --network-allow."`
 	ExecTimeout       seconds  `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run that does not ask for more time (seconds, or 2m)."`
 	MaxExecTimeout    seconds  `name:"max-exec-timeout" environ:"SANDBOX_MAX_EXEC_TIMEOUT_S" group:"sandbox" default:"600s" help:"Most that a run can ask for with timeout_seconds (seconds, or 10m)."`
 	Handover          seconds  `name:"handover" environ:"SANDBOX_HANDOVER_S" group:"sandbox" default:"45s" help:"Time after which a run tool lets an MCP client's long code go on in the background (seconds); 0: never. Many clients give up after 60."`
@@ -118,7 +122,7 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		}
 	}
 	for _, n := range s.TrustedProxies {
-		_, err := parsePrefix(n)
+		_, err := closednet.Parse(n)
 		bad(err == nil, "SANDBOX_TRUSTED_PROXIES", "%q is not an address or a network; write it like 127.0.0.1 or 10.0.0.0/8", n)
 	}
 	for _, h := range s.AllowedHosts {
@@ -136,9 +140,14 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	bad(s.SharedZygote == "on" || s.SharedZygote == "off", "SANDBOX_SHARED_ZYGOTE", "%q is neither on nor off", s.SharedZygote)
 	bad(s.Network == "full" || s.Network == "off", "SANDBOX_NETWORK", "%q is neither full nor off", s.Network)
 	for _, n := range s.NetworkAllow {
-		_, err := parsePrefix(n)
+		_, err := closednet.Parse(n)
 		bad(err == nil, "SANDBOX_NETWORK_ALLOW", "%q is no address and no network; write it like 10.1.2.3 or 10.0.0.0/8", n)
 	}
+	for _, n := range s.NetworkDeny {
+		_, err := closednet.Parse(n)
+		bad(err == nil, "SANDBOX_NETWORK_DENY", "%q is not an address or a network; write it like 203.0.114.7 or 203.0.114.0/24", n)
+	}
+	bad(len(s.NetworkDeny) <= closednet.MaxDeny, "SANDBOX_NETWORK_DENY", "it has more than %d entries; write networks in place of single addresses", closednet.MaxDeny)
 	_, err := wantedTools(s.Tools)
 	bad(err == nil, "SANDBOX_TOOLS", "%v", err)
 	bad(s.ResourceLinks == "on" || s.ResourceLinks == "off", "SANDBOX_RESOURCE_LINKS", "%q is neither on nor off", s.ResourceLinks)
@@ -250,25 +259,24 @@ func (s *settings) idleTTL() time.Duration {
 	return time.Duration(s.SessionTTL)
 }
 
-func (s *settings) networkAllow() []netip.Prefix { return prefixes(s.NetworkAllow) }
+// closedNetworks is the one list of what code cannot reach, for backends and proxy.
+func (s *settings) closedNetworks(ctx context.Context, log *slog.Logger) *closednet.List {
+	cfg := closednet.Config{Allow: prefixes(s.NetworkAllow), Deny: prefixes(s.NetworkDeny), Logger: log}
+	if u, err := url.Parse(s.PublicBaseURL); err == nil {
+		cfg.PublicHost = u.Hostname()
+	}
+	return closednet.New(ctx, cfg)
+}
 
 // prefixes are the networks of a list; validate has reported what is not one.
 func prefixes(texts []string) []netip.Prefix {
 	var list []netip.Prefix
 	for _, n := range texts {
-		if p, err := parsePrefix(n); err == nil {
+		if p, err := closednet.Parse(n); err == nil {
 			list = append(list, p)
 		}
 	}
 	return list
-}
-
-func parsePrefix(s string) (netip.Prefix, error) {
-	if addr, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(addr, addr.BitLen()), nil
-	}
-	p, err := netip.ParsePrefix(s)
-	return p.Masked(), err
 }
 
 // defaultEngine is the first usual socket of an engine that is there; empty: the client's own default.

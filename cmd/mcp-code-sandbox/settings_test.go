@@ -68,13 +68,8 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_RESOURCE_LINKS", "on", func(s *settings) any { return s.ResourceLinks }, "off", "on"},
 		{"SANDBOX_SHARED_ZYGOTE", "off", func(s *settings) any { return s.SharedZygote }, "on", "off"},
 		{"SANDBOX_NETWORK", "off", func(s *settings) any { return s.Network }, "full", "off"},
-		{"SANDBOX_NETWORK_ALLOW", "10.1.2.3,192.168.0.7/16", func(s *settings) any {
-			var b strings.Builder
-			for _, p := range s.networkAllow() {
-				b.WriteString(p.String() + " ")
-			}
-			return b.String()
-		}, "", "10.1.2.3/32 192.168.0.0/16 "},
+		{"SANDBOX_NETWORK_ALLOW", "10.1.2.3,192.168.0.7/16", func(s *settings) any { return fmt.Sprint(prefixes(s.NetworkAllow)) }, "[]", "[10.1.2.3/32 192.168.0.0/16]"},
+		{"SANDBOX_NETWORK_DENY", "9.9.9.9,::ffff:8.8.0.0/112", func(s *settings) any { return fmt.Sprint(prefixes(s.NetworkDeny)) }, "[]", "[9.9.9.9/32 8.8.0.0/16]"},
 		{"SANDBOX_EXEC_TIMEOUT_S", "90", func(s *settings) any { return time.Duration(s.ExecTimeout) }, time.Minute, 90 * time.Second},
 		{"SANDBOX_MAX_EXEC_TIMEOUT_S", "120", func(s *settings) any { return time.Duration(s.MaxExecTimeout) }, 10 * time.Minute, 2 * time.Minute},
 		{"SANDBOX_HANDOVER_S", "5", func(s *settings) any { return time.Duration(s.Handover) }, 45 * time.Second, 5 * time.Second},
@@ -162,6 +157,8 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_SHARED_ZYGOTE", "yes", "on"},
 		{"SANDBOX_NETWORK", "yes", "full"},
 		{"SANDBOX_NETWORK_ALLOW", "db.internal", "10.0.0.0/8"},
+		{"SANDBOX_NETWORK_DENY", "db.internal", "203.0.114.0/24"},
+		{"SANDBOX_NETWORK_DENY", strings.Repeat("9.9.9.9,", 300) + "8.8.8.8", "more than 256"},
 		{"SANDBOX_BACKEND", "none", "docker"},
 		{"SANDBOX_HOST_PATH", "var/lib/x", "absolute path"},
 		{"SANDBOX_LOG_LEVEL", "loud", "DEBUG"},

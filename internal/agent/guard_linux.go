@@ -42,6 +42,7 @@ func GuardNetwork(configJSON string, out io.Writer) error {
 		return err
 	}
 	defer nl.close()
+	// All that follows can be done again, when there is more to close.
 	// First the way that stays open: the routes below hide it.
 	servers := append(cfg.Resolvers, resolvers()...)
 	if err := nl.allowResolvers(links, servers); err != nil {
@@ -269,10 +270,10 @@ func (n *netlink) allowResolvers(links []link, servers []string) error {
 		for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
 			head := []byte{unix.AF_INET, 32, 0, 0, unix.RT_TABLE_UNSPEC, 0, 0, unix.FR_ACT_TO_TBL, 0, 0, 0, 0}
 			ports := binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, 53), 53)
-			err := n.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE, head, attribute{unix.FRA_DST, addr.AsSlice()},
+			err := n.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, head, attribute{unix.FRA_DST, addr.AsSlice()},
 				number(unix.FRA_PRIORITY, resolverPriority), number(unix.FRA_TABLE, resolverTable),
 				attribute{unix.FRA_IP_PROTO, []byte{protocol}}, attribute{unix.FRA_DPORT_RANGE, ports})
-			if err != nil {
+			if err != nil && err != unix.EEXIST {
 				return fmt.Errorf("let questions to the name server %s pass: %w", addr, err)
 			}
 		}
@@ -291,7 +292,7 @@ const (
 	tcaBPFOpsLen, tcaBPFOps, tcaBPFFlags        = 4, 5, 8
 	bpfActDirect                                = 1
 	verdictPass, verdictDrop                    = 0, 2 // TC_ACT_OK, TC_ACT_SHOT
-	filterPriority                       uint32 = 1
+	filterPriority, filterHandle         uint32 = 1, 1
 )
 
 // filter drops what leaves toward the networks, whatever route a socket has chosen.
@@ -341,8 +342,8 @@ func (n *netlink) filter(links []link, networks, servers []string) error {
 		}
 		done[l.index] = true
 		err := n.request(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, head(l.index, clsactHandle, clsactParent, 0), attribute{tcaKind, []byte("clsact\x00")})
-		if err == nil {
-			err = n.request(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|unix.NLM_F_EXCL, head(l.index, 0, clsactEgress, info),
+		if err == nil || err == unix.EEXIST { // then the filter replaces the one before
+			err = n.request(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE, head(l.index, filterHandle, clsactEgress, info),
 				attribute{tcaKind, []byte("bpf\x00")}, attribute{tcaOptions, options})
 		}
 		if err != nil {

@@ -1,19 +1,30 @@
-// Package closednet says what a sandbox with network cannot reach: everything that is not the internet. It knows no backend.
+// Package closednet owns the one list of networks that code must not reach: everything that is not the public internet, this
+// host, this server's public address, and what the operator denies. The jail, the docker backend and the execution proxy each
+// apply it in their own way. The package knows none of them.
 package closednet
 
-import "net/netip"
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
 
-// Networks are the private and special networks of IPv4. A backend adds the addresses of its host.
-func Networks() []netip.Prefix {
-	var out []netip.Prefix
-	for _, n := range []string{
-		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.168.0.0/16",
-		"198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
+// networks are closed on every host: IANA's special-purpose registries of both families, and Azure's host, which has a public
+// address. Of IPv6, only what is given out to hosts is open; so no IPv4 address passes as an IPv6 one (mapped, NAT64, 6to4, Teredo).
+var networks = func() (list []netip.Prefix) {
+	for _, text := range []string{
+		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "172.16.0.0/12",
+		"192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24",
+		"203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+		"::/3", "4000::/2", "8000::/1", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
 	} {
-		out = append(out, netip.MustParsePrefix(n))
+		list = append(list, netip.MustParsePrefix(text))
 	}
-	return out
-}
+	return list
+}()
+
+// Networks lists what is closed on every host, of both families.
+func Networks() []netip.Prefix { return slices.Clone(networks) }
 
 // Subtract returns networks that cover blocked without allowed. A blocked network that contains an allowed
 // one is split around it.
@@ -45,6 +56,20 @@ func Subtract(blocked, allowed []netip.Prefix) []netip.Prefix {
 	return out
 }
 
+// compact sorts networks and drops those that lie in another one.
+func compact(list []netip.Prefix) (out []netip.Prefix) {
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	for _, p := range list { // what contains p comes before it
+		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // Halves are the two networks, each longer by a bit, that make up p. p is masked and not a single address.
 func Halves(p netip.Prefix) (low, high netip.Prefix) {
 	bits := p.Bits() + 1
@@ -53,4 +78,25 @@ func Halves(p netip.Prefix) (low, high netip.Prefix) {
 	b[(bits-1)/8] |= 1 << (7 - (bits-1)%8)
 	addr, _ := netip.AddrFromSlice(b)
 	return low, netip.PrefixFrom(addr, bits)
+}
+
+// Parse reads an address or a network. IPv4 in IPv6's notation (::ffff:10.0.0.0/104) becomes IPv4.
+func Parse(s string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
+		return single(addr), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p.Masked(), nil
+}
+
+// single is the network of one address.
+func single(addr netip.Addr) netip.Prefix {
+	addr = addr.Unmap().WithZone("")
+	return netip.PrefixFrom(addr, addr.BitLen())
 }

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/time/rate"
 
-	"mcp-code-sandbox/internal/publicaddr"
+	"mcp-code-sandbox/internal/closednet"
 )
 
 const (
@@ -50,9 +50,9 @@ type document struct {
 	until  time.Time
 }
 
-func newDocuments(transport http.RoundTripper, now func() time.Time) *documents {
+func newDocuments(transport http.RoundTripper, closed *closednet.List, now func() time.Time) *documents {
 	if transport == nil {
-		dialer := &net.Dialer{Timeout: documentTimeout, Control: publicOnly}
+		dialer := &net.Dialer{Timeout: documentTimeout, Control: publicOnly(closed)}
 		transport = &http.Transport{
 			Proxy:                  nil, // it would dial in our place
 			DialContext:            dialer.DialContext,
@@ -214,11 +214,13 @@ func documentAge(cacheControl string) time.Duration {
 
 var errNotPublic = errors.New("not a public address")
 
-// publicOnly is a net.Dialer's Control. It sees the address that is really dialled, whatever a name resolved to before.
-func publicOnly(network, address string, _ syscall.RawConn) error {
-	ap, err := netip.ParseAddrPort(address)
-	if err != nil || !strings.HasPrefix(network, "tcp") || !publicaddr.Is(ap.Addr()) {
-		return errNotPublic
+// publicOnly returns a net.Dialer's Control. It sees the address that is really dialled, whatever a name resolved to before.
+func publicOnly(closed *closednet.List) func(network, address string, _ syscall.RawConn) error {
+	return func(network, address string, _ syscall.RawConn) error {
+		ap, err := netip.ParseAddrPort(address)
+		if err != nil || !strings.HasPrefix(network, "tcp") || closed.Contains(ap.Addr()) {
+			return errNotPublic
+		}
+		return nil
 	}
-	return nil
 }

@@ -111,7 +111,7 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newDocumentHost(t)
 			c.edit(h)
-			d := newDocuments(h.Client().Transport, time.Now)
+			d := newDocuments(h.Client().Transport, nil, time.Now)
 			for range 2 {
 				if _, err := d.get(t.Context(), h.id()); err == nil || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("%v, want %q", err, c.want)
@@ -131,7 +131,7 @@ func TestDocumentsOfOurOwnNetwork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := newDocuments(nil, time.Now)
+	d := newDocuments(nil, nil, time.Now)
 	transport := d.http.Transport.(*http.Transport)
 	for _, host := range []string{"127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433", "127.1"} {
 		id := "https://" + host + ":" + u.Port() + "/client.json"
@@ -160,7 +160,7 @@ func TestDocumentThatNeverComes(t *testing.T) {
 		d := newDocuments(roundTripper(func(r *http.Request) (*http.Response, error) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
-		}), time.Now)
+		}), nil, time.Now)
 		begin := time.Now()
 		if _, err := d.get(t.Context(), "https://slow.example/client.json"); err == nil || time.Since(begin) > documentTimeout+time.Second {
 			t.Errorf("%v after %v", err, time.Since(begin))

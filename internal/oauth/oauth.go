@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/ratelimit"
 	"mcp-code-sandbox/internal/secret"
@@ -105,6 +106,7 @@ type Config struct {
 	// ClientDocuments fetches the documents by which MCP clients describe themselves, from addresses that strangers choose; nil: a
 	// transport that reaches public addresses only.
 	ClientDocuments http.RoundTripper
+	Closed          *closednet.List  // where that transport does not connect to
 	Now             func() time.Time // nil: time.Now
 	Logger          *slog.Logger
 }
@@ -169,7 +171,7 @@ func New(_ context.Context, cfg Config) (*Server, error) {
 		requests:      ratelimit.New(rate.Every(100*time.Millisecond), 100, rate.Every(20*time.Millisecond), 300, s.now),
 		tokens:        ratelimit.New(rate.Every(50*time.Millisecond), 200, rate.Every(10*time.Millisecond), 500, s.now),
 	}
-	s.documents = newDocuments(cfg.ClientDocuments, s.now)
+	s.documents = newDocuments(cfg.ClientDocuments, cfg.Closed, s.now)
 	if cfg.Upstream.Kind == "" {
 		return s, nil
 	}

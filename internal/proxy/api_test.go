@@ -13,6 +13,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/store"
 )
@@ -190,15 +191,22 @@ func TestDialGuard(t *testing.T) {
 		"10.0.0.1": false, "172.16.0.1": false, "192.168.1.1": false, "fd00::1": false, "fec0::1": false,
 		"169.254.169.254": false, "fe80::1": false, "fe80::1%eth0": false, "fd00:ec2::254": false, "100.64.0.1": false, "100.100.100.200": false,
 		"::ffff:127.0.0.1": false, "::ffff:1.1.1.1": false, "::127.0.0.1": false, "64:ff9b::7f00:1": false, "64:ff9b:1::1": false, "2002:7f00:1::": false, "2001::1": false,
-		"224.0.0.1": false, "ff02::1": false, "255.255.255.255": false, "240.0.0.1": false, "198.18.0.1": false, "192.0.2.1": false, "192.0.0.192": false, "2001:db8::1": false,
+		"224.0.0.1": false, "ff02::1": false, "255.255.255.255": false, "240.0.0.1": false, "198.18.0.1": false, "192.0.2.1": false, "192.0.0.192": false, "2001:db8::1": false, "168.63.129.16": false,
 	} {
-		if err := checkAddress(netip.MustParseAddr(text), nil); (err == nil) != want {
+		if err := checkAddress(netip.MustParseAddr(text), nil, nil); (err == nil) != want {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	allowed := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
-	for text, want := range map[string]bool{"10.1.2.3": true, "::ffff:10.1.2.3": true, "10.2.0.1": false, "127.0.0.1": false} {
-		if err := checkAddress(netip.MustParseAddr(text), allowed); (err == nil) != want {
+	// A service's exceptions open what they name, though it is denied or this server's own, and nothing else.
+	closed := closednet.New(t.Context(), closednet.Config{
+		Deny: []netip.Prefix{netip.MustParsePrefix("8.8.8.0/24"), netip.MustParsePrefix("2606:4700::/32")}, PublicHost: "9.9.9.9", Allow: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
+	})
+	allowed := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("8.8.8.8/32")}
+	for text, want := range map[string]bool{
+		"10.1.2.3": true, "::ffff:10.1.2.3": true, "10.2.0.1": false, "127.0.0.1": false, "8.8.8.8": true, "8.8.8.9": false, "8.8.9.1": true,
+		"9.9.9.9": false, "2606:4700::1111": false, "64:ff9b::808:808": false,
+	} {
+		if err := checkAddress(netip.MustParseAddr(text), closed, allowed); (err == nil) != want {
 			t.Errorf("%s with 10.1.0.0/16 allowed: %v", text, err)
 		}
 	}
@@ -207,12 +215,12 @@ func TestDialGuard(t *testing.T) {
 	defer up.Close()
 	port := up.URL[strings.LastIndex(up.URL, ":"):]
 	for _, host := range []string{"127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "0.0.0.0", "0"} {
-		if conn, err := newDialer(nil).DialContext(t.Context(), "tcp", host+port); err == nil {
+		if conn, err := newDialer(nil, nil).DialContext(t.Context(), "tcp", host+port); err == nil {
 			t.Errorf("%s was dialled", host)
 			conn.Close()
 		}
 	}
-	conn, err := newDialer(loopback).DialContext(t.Context(), "tcp", "localhost"+port)
+	conn, err := newDialer(nil, loopback).DialContext(t.Context(), "tcp", "localhost"+port)
 	if err != nil {
 		t.Fatalf("allowed, and not dialled: %v", err)
 	}

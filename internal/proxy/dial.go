@@ -8,29 +8,29 @@ import (
 	"syscall"
 	"time"
 
-	"mcp-code-sandbox/internal/publicaddr"
+	"mcp-code-sandbox/internal/closednet"
 )
 
 // errAddress is wrapped by the error for an address that must not be dialled.
 var errAddress = errors.New("address refused")
 
-// checkAddress says whether addr may be dialled: it is public, or the operator has listed it.
-func checkAddress(addr netip.Addr, allowed []netip.Prefix) error {
+// checkAddress says whether addr may be dialled: it is not closed, or the operator has listed it.
+func checkAddress(addr netip.Addr, closed *closednet.List, allowed []netip.Prefix) error {
 	own := addr.Unmap().WithZone("")
 	for _, p := range allowed {
 		if p.Contains(own) {
 			return nil
 		}
 	}
-	if !publicaddr.Is(addr) {
-		return fmt.Errorf("%w: %s is not a public address; list it in allowPrivateAddresses if it is the service's", errAddress, own)
+	if closed.Contains(addr) {
+		return fmt.Errorf("%w: %s is not a public address, is this host's, or is denied; list it in allowPrivateAddresses if it is the service's", errAddress, own)
 	}
 	return nil
 }
 
 // newDialer returns a dialer that looks at the very address it is about to connect to, after every resolution of names: what a
 // name meant a moment before makes no difference.
-func newDialer(allowed []netip.Prefix) *net.Dialer {
+func newDialer(closed *closednet.List, allowed []netip.Prefix) *net.Dialer {
 	return &net.Dialer{
 		Timeout:   dialTimeout,
 		KeepAlive: 30 * time.Second,
@@ -42,7 +42,7 @@ func newDialer(allowed []netip.Prefix) *net.Dialer {
 			if network != "tcp4" && network != "tcp6" {
 				return fmt.Errorf("%w: the network %q", errAddress, network)
 			}
-			return checkAddress(ap.Addr(), allowed)
+			return checkAddress(ap.Addr(), closed, allowed)
 		},
 	}
 }

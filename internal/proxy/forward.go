@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"mcp-code-sandbox/internal/closednet"
 )
 
 // grace is what a connection whose call was cut has left to take the answer.
@@ -25,9 +27,9 @@ const maxResponseHeader = 256 << 10
 const flushInterval = 5 * time.Millisecond
 
 // newTransport returns a service's own transport: no proxy from the environment, no compression of its own, no address but those allowed.
-func newTransport(allowed []netip.Prefix) *http.Transport {
+func newTransport(closed *closednet.List, allowed []netip.Prefix) *http.Transport {
 	return &http.Transport{
-		DialContext:            newDialer(allowed).DialContext,
+		DialContext:            newDialer(closed, allowed).DialContext,
 		ForceAttemptHTTP2:      true,
 		TLSHandshakeTimeout:    dialTimeout,
 		DisableCompression:     true,

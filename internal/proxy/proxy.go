@@ -26,6 +26,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/share"
@@ -90,7 +91,7 @@ type Service struct {
 	// Headers are names of request header fields that are passed on besides the usual ones.
 	Headers           []string
 	AllowEncodedSlash bool
-	// AllowPrivate lists networks, not of the public internet, in which the service may be.
+	// AllowPrivate lists closed networks in which the service may be. It opens them for calls of this service only.
 	AllowPrivate []netip.Prefix
 	RateLimit    Rate // of the service, by all callers together
 	TokenRate    Rate // of each token
@@ -105,6 +106,8 @@ type Config struct {
 	Store    *store.Store
 	Audit    *Audit
 	BaseURL  string // the server's public URL
+	// Closed lists where no service may be but by its own AllowPrivate.
+	Closed *closednet.List
 	// Instance is this process's id. Tokens of runs are valid in the process that made them alone.
 	Instance string
 	// Alive reports whether another instance is running; nil: none is. Tokens of dead instances' runs are revoked by New.
@@ -178,7 +181,7 @@ func New(cfg Config) (*Proxy, error) {
 		if p.services[s.Name] != nil {
 			return nil, fmt.Errorf("%s: there are two services of that name", s.Name)
 		}
-		made, err := newService(s)
+		made, err := newService(s, cfg.Closed)
 		if err != nil {
 			return nil, err
 		}
@@ -208,7 +211,7 @@ func (p *Proxy) SetBaseURL(text string) error {
 	return nil
 }
 
-func newService(s Service) (*service, error) {
+func newService(s Service, closed *closednet.List) (*service, error) {
 	fail := func(field, format string, args ...any) (*service, error) {
 		return nil, fmt.Errorf("mcpServers.%s.%s: %s", s.Name, field, fmt.Sprintf(format, args...))
 	}
@@ -222,7 +225,7 @@ func newService(s Service) (*service, error) {
 	if s.Credential == nil {
 		return fail("userAuthentication", "is missing")
 	}
-	if err := checkBaseURL(s.BaseURL, s.AllowPrivate); err != nil {
+	if err := checkBaseURL(s.BaseURL, closed, s.AllowPrivate); err != nil {
 		return fail("proxy.baseURL", "%v", err)
 	}
 	var err error
@@ -269,11 +272,11 @@ func newService(s Service) (*service, error) {
 		made.IdleTimeout = max(made.Timeout, minIdle)
 	}
 	made.limiter = s.RateLimit.limiter(DefaultServiceRate)
-	made.transport = newTransport(s.AllowPrivate)
+	made.transport = newTransport(closed, s.AllowPrivate)
 	return made, nil
 }
 
-func checkBaseURL(u *url.URL, allowed []netip.Prefix) error {
+func checkBaseURL(u *url.URL, closed *closednet.List, allowed []netip.Prefix) error {
 	switch {
 	case u == nil || u.Host == "" || u.Hostname() == "":
 		return errors.New("is missing, or names no host")
@@ -286,7 +289,7 @@ func checkBaseURL(u *url.URL, allowed []netip.Prefix) error {
 		return err
 	}
 	if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
-		return checkAddress(addr, allowed)
+		return checkAddress(addr, closed, allowed)
 	}
 	return nil
 }

@@ -238,6 +238,7 @@ func (b *Backend) disown(name string) {
 
 // remove kills and removes a container, and tries again until the engine says that it is gone, or the backend ends.
 func (b *Backend) remove(id, name string) {
+	b.unguard(id)
 	defer b.disown(name)
 	wait := 10 * time.Millisecond
 	for said := false; ; {

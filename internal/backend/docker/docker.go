@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -27,6 +26,7 @@ import (
 
 	"github.com/moby/moby/client"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -60,9 +60,9 @@ type Config struct {
 	Runtime string
 	// Image serves Python, whatever other images say. Empty: none.
 	Image string
-	// AllowNetworks are exceptions from what a sandbox with network cannot reach.
-	AllowNetworks []netip.Prefix
-	Logger        *slog.Logger // nil is silent
+	// Closed lists what a sandbox with network cannot reach, besides the addresses of the engine's host.
+	Closed *closednet.List
+	Logger *slog.Logger // nil is silent
 }
 
 // Backend starts containers.
@@ -120,11 +120,19 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b.files = filepath.Join(cfg.Dir, "docker")
 	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.guard.live, b.guard.wake = map[string]*guarded{}, make(chan struct{}, 1)
+	b.guard.leave = cfg.Closed.Subscribe(func() {
+		select {
+		case b.guard.wake <- struct{}{}:
+		default: // somebody is about to look
+		}
+	})
 	return b, nil
 }
 
 // Close releases what New took and removes what is left of this instance's containers. Every sandbox must be closed before.
 func (b *Backend) Close() {
+	b.guard.leave()
 	b.cancel()
 	b.work.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)

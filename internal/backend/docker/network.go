@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +18,6 @@ import (
 	"github.com/moby/moby/client"
 
 	"mcp-code-sandbox/internal/agent"
-	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -44,6 +41,11 @@ type guard struct {
 	made  bool // the bridge is there
 	host  agent.HostNetwork
 	asked time.Time // when host was
+
+	live      map[string]*guarded // containers with network, by id
+	following bool                // live follows the list of what is closed
+	wake      chan struct{}       // the list has changed
+	leave     func()              // ends the subscription to the list
 
 	n int // helpers so far
 
@@ -130,60 +132,6 @@ func (b *Backend) networkLost() {
 	b.guard.mu.Lock()
 	defer b.guard.mu.Unlock()
 	b.guard.made = false
-}
-
-// guardNetwork closes the network of a started container toward everything that is not the internet.
-func (b *Backend) guardNetwork(ctx context.Context, id string, img image, e *engine) error {
-	const op = "close the sandbox's network toward private addresses"
-	host, err := b.hostNetwork(ctx, img, e)
-	if err != nil {
-		return err
-	}
-	config, err := json.Marshal(b.guardConfig(host))
-	if err != nil {
-		return err
-	}
-	out, err := b.help(ctx, img, e, "container:"+id, true, "guard", string(config))
-	if err != nil {
-		return b.explain(ctx, op, err)
-	}
-	if strings.TrimSpace(string(out)) != agent.GuardDone {
-		return &sandbox.Error{Op: op, Err: errors.New("it was not confirmed"), Fix: "run without network: true"}
-	}
-	return nil
-}
-
-// guardConfig closes private and special networks, the addresses of the engine's host and, where that is another machine or
-// namespace, the server's, less what the operator allows.
-func (b *Backend) guardConfig(host agent.HostNetwork) agent.GuardConfig {
-	blocked := closednet.Networks()
-	block := func(addr netip.Addr) {
-		if addr = addr.Unmap(); addr.Is4() && !addr.IsLoopback() {
-			blocked = append(blocked, netip.PrefixFrom(addr, 32))
-		}
-	}
-	for _, a := range host.Addresses {
-		if addr, err := netip.ParseAddr(a); err == nil {
-			block(addr)
-		}
-	}
-	if addrs, err := net.InterfaceAddrs(); err == nil {
-		for _, a := range addrs {
-			if n, ok := a.(*net.IPNet); ok {
-				if addr, ok := netip.AddrFromSlice(n.IP); ok {
-					block(addr)
-				}
-			}
-		}
-	}
-	cfg := agent.GuardConfig{Resolvers: host.Resolvers}
-	for _, p := range closednet.Subtract(blocked, b.cfg.AllowNetworks) {
-		cfg.Unreachable = append(cfg.Unreachable, p.String())
-	}
-	for _, p := range b.cfg.AllowNetworks {
-		cfg.Open = append(cfg.Open, p.Masked().String())
-	}
-	return cfg
 }
 
 // hostNetwork asks the engine's host for its addresses and name servers, by a container without a network namespace of its own.

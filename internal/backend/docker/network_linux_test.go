@@ -48,7 +48,8 @@ func TestNetwork(t *testing.T) {
 	world := sandboxtest.MakeWorld(t, envRole+"=world")
 	world.CheckWorld(t)
 	e := startEngine(t, "")
-	_, h := e.open(t, t.TempDir())
+	closed := sandboxtest.ClosedNetworks(t)
+	_, h := e.open(t, t.TempDir(), func(c *docker.Config) { c.Closed = closed })
 	spec := sandbox.Spec{Network: true, Mounts: usr}
 	b := sandboxtest.Start(t, h, spec)
 	lists, reach := sandboxtest.WorldLists(), sandboxtest.Reach
@@ -99,11 +100,11 @@ def option(level, name, value):
 ways = {
     "SO_BINDTODEVICE": option(socket.SOL_SOCKET, 25, b"eth0\0"), "SO_BINDTOIFINDEX": option(socket.SOL_SOCKET, 62, eth), "SO_MARK": option(socket.SOL_SOCKET, 36, 1),
     "SO_DONTROUTE": option(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1), "IP_UNICAST_IF": option(0, 50, struct.pack("!I", eth)), "IP_TRANSPARENT": option(0, 19, 1),
-    "IP_FREEBIND": lambda s: (s.setsockopt(0, 15, 1), s.bind(("203.0.113.2", 0))),
+    "IP_FREEBIND": lambda s: (s.setsockopt(0, 15, 1), s.bind(("21.0.113.2", 0))),
     "port 53": lambda s: s.bind(("0.0.0.0", 53)),
 }
 for name, way in ways.items():
-    for addr in ("10.9.9.9", "169.254.169.254", "192.168.77.1", "203.0.113.2", "192.0.2.10", GATEWAY, PEER):
+    for addr in ("10.9.9.9", "169.254.169.254", "192.168.77.1", "21.0.113.2", "22.0.2.10", GATEWAY, PEER):
         got = reach(addr, way)
         if not isinstance(got, OSError): breach("reaches", addr, "by", name, got)
 `)
@@ -156,18 +157,19 @@ if not isinstance(reach("10.9.9.9"), OSError): breach("it is open")
 	})
 	t.Run("exceptions", func(t *testing.T) {
 		_, h := e.open(t, t.TempDir(), func(c *docker.Config) {
-			c.AllowNetworks = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/24"), netip.MustParsePrefix("192.0.2.10/32")}
+			c.Closed = sandboxtest.ClosedNetworks(t, netip.MustParsePrefix("192.168.77.0/24"), netip.MustParsePrefix("22.0.2.10/32"), netip.MustParsePrefix("24.0.0.0/8"))
 		})
 		b := sandboxtest.Start(t, h, spec)
 		b.Probe(t, lists+reach+`
 for addr in [PUBLIC, "192.168.77.1"]:
     if reach(addr) != b"world": breach("does not reach", addr, reach(addr))
-if reach("192.0.2.10") != b"host": breach("does not reach the host's address that is allowed", reach("192.0.2.10"))
-for addr in set(CLOSED + OWN) - {"192.168.77.1", "192.0.2.10"}:
+if reach("22.0.2.10") != b"host": breach("does not reach the host's address that is allowed", reach("22.0.2.10"))
+for addr in set(CLOSED + OWN) - {"192.168.77.1", "22.0.2.10"}:
     got = reach(addr)
     if not isinstance(got, OSError): breach("reaches", addr, got)
 `)
 	})
+	t.Run("new address", func(t *testing.T) { sandboxtest.TestNewAddress(t, b) })
 	networks := func(t *testing.T, inst string) (ids []string) {
 		t.Helper()
 		res, err := api(t, e.Host).NetworkList(t.Context(), client.NetworkListOptions{Filters: make(client.Filters).Add("label", "sandbox.installation="+inst)})

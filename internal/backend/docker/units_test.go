@@ -83,8 +83,11 @@ func TestAgentConn(t *testing.T) {
 
 func TestGuardConfig(t *testing.T) {
 	b := &Backend{}
-	cfg := b.guardConfig(agent.HostNetwork{Addresses: []string{"203.0.113.9", "fe80::1", "nonsense"}, Resolvers: []string{"10.0.0.53"}})
-	for _, want := range []string{"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16", "203.0.113.9/32"} {
+	cfg, err := b.guardConfig(agent.HostNetwork{Addresses: []string{"21.0.113.9", "fe80::1", "nonsense"}, Resolvers: []string{"10.0.0.53"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16", "168.63.129.16/32", "21.0.113.9/32"} {
 		if !slices.Contains(cfg.Unreachable, want) {
 			t.Errorf("%s stays open: %v", want, cfg.Unreachable)
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -30,8 +30,8 @@ type Config struct {
 	Instance string
 	// AgentBinary is the agent for this machine.
 	AgentBinary []byte
-	// AllowNetworks are exceptions from what a sandbox with network cannot reach.
-	AllowNetworks []netip.Prefix
+	// Closed lists what a sandbox with network cannot reach.
+	Closed *closednet.List
 	// NoTemplates has each sandbox import a runner's libraries for itself, in place of sharing the memory of an interpreter
 	// that has.
 	NoTemplates bool
@@ -49,6 +49,7 @@ type Backend struct {
 	cgroups *cgroups
 
 	templates templates
+	nets      userNets
 
 	close sync.Once
 }
@@ -81,6 +82,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, errNoBwrap
 	}
 	b := &Backend{cfg: cfg, log: cfg.Logger, bwrap: path, files: filepath.Join(cfg.Dir, "jail")}
+	b.nets.live, b.nets.unsubscribe = map[*userNet]struct{}{}, func() {}
 	if b.log == nil {
 		b.log = slog.New(slog.DiscardHandler)
 	}
@@ -100,12 +102,14 @@ func New(cfg Config) (*Backend, error) {
 		b.Close()
 		return nil, fmt.Errorf("prepare the jail: %w", err)
 	}
+	b.nets.unsubscribe = cfg.Closed.Subscribe(b.refilter)
 	return b, nil
 }
 
 // Close releases what New took. Every sandbox must be closed before; one that is not dies now.
 func (b *Backend) Close() {
 	b.close.Do(func() {
+		b.nets.unsubscribe()
 		b.templates.close()
 		b.launch.close()
 		b.cgroups.close()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"mcp-code-sandbox/internal/backend/jail"
+	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
@@ -113,9 +113,9 @@ func buildAgent(dir string) (string, error) {
 }
 
 // open makes a backend under root, which other instances may share.
-func open(t *testing.T, root, instance string, allow ...netip.Prefix) *jail.Backend {
+func open(t *testing.T, root, instance string, closed ...*closednet.List) *jail.Backend {
 	t.Helper()
-	b, err := openBackend(root, instance, allow...)
+	b, err := openBackend(root, instance, closed...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,11 +123,11 @@ func open(t *testing.T, root, instance string, allow ...netip.Prefix) *jail.Back
 	return b
 }
 
-func openBackend(root, instance string, allow ...netip.Prefix) (*jail.Backend, error) {
-	return openLogging(root, instance, nil, allow...)
+func openBackend(root, instance string, closed ...*closednet.List) (*jail.Backend, error) {
+	return openLogging(root, instance, nil, closed...)
 }
 
-func openLogging(root, instance string, log *slog.Logger, allow ...netip.Prefix) (*jail.Backend, error) {
+func openLogging(root, instance string, log *slog.Logger, closed ...*closednet.List) (*jail.Backend, error) {
 	agent, err := os.ReadFile(agentFile)
 	if err != nil {
 		return nil, err
@@ -136,7 +136,11 @@ func openLogging(root, instance string, log *slog.Logger, allow ...netip.Prefix)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return jail.New(jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, AllowNetworks: allow, Logger: log})
+	cfg := jail.Config{Dir: dir, Instance: instance, AgentBinary: agent, Logger: log}
+	if len(closed) > 0 {
+		cfg.Closed = closed[0]
+	}
+	return jail.New(cfg)
 }
 
 func harness(t *testing.T, b *jail.Backend) sandboxtest.Harness {

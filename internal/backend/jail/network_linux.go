@@ -3,13 +3,15 @@ package jail
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
@@ -21,36 +23,74 @@ const (
 	slirpDNS  = "10.0.2.3"
 )
 
-// unreachable lists what the agent must block: private and special networks and this host's own addresses,
-// less what the operator allows.
-func (b *Backend) unreachable() ([]netip.Prefix, error) {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list this host's addresses: %w", err)
-	}
-	blocked := closednet.Networks()
-	for _, a := range addrs {
-		ipnet, ok := a.(*net.IPNet)
-		if !ok {
-			continue
-		}
-		if ip, ok := netip.AddrFromSlice(ipnet.IP); ok && ip.Unmap().Is4() && !ip.IsLoopback() {
-			blocked = append(blocked, netip.PrefixFrom(ip.Unmap(), 32))
-		}
-	}
-	return closednet.Subtract(blocked, b.cfg.AllowNetworks), nil
-}
-
 // userNet is the slirp4netns process that carries a sandbox's packets. A nil one is no network.
 type userNet struct {
 	cmd  *exec.Cmd
 	exit *os.File // slirp4netns ends when this is closed, also by the server's death
 	done chan struct{}
+	nets *userNets
+	tap  int // a descriptor of slirp4netns's tap, to change its filter; -1: none
 }
 
-// attachNetwork gives the network namespace of a process a way out, to all but the blocked networks, and
-// returns when it works.
-func (b *Backend) attachNetwork(pid int, blocked []netip.Prefix) (*userNet, error) {
+// userNets are the networks of live sandboxes. Their filters follow the list of what is closed.
+type userNets struct {
+	mu          sync.Mutex
+	live        map[*userNet]struct{}
+	unsubscribe func()
+}
+
+// add filters what leaves n, now and after each change of the list.
+func (u *userNets) add(n *userNet, closed *closednet.List) (err error) {
+	u.mu.Lock() // a list that was read before must not replace one that was read after
+	defer u.mu.Unlock()
+	if n.tap, err = takeTap(n.cmd.Process.Pid); err != nil {
+		return fmt.Errorf("find the tap of slirp4netns: %w", err)
+	}
+	blocked, err := closed.ForSandbox()
+	if err != nil {
+		return err
+	}
+	if err := filterTap(n.tap, tapFilter(blocked)); err != nil {
+		return err
+	}
+	u.live[n] = struct{}{}
+	return nil
+}
+
+func (u *userNets) remove(n *userNet) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.live, n)
+	if n.tap >= 0 {
+		_ = unix.Close(n.tap)
+		n.tap = -1
+	}
+}
+
+// refilter closes to live sandboxes what has been added to the list. Their packets are dropped: the routes inside, by which a
+// forbidden connection fails at once, stay those of their start.
+func (b *Backend) refilter() {
+	u := &b.nets
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.live) == 0 {
+		return
+	}
+	blocked, err := b.cfg.Closed.ForSandbox()
+	if err != nil { // no network rather than one that is open
+		blocked = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+		b.log.Error("cannot tell what to close; sandboxes lose their network until that is known", "error", err)
+	}
+	for n := range u.live {
+		if err := filterTap(n.tap, tapFilter(blocked)); err != nil {
+			b.log.Error("cannot close a new address to a sandbox; it loses its network", "error", err)
+			_ = n.exit.Close()
+		}
+	}
+}
+
+// attachNetwork gives the network namespace of a process a way out, to all but what is closed, and returns when it works.
+func (b *Backend) attachNetwork(pid int) (*userNet, error) {
 	fail := func(err error) (*userNet, error) {
 		fix := "apt-get install slirp4netns"
 		switch {
@@ -76,7 +116,7 @@ func (b *Backend) attachNetwork(pid int, blocked []netip.Prefix) (*userNet, erro
 		return fail(err)
 	}
 	var said sandbox.Tail
-	n := &userNet{exit: exitW, done: make(chan struct{})}
+	n := &userNet{exit: exitW, done: make(chan struct{}), tap: -1, nets: &b.nets}
 	n.cmd = exec.Command(path, "--configure", "--enable-seccomp", "--mtu=65520", "--disable-host-loopback", "--cidr="+slirpCIDR,
 		"--ready-fd=3", "--exit-fd=4",
 		fmt.Sprintf("--userns-path=/proc/%d/ns/user", pid), "--netns-type=path", fmt.Sprintf("/proc/%d/ns/net", pid), "tap0")
@@ -100,7 +140,7 @@ func (b *Backend) attachNetwork(pid int, blocked []netip.Prefix) (*userNet, erro
 		n.close()
 		return fail(fmt.Errorf("slirp4netns: %s", strings.TrimSpace(said.String())))
 	}
-	if err := filterTap(n.cmd.Process.Pid, tapFilter(blocked)); err != nil {
+	if err := b.nets.add(n, b.cfg.Closed); err != nil {
 		n.close()
 		return fail(err)
 	}
@@ -111,6 +151,7 @@ func (n *userNet) close() {
 	if n == nil {
 		return
 	}
+	n.nets.remove(n)
 	_ = n.exit.Close()
 	select {
 	case <-n.done:

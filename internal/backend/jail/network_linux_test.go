@@ -41,7 +41,7 @@ func TestNetwork(t *testing.T) {
 	world := sandboxtest.MakeWorld(t, envRole+"=world")
 	world.CheckWorld(t)
 
-	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{Network: true})
+	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID(), sandboxtest.ClosedNetworks(t))), sandbox.Spec{Network: true})
 	lists, reach := sandboxtest.WorldLists(), sandboxtest.Reach
 	t.Run("public", func(t *testing.T) {
 		b.Probe(t, lists+reach+`
@@ -65,11 +65,11 @@ def option(level, name, value):
 ways = {
     "SO_BINDTODEVICE": option(socket.SOL_SOCKET, 25, b"tap0\0"), "SO_BINDTOIFINDEX": option(socket.SOL_SOCKET, 62, tap), "SO_MARK": option(socket.SOL_SOCKET, 36, 1),
     "SO_DONTROUTE": option(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1), "IP_UNICAST_IF": option(0, 50, struct.pack("!I", tap)), "IP_TRANSPARENT": option(0, 19, 1),
-    "IP_FREEBIND": lambda s: (s.setsockopt(0, 15, 1), s.bind(("203.0.113.2", 0))), "own address": lambda s: s.bind(("10.0.2.100", 0)),
+    "IP_FREEBIND": lambda s: (s.setsockopt(0, 15, 1), s.bind(("21.0.113.2", 0))), "own address": lambda s: s.bind(("10.0.2.100", 0)),
     "IP_OPTIONS": option(0, 4, struct.pack("!BBB4s4sx", 131, 11, 4, socket.inet_aton(PUBLIC), socket.inet_aton("10.9.9.9"))),
 }
 for name, way in ways.items():
-    for addr in ("10.9.9.9", "169.254.169.254", "192.168.77.1", "10.0.2.2", "10.0.2.5", "203.0.113.2"):
+    for addr in ("10.9.9.9", "169.254.169.254", "192.168.77.1", "10.0.2.2", "10.0.2.5", "21.0.113.2"):
         got = reach(addr, way)
         if not isinstance(got, OSError): breach("reaches", addr, "by", name, got)
 `)
@@ -86,7 +86,7 @@ def send(to, port, set=None, control=[]):
     except OSError: pass
 pktinfo = [(0, 8, struct.pack("=I4s4s", tap, socket.inet_aton("10.0.2.100"), bytes(4)))]
 source = lambda u: u.bind(("10.0.2.100", 0))
-for to, port in [(a, 5001) for a in CLOSED] + [("239.1.2.3", 5002), ("224.0.0.251", 5003), ("255.255.255.255", 5001), ("10.0.2.255", 5001), ("203.0.113.255", 5001)]:
+for to, port in [(a, 5001) for a in CLOSED] + [("239.1.2.3", 5002), ("224.0.0.251", 5003), ("255.255.255.255", 5001), ("10.0.2.255", 5001), ("21.0.113.255", 5001)]:
     send(to, port)
     send(to, port, source)
     send(to, port, lambda u: u.setsockopt(0, 50, struct.pack("!I", tap)))
@@ -105,17 +105,19 @@ u.sendto(b"honest", (PUBLIC, 5001))
 		}
 	})
 	t.Run("exceptions", func(t *testing.T) {
-		allowed := open(t, t.TempDir(), sandboxtest.ID(), netip.MustParsePrefix("192.168.77.0/24"), netip.MustParsePrefix("10.9.9.9/32"), netip.MustParsePrefix("192.0.2.10/32"))
+		allowed := open(t, t.TempDir(), sandboxtest.ID(), sandboxtest.ClosedNetworks(t,
+			netip.MustParsePrefix("192.168.77.0/24"), netip.MustParsePrefix("10.9.9.9/32"), netip.MustParsePrefix("22.0.2.10/32"), netip.MustParsePrefix("24.0.0.0/8")))
 		b := sandboxtest.Start(t, harness(t, allowed), sandbox.Spec{Network: true})
 		b.Probe(t, lists+reach+`
 for addr in [PUBLIC, "192.168.77.1", "10.9.9.9"]:
     if reach(addr) != b"world": breach("does not reach", addr, reach(addr))
-if reach("192.0.2.10") != b"host": breach("does not reach the host's address that is allowed", reach("192.0.2.10"))
-for addr in set(CLOSED + OWN) - {"192.168.77.1", "10.9.9.9", "192.0.2.10"}:
+if reach("22.0.2.10") != b"host": breach("does not reach the host's address that is allowed", reach("22.0.2.10"))
+for addr in set(CLOSED + OWN) - {"192.168.77.1", "10.9.9.9", "22.0.2.10"}:
     got = reach(addr)
     if not isinstance(got, OSError): breach("reaches", addr, got)
 `)
 	})
+	t.Run("new address", func(t *testing.T) { sandboxtest.TestNewAddress(t, b) })
 	t.Run("none", func(t *testing.T) {
 		b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
 		b.Probe(t, lists+reach+`

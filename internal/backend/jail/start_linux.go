@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -80,9 +79,9 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)
 		cfg.Processes = uint64(spec.Limits.PIDs)
 	}
-	var blocked []netip.Prefix
 	if spec.Network {
-		if blocked, err = b.unreachable(); err != nil {
+		blocked, err := b.cfg.Closed.ForSandbox()
+		if err != nil {
 			return err
 		}
 		for _, n := range blocked {
@@ -114,7 +113,7 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	}()
 	stop := context.AfterFunc(ctx, s.kill)
 	defer stop()
-	pid, err := s.ready(info, spec.Network, blocked)
+	pid, err := s.ready(info, spec.Network)
 	for i, z := range zygotes {
 		if err == nil {
 			go s.adopt(templates[i], z, pid)
@@ -238,7 +237,7 @@ func childPID(info io.Reader) (int, error) {
 }
 
 // ready waits until the agent has said hello, and returns its pid.
-func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) (int, error) {
+func (s *jailed) ready(info *os.File, network bool) (int, error) {
 	defer info.Close()
 	pid, err := childPID(info)
 	if err != nil {
@@ -260,7 +259,7 @@ func (s *jailed) ready(info *os.File, network bool, blocked []netip.Prefix) (int
 		return pid, err
 	}
 	// Not before the hello: bubblewrap sets up loopback itself and trips over one that is already up.
-	net, err := s.backend.attachNetwork(pid, blocked)
+	net, err := s.backend.attachNetwork(pid)
 	if err != nil {
 		return 0, err
 	}

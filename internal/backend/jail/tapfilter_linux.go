@@ -24,13 +24,8 @@ func tapFilter(blocked []netip.Prefix) []unix.SockFilter {
 	return closednet.Filter(blocked, []netip.Addr{netip.MustParseAddr(slirpDNS)}, 0xffffffff, 0)
 }
 
-// filterTap puts the filter on the tap that slirp4netns, a child of this process, holds open.
-func filterTap(slirp int, filter []unix.SockFilter) error {
-	tap, err := takeTap(slirp)
-	if err != nil {
-		return fmt.Errorf("find the tap of slirp4netns: %w", err)
-	}
-	defer unix.Close(tap)
+// filterTap puts the filter on a tap, in place of the one before.
+func filterTap(tap int, filter []unix.SockFilter) error {
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(tap), unix.TUNATTACHFILTER, uintptr(unsafe.Pointer(&prog))); e != 0 {
 		return fmt.Errorf("attach the filter of the tap: %w", e)
@@ -38,7 +33,7 @@ func filterTap(slirp int, filter []unix.SockFilter) error {
 	return nil
 }
 
-// takeTap duplicates the one descriptor of a process that is /dev/net/tun.
+// takeTap duplicates the one descriptor of slirp4netns, a child of this process, that is /dev/net/tun.
 func takeTap(pid int) (int, error) {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {

@@ -25,7 +25,7 @@ func prefixes(ss ...string) []netip.Prefix {
 
 // TestTapFilter: what leaves the device of a sandbox with network.
 func TestTapFilter(t *testing.T) {
-	prog := tapFilter(append(closednet.Subtract(closednet.Networks(), prefixes("192.168.7.0/24")), prefixes("203.0.113.2/32")...))
+	prog := tapFilter(append(closednet.Subtract(closednet.Networks(), prefixes("192.168.7.0/24")), prefixes("21.0.113.2/32")...))
 	packet := func(dst string, proto byte, port uint16, words byte) []byte {
 		p := make([]byte, 14+int(words)*4+8)
 		p[12], p[13] = 8, 0
@@ -49,9 +49,9 @@ func TestTapFilter(t *testing.T) {
 		frame []byte
 		pass  bool
 	}{
-		{"public", packet("198.51.100.7", tcp, 80, 5), true},
-		{"beside the host's address", packet("203.0.113.3", tcp, 80, 5), true},
-		{"the host's address", packet("203.0.113.2", tcp, 80, 5), false},
+		{"public", packet("23.51.100.7", tcp, 80, 5), true},
+		{"beside the host's address", packet("21.0.113.3", tcp, 80, 5), true},
+		{"the host's address", packet("21.0.113.2", tcp, 80, 5), false},
 		{"private", packet("10.9.9.9", tcp, 80, 5), false},
 		{"private, with options", packet("10.9.9.9", udp, 53, 15), false},
 		{"metadata", packet("169.254.169.254", tcp, 80, 5), false},
@@ -69,7 +69,7 @@ func TestTapFilter(t *testing.T) {
 		{"ARP", ether(0x0806), true},
 		{"IPv6", ether(0x86dd), false},
 		{"VLAN", ether(0x8100), false},
-		{"short", packet("198.51.100.7", tcp, 80, 5)[:20], false},
+		{"short", packet("23.51.100.7", tcp, 80, 5)[:20], false},
 	} {
 		got, err := sandboxtest.RunBPF(prog, binary.BigEndian, test.frame)
 		if err != nil {

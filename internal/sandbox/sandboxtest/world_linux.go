@@ -2,9 +2,11 @@ package sandboxtest
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,21 +17,25 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/closednet"
 )
 
 // The world of network tests: the host, which is the network namespace of the test's process, has an uplink to another
 // network namespace, which has every address that a sandbox must not reach and one that it may.
 const (
-	Public   = "198.51.100.7"
+	Public   = "23.51.100.7"
 	Resolver = "10.9.9.9"
+	// Denied, PublicBase and New are public. The list of closed networks has the first two; the host gets the last one later.
+	Denied, PublicBase, New = "24.0.0.5", "25.0.0.5", "26.0.0.5"
 )
 
 var (
 	Closed = []string{
 		Resolver, "10.9.9.10", "10.0.2.2", "10.0.2.5", "172.16.5.5", "192.168.77.1", "192.168.78.1", "169.254.169.254", "100.64.1.1",
-		"192.0.0.8", "198.18.0.1", "240.0.0.1",
+		"192.0.0.8", "198.18.0.1", "240.0.0.1", "168.63.129.16", "192.0.2.1", "192.88.99.1", "198.51.100.1", "203.0.113.1", Denied, PublicBase,
 	}
-	HostOwn = []string{"203.0.113.2", "192.0.2.10", "10.77.0.1"}
+	HostOwn = []string{"21.0.113.2", "22.0.2.10", "10.77.0.1"}
 )
 
 // CheckWorld makes sure that the host itself reaches what sandboxes must not.
@@ -76,6 +82,37 @@ def reach(addr, way=None):
         return e
     finally: s.close()
 `
+
+// ClosedNetworks is the world's list of what is closed. It follows the host's addresses.
+func ClosedNetworks(t *testing.T, allow ...netip.Prefix) *closednet.List {
+	t.Helper()
+	list := closednet.New(t.Context(), closednet.Config{
+		Allow: allow, Deny: []netip.Prefix{netip.MustParsePrefix(Denied + "/32")}, PublicHost: "sandbox.test",
+		Lookup: func(context.Context, string) ([]netip.Addr, error) {
+			return []netip.Addr{netip.MustParseAddr(PublicBase)}, nil
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); list.Follow(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return list
+}
+
+// TestNewAddress gives the host an address while b, a sandbox with network, runs. It must be closed to b, and stay so to others.
+func TestNewAddress(t *testing.T, b *Box) {
+	t.Helper()
+	b.Probe(t, Reach+"if reach('"+New+"') != b'world': breach('the world is broken')")
+	if out, err := exec.Command("ip", "addr", "add", New+"/32", "dev", "lo").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	b.Probe(t, Reach+`
+end = time.monotonic() + 30
+while not isinstance(got := reach("`+New+`"), OSError):
+    if time.monotonic() > end: breach("reaches an address that the host got later:", got)
+if reach("`+Public+`") != b"world": breach("the internet is out of reach")
+`)
+}
 
 // World is the other namespace.
 type World struct{ packets <-chan string }
@@ -138,15 +175,15 @@ func MakeWorld(t *testing.T, role string) *World {
 	there := func(args ...string) { t.Helper(); do("nsenter", append([]string{"-t", pid, "-n", "ip"}, args...)...) }
 	do("ip", "link", "set", "lo", "up")
 	do("ip", "link", "add", "up0", "type", "veth", "peer", "name", "down0", "netns", pid)
-	do("ip", "addr", "add", "203.0.113.2/24", "dev", "up0")
+	do("ip", "addr", "add", "21.0.113.2/24", "dev", "up0")
 	do("ip", "link", "set", "up0", "up")
-	do("ip", "addr", "add", "192.0.2.10/32", "dev", "lo")
+	do("ip", "addr", "add", "22.0.2.10/32", "dev", "lo")
 	do("ip", "addr", "add", "10.77.0.1/32", "dev", "lo")
-	do("ip", "route", "add", "default", "via", "203.0.113.1")
+	do("ip", "route", "add", "default", "via", "21.0.113.1")
 	there("link", "set", "lo", "up")
 	there("link", "set", "down0", "up")
-	there("addr", "add", "203.0.113.1/24", "dev", "down0")
-	for _, addr := range append([]string{Public}, Closed...) {
+	there("addr", "add", "21.0.113.1/24", "dev", "down0")
+	for _, addr := range append([]string{Public, New}, Closed...) {
 		there("addr", "add", addr+"/32", "dev", "lo")
 	}
 
