@@ -18,8 +18,8 @@ func main() {
 	debug.SetGCPercent(25) // small beats fast: there is one agent per sandbox
 	var err error
 	switch {
-	case len(os.Args) == 2 && os.Args[0] == "run-init":
-		err = agent.RunInit(os.Args[1])
+	case len(os.Args) > 1 && os.Args[0] == "run-init":
+		err = agent.RunInit(os.Args[1], os.Args[2:]...)
 	case len(os.Args) > 1 && os.Args[0] == "zygote":
 		err = agent.BecomeZygote(os.Args[1:])
 	case len(os.Args) > 1 && os.Args[0] == "shared-zygote":

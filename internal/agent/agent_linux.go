@@ -55,6 +55,10 @@ func Main(configJSON, version string) error {
 	if err := separateMounts(); err != nil {
 		return err
 	}
+	empty, err := emptyNamespace()
+	if err != nil {
+		return err
+	}
 	if err := closeNetwork(cfg.Unreachable); err != nil {
 		return err
 	}
@@ -64,7 +68,7 @@ func Main(configJSON, version string) error {
 	if err := unix.SetNonblock(ConnFD, true); err != nil {
 		return fmt.Errorf("connection: %w", err)
 	}
-	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting), leaving: make(chan struct{}, 1)}
+	a := &agent{cfg: cfg, empty: empty, starting: make(chan struct{}, maxStarting), leaving: make(chan struct{}, 1)}
 	for i, z := range cfg.Zygotes {
 		fd := ZygoteFD + i
 		if err := unix.SetNonblock(fd, true); err != nil {
@@ -122,7 +126,8 @@ func (a *agent) serve(conn io.ReadWriteCloser, hello wire.Hello) error {
 
 type agent struct {
 	cfg      Config
-	shared   *shared // nil where each run has namespaces of its own
+	shared   *shared  // nil where each run has namespaces of its own
+	empty    *os.File // a mount namespace in which runs hide their mounts; nil where they do not
 	conn     *wire.Conn
 	starting chan struct{} // holds one for each run that is being started
 	leaving  chan struct{} // holds one for a run-init that is about to end, and for which nobody waits

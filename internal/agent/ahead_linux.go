@@ -84,7 +84,7 @@ func (z *zygote) forkInto(g given, request string, channel bool) (forked, *os.Fi
 		return forked{}, nil, err
 	}
 	defer r.Close()
-	files := []*os.File{g.pid, g.mount, g.ipc, r, g.stdout, g.stderr}
+	files := []*os.File{g.pid, g.mount, g.ipc, g.root, r, g.stdout, g.stderr}
 	if channel {
 		files = append(files, g.driver)
 	}

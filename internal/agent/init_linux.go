@@ -47,11 +47,15 @@ var baseEnv = map[string]string{
 //
 // Where runs share a pid namespace, it is sharedInit: what run-init makes private is less, see launchShared, and
 // the agent ends what is left.
-func RunInit(where string) error {
-	unix.CloseOnExec(specFD)
-	unix.CloseOnExec(statusFD)
-	unix.CloseOnExec(channelFD)
-	status, err := runInit(where)
+func RunInit(where string, options ...string) error {
+	for _, fd := range []int{specFD, statusFD, channelFD} {
+		unix.CloseOnExec(fd)
+	}
+	hidden := slices.Contains(options, hiddenMounts)
+	if hidden {
+		unix.CloseOnExec(emptyFD)
+	}
+	status, err := runInit(where, hidden)
 	if err != nil {
 		status = initStatus{Exit: wire.Exit{Code: 126, Error: err.Error()}}
 	}
@@ -59,7 +63,7 @@ func RunInit(where string) error {
 	return errors.Join(json.NewEncoder(f).Encode(status), f.Close())
 }
 
-func runInit(where string) (initStatus, error) {
+func runInit(where string, hidden bool) (initStatus, error) {
 	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this one.
 	runtime.LockOSThread()
 	spareThreads(initSpare)
@@ -67,9 +71,9 @@ func runInit(where string) (initStatus, error) {
 	if err != nil {
 		return initStatus{}, err
 	}
-	var namespaces []int
+	var here place
 	if where != sharedInit {
-		if namespaces, err = openNamespaces(); err != nil {
+		if here, err = openPlace(); err != nil {
 			return initStatus{}, err
 		}
 	}
@@ -86,10 +90,10 @@ func runInit(where string) (initStatus, error) {
 		return initStatus{}, err
 	}
 	if where != sharedInit {
-		if err := confine(where); err != nil {
+		if err := confine(where, func() error { return here.enterRoot(hidden) }); err != nil {
 			return initStatus{}, err
 		}
-		if err := give(namespaces, init.theirs); err != nil {
+		if err := here.give(init.theirs); err != nil {
 			return initStatus{}, err
 		}
 		if err := setLimits([]rlimit{openFiles}); err != nil {
@@ -115,13 +119,17 @@ func runInit(where string) (initStatus, error) {
 	}
 }
 
-// confine is what the isolation of a run with namespaces of its own is made of, whatever the run.
-func confine(tmpBytes string) error {
+// confine is what the isolation of a run with namespaces of its own is made of, whatever the run. It calls enter
+// when the mounts are made.
+func confine(tmpBytes string, enter func() error) error {
 	size, err := strconv.ParseInt(tmpBytes, 10, 64)
 	if err != nil {
 		return fmt.Errorf("size of /tmp: %w", err)
 	}
 	if err := privateMounts(size); err != nil {
+		return err
+	}
+	if err := enter(); err != nil {
 		return err
 	}
 	if err := setLimits(earlyLimits); err != nil {

@@ -59,7 +59,7 @@ func nest(configJSON string) error {
 // MainNested runs the agent that nest starts. It is process 1 of its pid namespace, and its end is the end of every run.
 func MainNested(arg, version string) error {
 	if arg == nestedTry {
-		return confine("1048576")
+		return confine("1048576", func() error { return nil })
 	}
 	cfg, err := parseConfig(arg)
 	if err != nil {

@@ -188,6 +188,7 @@ type initProcess struct {
 	proc                         *os.Process
 	spec, status, stdout, stderr *os.File
 	channel                      *os.File // for cells
+	tree                         *os.File // the mounts of the run, which must not go before its processes; nil if the channel has it
 
 	tmpBytes int64
 	reap     func() (*os.ProcessState, error) // waits for the end of everything of the run
@@ -226,6 +227,9 @@ func (a *agent) startInit(spec initSpec) (*initProcess, error) {
 			return p, nil      // its status says why
 		}
 		g = &got
+	}
+	if g != nil {
+		p.tree, g.tree = g.tree, nil
 	}
 	defer g.close()
 	tell := json.NewEncoder(p.spec)
@@ -310,7 +314,7 @@ func (a *agent) newInit(spec initSpec, z *zygote) (_ *initProcess, err error) {
 	case a.shared != nil:
 		err = a.shared.start(p, attr, spec.Dir)
 	default:
-		err = startApart(p, attr)
+		err = startApart(p, attr, a.empty)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("start run: %w", err)
@@ -318,10 +322,15 @@ func (a *agent) newInit(spec initSpec, z *zygote) (_ *initProcess, err error) {
 	return p, nil
 }
 
-// startApart starts run-init as process 1 of namespaces of its own: its end is the end of all in them.
-func startApart(p *initProcess, attr *os.ProcAttr) (err error) {
+// startApart starts run-init as process 1 of namespaces of its own: its end is the end of all in them. empty is
+// where it hides its mounts, if it is to.
+func startApart(p *initProcess, attr *os.ProcAttr, empty *os.File) (err error) {
 	attr.Sys = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}
-	if p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init", strconv.FormatInt(p.tmpBytes, 10)}, attr); err == nil {
+	argv := []string{"run-init", strconv.FormatInt(p.tmpBytes, 10)}
+	if empty != nil {
+		argv, attr.Files = append(argv, hiddenMounts), append(attr.Files, empty)
+	}
+	if p.proc, err = os.StartProcess("/proc/self/exe", argv, attr); err == nil {
 		p.reap = p.proc.Wait
 	}
 	return err
@@ -333,7 +342,8 @@ func (p *initProcess) close() {
 		p.fork.close()
 	}
 	p.ahead.drop()
-	_ = p.channel.Close() // a nil file says so and does nothing
+	_ = p.tree.Close() // a nil file says so and does nothing
+	_ = p.channel.Close()
 }
 
 func (p *initProcess) closePipes() {

@@ -24,7 +24,7 @@ import (
 // descriptors. It is a process of the runner's (runners/python/zygote.py) that reads from its descriptor 3, a packet socket,
 //
 //	ZygoteConfig, as JSON         once
-//	run                           with the descriptors of the run's pid, mount and ipc namespaces, the pipe with its
+//	run                           with the descriptors of the run's pid, mount and ipc namespaces, its root, the pipe with its
 //	                              forkSpec, its stdout and stderr, and for an interpreter that lives on its channel
 //	ahead                         the same, for a run that is yet to come
 //	grow <module> …               with a socket like this one: fork a zygote that imports them, too, and speaks on it

@@ -48,7 +48,7 @@ func TestZygoteDiesForking(t *testing.T) {
 	defer null.Close()
 	<-zs.best("python").ready
 	run := initSpec{Argv: []string{"python"}, Code: []byte("code"), zygote: &wire.Zygote{Name: "python"}}
-	if _, ok := zs.fork(run, given{null, null, null, null, null, null}); ok {
+	if _, ok := zs.fork(run, given{null, null, null, null, null, null, null, null}); ok {
 		t.Fatal("the zygote is dead, and has forked")
 	}
 	f := <-spec

@@ -432,8 +432,10 @@ def arrange(fds, *others):
 
 def become(fds, filter, ahead):
     """Turns a fork of the zygote into the program of a run, which may be yet to come."""
-    mount, ipc, spec, out, err, *driver = fds
+    mount, ipc, root, spec, out, err, *driver = fds
     setns(mount)
+    os.fchdir(root)  # which that namespace may not have
+    os.chroot(".")
     setns(ipc)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     check(libc.capset(struct.pack("Ii", LINUX_CAPABILITY_VERSION_3, 0), bytes(24)))

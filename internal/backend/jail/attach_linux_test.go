@@ -62,13 +62,28 @@ func TestAttach(t *testing.T) {
 			t.Errorf("%+v: %s%s", res.Exit, res.Stdout, res.Stderr)
 		}
 	}
-	// Flags and root of each of the three mounts; the topmost is the last.
-	mounts := sandboxtest.Shell(`for d in /data /mnt/data /workspace; do awk -v d=$d '$5 == d { m = $4 " " $5 " " $6 " " ($7 ~ /shared/ ? "shared" : "private") } END { print m }' /proc/self/mountinfo; done`)
-	if got, want := late.Run(t, mounts), before.Run(t, mounts); string(got.Stdout) != string(want.Stdout) || !strings.Contains(string(got.Stdout), "nosuid,nodev") {
-		t.Errorf("mounts:\n%swant:\n%s", got.Stdout, want.Stdout)
+	// Flags and root of each of the three mounts, as the agent has them and runs do; the topmost is the last.
+	mounted := func(agent string) (found []string) {
+		text, err := os.ReadFile(agent + "/mountinfo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := map[string]string{}
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, "shared:") {
+				t.Errorf("a mount is shared: %s", line)
+			}
+			f := strings.Fields(line)
+			last[f[4]] = strings.Join(f[3:6], " ")
+		}
+		return []string{last["/data"], last["/mnt/data"], last["/workspace"]}
 	}
-	if got := string(late.Run(t, sandboxtest.Shell(`cat /proc/self/mountinfo`)).Stdout); strings.Contains(got, "shared:") {
-		t.Errorf("a run's mounts are shared:\n%s", got)
+	agents := agentsOf(t, before.Workspace)
+	if len(agents) != 2 {
+		t.Fatalf("agents: %v", agents)
+	}
+	if got, want := mounted(agents[1]), mounted(agents[0]); !slices.Equal(got, want) || !strings.Contains(got[0], "nosuid,nodev") {
+		t.Errorf("mounts:\n%q want:\n%q", got, want)
 	}
 	if err := p.Attach(t.Context(), ws); err == nil {
 		t.Error("attached twice")

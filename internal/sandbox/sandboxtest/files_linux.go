@@ -86,6 +86,16 @@ for point, mount in mounts.items():
     if IMAGE and point not in ("/tmp", "/dev/shm", "/.runs"): continue  # an engine cannot say so of the root and of binds; no_new_privs and the device group take its place
     if "nosuid" not in options: breach("mounted with setuid", mount)
     if "nodev" not in options and not point.startswith(("/dev/", "/proc/")): breach("mounted with devices", mount)
+if not mounts:  # hidden: the kernel still tells what holds at a place
+    places = [p for pattern in ("/", "/*", "/dev/*", "/etc/*", "/opt/*/*", "/mnt/*", "/proc/[a-z]*", "/usr/*") for p in glob.glob(pattern) if not os.path.islink(p)]
+    if len(places) < 50: breach("the test sees few places", places)
+    for p in places:
+        flags = os.statvfs(p).f_flag
+        if not flags & os.ST_NOSUID: breach("mounted with setuid", p)
+        if not flags & os.ST_NODEV and not p.startswith(("/dev/", "/proc/")): breach("mounted with devices", p)
+        writable = not flags & os.ST_RDONLY
+        if writable and p not in ("/data", "/mnt/data", "/workspace", "/tmp", "/dev/shm", "/dev/pts") and not p.startswith("/proc"):
+            if not stat.S_ISCHR(os.stat(p).st_mode): breach("mounted writable", p)
 for d in ["/data", "/mnt/data", "/workspace", "/tmp", "/dev/shm"]:
     open(d + "/mine", "w").write("x")
 os.unlink("/mnt/data/mine")
