@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
@@ -35,7 +36,10 @@ type Config struct {
 	// NoTemplates has each sandbox import a runner's libraries for itself, in place of sharing the memory of an interpreter
 	// that has.
 	NoTemplates bool
-	Logger      *slog.Logger // nil is silent
+	// TemplateLife is how old such an interpreter may be when a sandbox is started; zero is an hour. The first start
+	// after that has a new one made, which takes its place when it is ready.
+	TemplateLife time.Duration
+	Logger       *slog.Logger // nil is silent
 }
 
 // Backend starts bubblewrap sandboxes.

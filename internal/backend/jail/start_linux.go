@@ -69,6 +69,14 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	}
 	cfg := agent.Config{Forward: spec.Forward}
 	templates := b.templatesFor(spec)
+	adopted := false
+	defer func() {
+		for _, t := range templates {
+			if !adopted {
+				t.release()
+			}
+		}
+	}()
 	for _, t := range templates {
 		cfg.Zygotes = append(cfg.Zygotes, agent.Adopted{Name: t.zygote.Name, Env: t.zygote.Env, Soon: t.isReady()})
 	}
@@ -114,6 +122,7 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 	stop := context.AfterFunc(ctx, s.kill)
 	defer stop()
 	pid, err := s.ready(info, spec.Network)
+	adopted = err == nil
 	for i, z := range zygotes {
 		if err == nil {
 			go s.adopt(templates[i], z, pid)

@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -33,6 +34,7 @@ import (
 type template struct {
 	zygote sandbox.Zygote
 	key    string
+	made   time.Time
 	cmd    *exec.Cmd    // bubblewrap, which ends after it
 	output sandbox.Tail // what it and bubblewrap printed
 	conn   *os.File
@@ -47,6 +49,8 @@ type template struct {
 	mu     sync.Mutex // one request at a time
 	dead   atomic.Bool
 	ending atomic.Bool // end was called
+
+	users sync.WaitGroup // the sandboxes that are to have a fork of it; none comes after it has been replaced
 }
 
 // forkTimeout is how long a template may take to fork. One that takes longer is stuck, and with it the end of every sandbox that has a
@@ -64,6 +68,7 @@ type templates struct {
 // templateSlot is where a zygote's template is, or will be again.
 type templateSlot struct {
 	*template           // nil if the last start failed
+	successor *template // takes its place when it is ready; nil unless that is old
 	next      time.Time // no new one before
 	warned    bool      // of a failure, and none has become ready since
 }
@@ -72,7 +77,12 @@ type templateSlot struct {
 // would make it fail again.
 const templatePause = time.Minute
 
-// templatesFor returns those for a spec's zygotes, as far as there are any at the moment, and starts the others.
+// templateLife bounds how long sandboxes share what a process gets when it starts: the layout of its address space, the
+// canary of its stack and the seed of its hashes.
+const templateLife = time.Hour
+
+// templatesFor returns those for a spec's zygotes, as far as there are any at the moment, and starts the others. The
+// caller calls release for each when it needs no fork of it any more.
 func (b *Backend) templatesFor(spec sandbox.Spec) (all []*template) {
 	if b.cfg.NoTemplates || os.Geteuid() != 0 {
 		return nil
@@ -84,6 +94,16 @@ func (b *Backend) templatesFor(spec sandbox.Spec) (all []*template) {
 	}
 	return all
 }
+
+// Warm implements sandbox.Warmer.
+func (b *Backend) Warm(spec sandbox.Spec) {
+	for _, t := range b.templatesFor(spec) {
+		t.release()
+	}
+}
+
+// release says that a template which templatesFor returned is not needed any more.
+func (t *template) release() { t.users.Done() }
 
 // template returns the one for a zygote, and starts it if there is none: also when it has died since, or the runner has changed.
 func (b *Backend) template(spec sandbox.Spec, z sandbox.Zygote) *template {
@@ -105,24 +125,57 @@ func (b *Backend) template(spec sandbox.Spec, z sandbox.Zygote) *template {
 		switch {
 		case t.key != key || t.replaced():
 			slot.next = time.Time{} // that was not its fault
-			b.templates.wg.Go(t.end)
-			slot.template = nil
+			b.templates.endLocked(slot)
 		case !t.isDead():
+			if slot.successor == nil && t.isReady() && time.Since(t.made) > cmp.Or(b.cfg.TemplateLife, templateLife) {
+				slot.successor = b.startLocked(slot, spec, z, key)
+			}
+			t.users.Add(1)
 			return t
 		}
 	}
+	slot.template = b.startLocked(slot, spec, z, key)
+	if slot.template != nil {
+		slot.users.Add(1)
+	}
+	return slot.template
+}
+
+// startLocked starts a template for the slot, unless one has failed a short while ago.
+func (b *Backend) startLocked(slot *templateSlot, spec sandbox.Spec, z sandbox.Zygote, key string) *template {
 	if time.Now().Before(slot.next) {
 		return nil
 	}
 	slot.next = time.Now().Add(templatePause)
 	t, err := b.startTemplate(spec, z, key)
-	slot.template = t
 	if err != nil {
 		b.warnLocked(slot, z.Name, err, "")
 		return nil
 	}
 	b.templates.wg.Go(func() { b.watch(t, slot) })
 	return t
+}
+
+// endLocked ends what is in a slot.
+func (ts *templates) endLocked(slot *templateSlot) {
+	for _, t := range []*template{slot.template, slot.successor} {
+		if t != nil {
+			ts.wg.Go(t.end)
+		}
+	}
+	slot.template, slot.successor = nil, nil
+}
+
+// succeedLocked puts a successor that is ready in its place. The old one serves the sandboxes that wait for it.
+func (b *Backend) succeedLocked(slot *templateSlot) {
+	old := slot.template
+	slot.template, slot.successor = slot.successor, nil
+	if old != nil {
+		b.templates.wg.Go(func() {
+			old.users.Wait()
+			old.end()
+		})
+	}
 }
 
 // warnLocked tells once that a template does not work.
@@ -142,6 +195,9 @@ func (b *Backend) watch(t *template, slot *templateSlot) {
 	if err == nil {
 		b.templates.mu.Lock()
 		slot.warned, slot.next = false, time.Time{}
+		if slot.successor == t {
+			b.succeedLocked(slot)
+		}
 		b.templates.mu.Unlock()
 		b.log.Debug("template of interpreters is ready", "zygote", t.zygote.Name)
 	} else {
@@ -150,15 +206,15 @@ func (b *Backend) watch(t *template, slot *templateSlot) {
 	<-t.gone
 	t.dead.Store(true)
 	t.markReady()
+	b.templates.mu.Lock()
+	defer b.templates.mu.Unlock()
+	if slot.successor == t {
+		slot.successor = nil
+	}
 	if !t.ending.Load() {
-		b.templates.mu.Lock()
-		defer b.templates.mu.Unlock()
 		b.warnLocked(slot, t.zygote.Name, errors.Join(errors.New("it has ended"), err), t.output.String())
 	}
 }
-
-// Warm implements sandbox.Warmer.
-func (b *Backend) Warm(spec sandbox.Spec) { b.templatesFor(spec) }
 
 // templateKey tells templates apart by all that they are made of. A directory that was installed anew is another one.
 func templateKey(spec sandbox.Spec, z sandbox.Zygote) string {
@@ -184,6 +240,10 @@ func (b *Backend) startTemplate(spec sandbox.Spec, z sandbox.Zygote, key string)
 	if err != nil {
 		return nil, err
 	}
+	config, err := json.Marshal(agent.ZygoteConfig(z.Preload))
+	if err != nil {
+		return nil, err
+	}
 	source := filepath.Join(b.files, "zygote-"+key+".py")
 	if err := os.WriteFile(source, z.Source, 0o644); err != nil {
 		return nil, err
@@ -198,7 +258,7 @@ func (b *Backend) startTemplate(spec sandbox.Spec, z sandbox.Zygote, key string)
 		_ = unix.Close(fds[0])
 		return nil, err
 	}
-	t := &template{zygote: z, key: key, conn: os.NewFile(uintptr(fds[0]), "template"), ready: make(chan struct{}), known: make(chan struct{}), gone: make(chan struct{})}
+	t := &template{zygote: z, key: key, made: time.Now(), conn: os.NewFile(uintptr(fds[0]), "template"), ready: make(chan struct{}), known: make(chan struct{}), gone: make(chan struct{})}
 	info, infoW, err := os.Pipe()
 	if err != nil {
 		_ = t.conn.Close()
@@ -223,13 +283,10 @@ func (b *Backend) startTemplate(spec sandbox.Spec, z sandbox.Zygote, key string)
 		_ = t.conn.Close()
 		return nil, err
 	}
-	config, err := json.Marshal(agent.ZygoteConfig(z.Preload))
-	if err == nil {
-		_, _ = t.conn.Write(config) // if it has ended already, wait says so
-	}
+	_, _ = t.conn.Write(config) // if it has ended already, wait says so
 	go t.find(info)
 	go t.wait()
-	return t, err
+	return t, nil
 }
 
 // find learns from bubblewrap which process the interpreter is.
@@ -427,20 +484,18 @@ func (t *template) end() {
 func (ts *templates) close() {
 	ts.mu.Lock()
 	ts.closed = true
-	all := ts.byName
+	for _, slot := range ts.byName {
+		ts.endLocked(slot)
+	}
 	ts.byName = nil
 	ts.mu.Unlock()
-	for _, slot := range all {
-		if slot.template != nil {
-			ts.wg.Go(slot.end)
-		}
-	}
 	ts.wg.Wait()
 }
 
 // adopt moves a fork of the template into a started sandbox, as its zygote. ours is the end of the socket whose other
 // end the agent has; closing it tells the agent that there will be none.
 func (s *jailed) adopt(t *template, ours *os.File, pid int) {
+	defer t.release()
 	defer ours.Close()
 	select {
 	case <-t.ready:

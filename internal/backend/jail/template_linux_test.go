@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -224,6 +225,64 @@ func TestTemplateLife(t *testing.T) {
 				t.Errorf("%d warnings: %s", n, log)
 			}
 		})
+	}
+}
+
+// TestTemplateRotation: sandboxes share what a process gets at its start only until the template is old. No run waits
+// for the new one, sandboxes that have started keep their zygotes, and the old template ends.
+func TestTemplateRotation(t *testing.T) {
+	needRoot(t, "templates enter sandboxes of another uid")
+	agent, err := os.ReadFile(agentFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	instance := sandboxtest.ID()
+	backend, err := jail.New(jail.Config{Dir: t.TempDir(), Instance: instance, AgentBinary: agent, TemplateLife: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(backend.Close)
+	h := zygoteHarness(t, backend)
+	random := func(b *sandboxtest.Box) string {
+		t.Helper()
+		res := b.Run(t, sandboxtest.Python(`
+import ctypes
+libc.getauxval.argtypes, libc.getauxval.restype = [ctypes.c_ulong], ctypes.c_void_p
+print(ctypes.string_at(libc.getauxval(25), 16).hex())  # AT_RANDOM
+`))
+		if !res.Exit.Forked || len(res.Stdout) != 33 {
+			t.Fatalf("%+v %s%s", res.Exit, res.Stdout, res.Stderr)
+		}
+		return string(res.Stdout)
+	}
+	old := sandboxtest.Start(t, h, sandbox.Spec{})
+	first, template := random(old), theTemplate(t)
+	for n := 0; ; n++ {
+		b := sandboxtest.Start(t, h, sandbox.Spec{}) // has a successor made, which comes some time later
+		now := random(b)
+		if err := b.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if now != first {
+			break
+		}
+		if n == 1000 {
+			t.Fatal("sandboxes still share AT_RANDOM with the first")
+		}
+	}
+	if random(old) != first {
+		t.Error("a sandbox has lost its zygote")
+	}
+	fd, err := unix.PidfdOpen(template, 0)
+	if err == nil { // else it has been waited for
+		defer unix.Close(fd)
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
+			t.Errorf("the old template lives on: %v", err)
+		}
+	}
+	backend.Close()
+	if left := templates(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 
