@@ -64,6 +64,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("Files", s.testFiles)
 	t.Run("Privileges", s.testPrivileges)
 	t.Run("SystemCalls", s.testSystemCalls)
+	t.Run("Locks", s.testLocks)
 	t.Run("Processes", s.testProcesses)
 	t.Run("Terminals", s.testTerminals)
 	if s.SharedPIDs {
