@@ -328,6 +328,9 @@ func (g *cgroup) usage() (sandbox.Usage, error) {
 		events = "memory.events"
 	}
 	u.OOMKills = readCounter(filepath.Join(g.dirs["memory"], events), "oom_kill")
+	if g.socketsExceeded() {
+		u.OOMKills++ // by watchSockets
+	}
 	u.PIDsRefused = readCounter(filepath.Join(g.dirs["pids"], "pids.events"), "max")
 	return u, nil
 }

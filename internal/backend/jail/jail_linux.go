@@ -44,13 +44,15 @@ type Config struct {
 
 // Backend starts bubblewrap sandboxes.
 type Backend struct {
-	cfg     Config
-	log     *slog.Logger
-	bwrap   string
-	uid     int // of the sandboxes, outside
-	files   string
-	launch  *launcher
-	cgroups *cgroups
+	cfg      Config
+	log      *slog.Logger
+	bwrap    string
+	uid      int // of the sandboxes, outside
+	files    string
+	launch   *launcher
+	cgroups  *cgroups
+	done     chan struct{}  // closed by Close
+	watching sync.WaitGroup // watchSockets
 
 	templates templates
 	nets      userNets
@@ -98,6 +100,10 @@ func New(cfg Config) (*Backend, error) {
 		return nil, &sandbox.Error{Op: "prepare the jail", Err: err, Fix: "run mcp-code-sandbox doctor"}
 	}
 	b.cgroups = findCgroups(cfg.Instance)
+	b.done = make(chan struct{})
+	if b.cgroups.v1 != nil && !b.cgroups.looseTCP {
+		b.watching.Go(func() { b.cgroups.watchSockets(b.done) })
+	}
 	homes, err := json.Marshal(b.cgroups.homes())
 	if err == nil {
 		err = os.WriteFile(filepath.Join(b.files, "cgroups.json"), homes, 0o600)
@@ -116,6 +122,8 @@ func (b *Backend) Close() {
 		b.nets.unsubscribe()
 		b.templates.close()
 		b.launch.close()
+		close(b.done)
+		b.watching.Wait()
 		b.cgroups.close()
 		_ = os.RemoveAll(b.files)
 	})

@@ -314,8 +314,11 @@ func (s *jailed) wait() {
 	_ = s.conn.Close()
 	_ = s.attach.Close() // a nil file says so and does nothing
 	used, _ := s.group.usage()
+	hog := s.group.socketsExceeded() // Close may have been called since it was killed
 	s.group.remove()
 	switch {
+	case hog:
+		s.exit.Cause = sandbox.CauseOutOfMemory
 	case asked:
 		s.exit.Cause = sandbox.CauseKilled
 	case used.OOMKills > 0:

@@ -251,41 +251,73 @@ func (s *suite) testMemory(t *testing.T, b *Box, usage func() sandbox.Usage) {
 	})
 }
 
-// testSocketMemory: what a run leaves unread in TCP connections with itself stays within the memory limit.
+// socketHog fills connections with itself, in PROCESSES with CONNECTIONS each, and gives 9 if they hold more than LIMIT for long.
+const socketHog = `
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+def fill():
+    held, kept, data = 0, [], bytes(1 << 20)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    while held < 3 * LIMIT and len(kept) < CONNECTIONS:
+        a = socket.create_connection(listener.getsockname())
+        a.setblocking(False)
+        kept.append((a, listener.accept()))
+        try:
+            while held < 3 * LIMIT: held += a.send(data)
+        except OSError: pass
+    return held, kept
+def child(out):
+    held, kept = fill()
+    os.write(out, struct.pack("Q", held))
+    signal.pause()
+r, w = os.pipe()
+for _ in range(PROCESSES):
+    if os.fork() == 0:
+        os.close(r)
+        child(w)
+os.close(w)
+held = sum(struct.unpack("Q", os.read(r, 8))[0] for _ in range(PROCESSES))
+if held > LIMIT: time.sleep(10)  # it must not last
+os._exit(9 if held > LIMIT else 0)
+`
+
+// testSocketMemory: what a run leaves unread in TCP connections with itself stays within the memory limit, or ends
+// the run or the sandbox.
 func (s *suite) testSocketMemory(t *testing.T) {
 	if !s.Metered || s.LooseTCP {
 		t.Log("the memory limit leaves out the buffers of sockets here, as doctor says")
 		return
 	}
-	const limit = 128 << 20
-	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: limit, PIDs: 64, CPUs: 1}})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	exit, err := b.Begin(t, Python(fmt.Sprintf("LIMIT = %d\n", limit)+`
-held, kept, data = 0, [], bytes(1 << 20)
-listener = socket.socket()
-listener.bind(("127.0.0.1", 0))
-listener.listen()
-while held < 3 * LIMIT and len(kept) < 500:
-    a = socket.create_connection(listener.getsockname())
-    a.setblocking(False)
-    kept.append((a, listener.accept()))
-    try:
-        while held < 3 * LIMIT: held += a.send(data)
-    except OSError: pass
-print(len(kept), "connections hold", held >> 20, "MB", flush=True)
-sys.exit(9 if held > LIMIT else 0)
-`)).exit(ctx)
-	switch {
-	case err != nil: // the limit may end the sandbox
-		if end, werr := b.Wait(ctx); werr != nil || end.Cause != sandbox.CauseOutOfMemory {
-			t.Errorf("the run: %v; the sandbox: %+v, %v", err, end, werr)
-		}
-	case exit.Code == 9:
-		t.Errorf("TCP connections hold more than the limit of %d MB", limit>>20)
-	default:
-		t.Logf("ended with %+v", exit)
-		b.Alive(t)
+	for _, test := range []struct {
+		name                          string
+		limit, processes, connections int
+	}{
+		{"few connections", 128 << 20, 1, 500},
+		{"many connections", 256 << 20, 6, 1900}, // each may take a little whatever the limit
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: int64(test.limit), PIDs: 64, CPUs: 1}})
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			code := fmt.Sprintf("LIMIT, PROCESSES, CONNECTIONS = %d, %d, %d\n", test.limit, test.processes, test.connections)
+			exit, err := b.Begin(t, Python(code+socketHog)).exit(ctx)
+			switch {
+			case err != nil:
+				if err := b.Close(ctx); err != nil { // as the server does with a lost one; the cause stays
+					t.Error(err)
+				}
+				if end, werr := b.Wait(ctx); werr != nil || end.Cause != sandbox.CauseOutOfMemory {
+					t.Errorf("the run: %v; the sandbox: %+v, %v", err, end, werr)
+				}
+			case exit.Code == 9:
+				t.Errorf("TCP connections hold more than the limit of %d MB", test.limit>>20)
+			case exit.Code != 0 && exit.Signal == 0:
+				t.Errorf("%+v", exit)
+			default:
+				b.Alive(t)
+			}
+		})
 	}
 }
 
