@@ -44,6 +44,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	if err != nil {
 		return errors.Join(err, a.Close())
 	}
+	defer limitMemory(inv.env, doctor.System().Memory(), a.log)()
 	if note != "" {
 		a.log.Warn("[HTTP] " + note)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 
+	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/httpapi"
 )
 
@@ -28,6 +29,7 @@ func (*stdioCmd) Run(ctx context.Context, inv *invocation) error {
 	if err != nil {
 		return errors.Join(err, a.Close())
 	}
+	defer limitMemory(inv.env, doctor.System().Memory(), a.log)()
 	if note != "" {
 		a.log.Info("[HTTP] " + note)
 	}

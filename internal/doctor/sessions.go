@@ -34,7 +34,7 @@ func (h Host) SuggestSessions(cost SessionCost) (n int, why string) {
 	}
 	room := int64(math.MaxInt64)
 	var parts []string
-	if memory := h.memory(); memory > 0 {
+	if memory := h.Memory(); memory > 0 {
 		fit := memory / 2 / cost.Memory
 		room = min(room, fit)
 		parts = append(parts, fmt.Sprintf("half of %.1f GB of memory is enough for %d idle sessions of %d MB", float64(memory)/(1<<30), fit, cost.Memory>>20))
@@ -67,9 +67,9 @@ func (h Host) CheckSessions(limit int, cost SessionCost) []sandbox.Check {
 	return []sandbox.Check{c}
 }
 
-// memory is what the server and its sandboxes may use: the machine's, or less by a cgroup's limit.
+// Memory returns what the server and its sandboxes may use: the machine's, or less by a cgroup's limit.
 // 0: unknown.
-func (h Host) memory() int64 {
+func (h Host) Memory() int64 {
 	var total int64
 	for line := range strings.Lines(h.text("/proc/meminfo")) {
 		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
