@@ -157,10 +157,13 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 		Services: a.services.granter(),
 		Sessions: a.sessions, Runners: a.environments.runners, Signer: a.signer, Store: a.store,
 		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: time.Duration(s.MaxExecTimeout),
-		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), MaxUploadBytes: int(s.MaxUploadBytes),
+		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), ResultMemory: int64(s.ResultMemory), MaxUploadBytes: int(s.MaxUploadBytes),
 		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 	})
+	for name, pool := range a.engine.Shares() {
+		a.showShares(name, pool)
+	}
 	a.onClose(a.sessions.Close)
 	a.onClose(a.engine.Close) // first: what runs in the background closes its own sessions
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/closednet"
+	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/secret"
 )
 
@@ -66,6 +67,7 @@ type settings struct {
 	Handover          seconds  `name:"handover" environ:"SANDBOX_HANDOVER_S" group:"sandbox" default:"45s" help:"Time after which a run tool lets an MCP client's long code go on in the background (seconds); 0: never. Many clients give up after 60."`
 	MaxCodeBytes      byteSize `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" group:"sandbox" default:"100KB" help:"Longest piece of code."`
 	MaxOutputBytes    byteSize `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" group:"sandbox" default:"100KB" help:"Output kept of each of stdout and stderr; the middle of more is left out."`
+	ResultMemory      byteSize `name:"result-memory" environ:"SANDBOX_RESULT_MEMORY" group:"sandbox" placeholder:"SIZE" help:"Server memory that the results of all runs may hold: output, plots, answers being sent. Callers share it; beyond it, plots and output are left out. Default: a sixteenth of the memory, 64MB to 1GB."`
 	MaxUploadBytes    byteSize `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" group:"sandbox" default:"50MB" help:"Largest uploaded file."`
 	MaxReadBytes      byteSize `name:"max-artifact-read-bytes" environ:"SANDBOX_MAX_ARTIFACT_READ_BYTES" group:"sandbox" default:"10MB" help:"Largest file that read_artifact returns; larger ones have a link."`
 	WorkspaceBytes    byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
@@ -171,6 +173,12 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	} {
 		bad(c.n > 0, c.name, "it must be greater than 0")
 	}
+	total := doctor.System().Memory()
+	if s.ResultMemory == 0 {
+		s.ResultMemory = byteSize(defaultResultMemory(total))
+	}
+	bad(s.ResultMemory >= 16<<20, "SANDBOX_RESULT_MEMORY", "%s is less than one run may show; use 16MB or more", s.ResultMemory)
+	bad(total == 0 || int64(s.ResultMemory) <= max(total/2, leastResultMemory), "SANDBOX_RESULT_MEMORY", "%s is more than half of the %s of memory there is", s.ResultMemory, byteSize(total>>20<<20))
 	bad(s.PoolSize == nil || *s.PoolSize >= 0, "SANDBOX_POOL_SIZE", "it must not be negative; 0 means none")
 	bad(s.MaxExecTimeout >= 0, "SANDBOX_MAX_EXEC_TIMEOUT_S", "it must not be negative")
 	bad(s.Handover >= 0, "SANDBOX_HANDOVER_S", "it must not be negative; 0 means never")

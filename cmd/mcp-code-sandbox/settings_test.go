@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"mcp-code-sandbox/internal/doctor"
 )
 
 // parse is what run does with a command line, up to the command.
@@ -78,6 +80,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SESSION_MAX_LIFETIME", "3600", func(s *settings) any { return time.Duration(s.MaxLifetime) }, time.Duration(0), time.Hour},
 		{"SANDBOX_MAX_UPLOAD_BYTES", "1048576", func(s *settings) any { return int64(s.MaxUploadBytes) }, int64(50 << 20), int64(1 << 20)},
 		{"SANDBOX_MAX_OUTPUT_BYTES", "5KB", func(s *settings) any { return int64(s.MaxOutputBytes) }, int64(100 << 10), int64(5 << 10)},
+		{"SANDBOX_RESULT_MEMORY", "32MB", func(s *settings) any { return int64(s.ResultMemory) }, defaultResultMemory(doctor.System().Memory()), int64(32 << 20)},
 		{"SANDBOX_MAX_CODE_BYTES", "5kb", func(s *settings) any { return int64(s.MaxCodeBytes) }, int64(100 << 10), int64(5 << 10)},
 		{"SANDBOX_MAX_ARTIFACT_READ_BYTES", "1MB", func(s *settings) any { return int64(s.MaxReadBytes) }, int64(10 << 20), int64(1 << 20)},
 		{"SANDBOX_WORKSPACE_BYTES", "1.5GiB", func(s *settings) any { return int64(s.WorkspaceBytes) }, int64(2 << 30), int64(3 << 29)},
@@ -149,6 +152,8 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_MEMORY_LIMIT", "plenty", "512MB"},
 		{"SANDBOX_MEMORY_LIMIT", "-1", "512MB"},
 		{"SANDBOX_MEMORY_LIMIT", "1k", "32MB"},
+		{"SANDBOX_RESULT_MEMORY", "1MB", "16MB"},
+		{"SANDBOX_RESULT_MEMORY", "100000GB", "half"},
 		{"SANDBOX_CPU_LIMIT", "0", "0.05"},
 		{"SANDBOX_PIDS_LIMIT", "1", "32"},
 		{"SANDBOX_EXEC_TIMEOUT_S", "soon", "seconds"},

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,9 +26,9 @@ func (e *Engine) ListArtifacts(_ context.Context, caller session.Caller, session
 	return e.links(caller, sessionID, list), truncated, nil
 }
 
-// ReadArtifact reads a file of a session that exists. Refusals are invalid_id, invalid_path, session_not_found, not_found and
-// artifact_too_large, and file_busy for a file that code holds a lease on.
-func (e *Engine) ReadArtifact(_ context.Context, caller session.Caller, sessionID, path string) (Artifact, error) {
+// ReadArtifact reads a file of a session that exists. Refusals are invalid_id, invalid_path, session_not_found, not_found,
+// artifact_too_large, busy, and file_busy for a file that code holds a lease on.
+func (e *Engine) ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (Artifact, error) {
 	name, err := workspace.CleanName(path)
 	if err != nil {
 		return Artifact{}, e.wrap(err)
@@ -45,25 +46,29 @@ func (e *Engine) ReadArtifact(_ context.Context, caller session.Caller, sessionI
 		return Artifact{}, e.wrap(err)
 	}
 	defer f.Close()
-	return e.readAll(caller, sessionID, name, f, fi)
+	return e.readAll(ctx, caller, sessionID, name, f, fi)
 }
 
 // readAll reads an open file of a session, within the limit.
-func (e *Engine) readAll(caller session.Caller, sessionID, name string, f io.Reader, fi fs.FileInfo) (Artifact, error) {
+func (e *Engine) readAll(ctx context.Context, caller session.Caller, sessionID, name string, f io.Reader, fi fs.FileInfo) (Artifact, error) {
 	link := e.links(caller, sessionID, []workspace.File{{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}})[0]
 	limit := int64(e.cfg.MaxReadBytes)
 	if link.Size > limit {
 		return Artifact{}, tooLarge(link, limit)
 	}
-	// A run may be writing to it: the size of a moment ago promises nothing.
-	content, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
+	if !e.room(ctx, caller, answerCopies*link.Size, roomWait) {
+		if ctx.Err() != nil {
+			return Artifact{}, context.Cause(ctx)
+		}
+		return Artifact{}, memoryShort(link.URL)
+	}
+	// A run may be writing to it: the size of a moment ago promises nothing. What it has gained since is left out.
+	content := bytes.NewBuffer(make([]byte, 0, link.Size+bytes.MinRead))
+	if _, err := content.ReadFrom(io.LimitReader(f, link.Size)); err != nil {
 		return Artifact{}, err
 	}
-	if link.Size = int64(len(content)); link.Size > limit {
-		return Artifact{}, tooLarge(link, limit)
-	}
-	return Artifact{FileLink: link, Content: content}, nil
+	link.Size = int64(content.Len())
+	return Artifact{FileLink: link, Content: content.Bytes()}, nil
 }
 
 func tooLarge(f FileLink, limit int64) *Error {

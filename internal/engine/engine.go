@@ -17,6 +17,7 @@ import (
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/share"
 	"mcp-code-sandbox/internal/signedurl"
 	"mcp-code-sandbox/internal/store"
 	"mcp-code-sandbox/internal/wire"
@@ -49,6 +50,9 @@ type Config struct {
 	NetworkAllowed bool
 	UploadTTL      time.Duration // how long an upload link works; zero: an hour
 
+	// ResultMemory is the most that results hold in memory, shared among callers. Zero: there is no such limit.
+	ResultMemory int64
+
 	Instance string               // names this process among those that share the store
 	Alive    func(id string) bool // whether another process of that name is; nil: none is
 }
@@ -60,6 +64,7 @@ type Engine struct {
 	ids    runIDs
 	record *recorder
 	runs   runs
+	memory *share.Pool // of results, in bytes; nil: no limit
 
 	activity activity
 }
@@ -79,6 +84,9 @@ func New(cfg Config) *Engine {
 	if e.cfg.MaxReadBytes <= 0 {
 		e.cfg.MaxReadBytes = 10 << 20
 	}
+	if cfg.ResultMemory > 0 {
+		e.memory = share.New(share.Config{Capacity: cfg.ResultMemory, Exempt: session.Local.ID})
+	}
 	if cfg.Store != nil {
 		e.record = newRecorder(cfg.Store, e.log)
 	}
@@ -94,6 +102,14 @@ func (e *Engine) Close(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(err, e.record.close(ctx))
+}
+
+// Shares returns what callers share, by name.
+func (e *Engine) Shares() map[string]*share.Pool {
+	if e.memory == nil {
+		return nil
+	}
+	return map[string]*share.Pool{"result_bytes": e.memory}
 }
 
 // Runners returns the language environments that can be used now.
@@ -125,11 +141,12 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 		defer release()
 	}
 
-	stdout, stderr := newCollector(e.cfg.MaxOutputBytes), newCollector(e.cfg.MaxOutputBytes)
+	stdout, stderr := newCollector(e.cfg.MaxOutputBytes, &run.memory), newCollector(e.cfg.MaxOutputBytes, &run.memory)
 	shown := map[wire.Type]*redactor{
 		wire.TypeStdout: {out: func(p []byte) { stdout.write(p); run.output(Stdout, p) }},
 		wire.TypeStderr: {out: func(p []byte) { stderr.write(p); run.output(Stderr, p) }},
 	}
+	displays := displays{memory: &run.memory, redact: shown[wire.TypeStdout].redact}
 	release := sync.OnceFunc(func() { e.release(run, req) })
 	defer release() // also when it panics
 	sres, err := s.Run(ctx, r, session.RunRequest{
@@ -149,10 +166,8 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 			shown[wire.TypeStderr].hide(secrets)
 		}),
 		Started: run.begin,
-		Display: func(mime string, data []byte) {
-			res.Displays = append(res.Displays, newDisplay(mime, data, shown[wire.TypeStdout].redact))
-		},
-		Output: func(t wire.Type, p []byte) { shown[t].write(p) },
+		Display: displays.add,
+		Output:  func(t wire.Type, p []byte) { shown[t].write(p) },
 	})
 	release()
 	shown[wire.TypeStdout].flush()
@@ -170,8 +185,11 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	if res.Cause == sandbox.CauseCancelled && errors.Is(context.Cause(ctx), errStopped) {
 		res.Cause, res.Stopped, res.StateLost = sandbox.CauseLost, true, req.Persistent
 	}
+	run.memory.fix(func() { e.runs.forget(run) }, stdout.hold, stderr.hold)
+	res.Displays, res.DisplaysDropped, res.DisplaysBeyond = displays.list, displays.dropped, displays.beyond
 	res.Stdout, res.StdoutTruncated = stdout.bytes()
 	res.Stderr, res.StderrTruncated = stderr.bytes()
+	res.stdoutTotal, res.stderrTotal = stdout.total, stderr.total
 	res.diskFull = !res.Success() && s.DiskIsFull()
 	res.Hint = e.hint(res, r, req.Network)
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),

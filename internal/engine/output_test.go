@@ -25,7 +25,7 @@ func TestCollector(t *testing.T) {
 	}
 	for _, tt := range tests {
 		for _, piece := range []int{1, 3, 7, 1000} {
-			c := newCollector(16)
+			c := newCollector(16, &memory{})
 			for rest := []byte(tt.in); len(rest) > 0; {
 				n := min(piece, len(rest))
 				c.write(rest[:n])
@@ -43,7 +43,7 @@ func TestCollector(t *testing.T) {
 func FuzzCollector(f *testing.F) {
 	f.Add([]byte("héllo wörld"), uint8(3), uint16(500))
 	f.Fuzz(func(t *testing.T, piece []byte, limit uint8, times uint16) {
-		c := newCollector(int(limit))
+		c := newCollector(int(limit), &memory{})
 		whole := bytes.Repeat(piece, int(times%1000))
 		for range times % 1000 {
 			c.write(piece)

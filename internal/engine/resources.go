@@ -174,7 +174,7 @@ func (e *Engine) ReadFile(ctx context.Context, caller session.Caller, sessionID,
 		return Artifact{}, err
 	}
 	defer f.Close()
-	return e.readAll(caller, sessionID, name, f, fi)
+	return e.readAll(ctx, caller, sessionID, name, f, fi)
 }
 
 // Watch has changed called whenever files of a caller's were made or changed by a run or an upload, or went with their session. It is

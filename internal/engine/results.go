@@ -9,6 +9,7 @@ import (
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/share"
 	"mcp-code-sandbox/internal/store"
 )
 
@@ -45,10 +46,12 @@ func (e *Engine) pack(r *run, sr storedRun) (*store.Result, error) {
 	}
 	var displays []Display
 	total := 0
+	sr.Result.DisplaysDropped = sr.Result.Dropped()
 	for _, d := range sr.Result.Displays {
-		if size := len(d.Data) + len(d.Plain); total+size <= keptDisplays {
+		data, plain := d.Content()
+		if size := len(data) + len(plain); size > 0 && total+size <= keptDisplays {
 			total += size
-			displays = append(displays, d)
+			displays = append(displays, Display{MIME: d.MIME, File: d.File, Data: data, Plain: plain})
 		} else if d.File != "" {
 			displays = append(displays, Display{MIME: d.MIME, File: d.File})
 		}
@@ -133,17 +136,21 @@ func (e *Engine) WaitRun(ctx context.Context, caller session.Caller, id string, 
 	timer := time.NewTimer(req.Timeout)
 	defer timer.Stop()
 	if r := e.runs.find(caller, id); r != nil {
+		defer share.ScopeOf(ctx).Defer(r.memory.use())
 		defer r.listen(listener{req.Output, req.Queued})()
 		select {
 		case <-r.done:
-			return r.result(req.Cursor)
+			return e.answerOf(ctx, r, req.Cursor)
 		case <-r.outputAfter(req.Cursor, req.Follow):
-			return r.state(req.Cursor), nil
 		case <-timer.C:
-			return r.state(req.Cursor), nil
 		case <-ctx.Done():
 			return Result{}, context.Cause(ctx)
 		}
+		return e.answer(ctx, caller, r.state(req.Cursor), r.memory.size()), nil
+	}
+	// What is stored is read whole, whatever of it is wanted.
+	if !e.room(ctx, caller, answerCopies/2*int64(keptDisplays+4*e.cfg.MaxOutputBytes), roomWait) {
+		return Result{}, memoryShort("")
 	}
 	for {
 		res, err := e.storedResult(ctx, caller, id, req.Cursor)
@@ -171,18 +178,37 @@ func (e *Engine) CancelRun(ctx context.Context, caller session.Caller, id string
 		}
 		return res, err
 	}
+	defer share.ScopeOf(ctx).Defer(r.memory.use())
 	e.log.InfoContext(ctx, "[MCP] Cancelling a run", "run_id", id)
 	r.cancel()
 	timer := time.NewTimer(cancelWait)
 	defer timer.Stop()
 	select {
 	case <-r.done:
-		return r.result(0)
+		return e.answerOf(ctx, r, 0)
 	case <-timer.C:
-		return r.state(0), nil
+		return e.answer(ctx, caller, r.state(0), r.memory.size()), nil
 	case <-ctx.Done():
 		return Result{}, context.Cause(ctx)
 	}
+}
+
+// answerOf is the result of a run that has ended, as it can be sent.
+func (e *Engine) answerOf(ctx context.Context, r *run, cursor int64) (Result, error) {
+	res, err := r.result(cursor)
+	if err != nil {
+		return res, err
+	}
+	return e.answer(ctx, r.caller, res, r.memory.size()), nil
+}
+
+// memoryShort refuses an answer for which there is no memory; url is where the file can be downloaded.
+func memoryShort(url string) *Error {
+	instead := ""
+	if url != "" {
+		instead = ", or use download_url instead"
+	}
+	return &Error{Code: CodeBusy, Message: "The server's memory for answers is in use. Try again in 10 seconds" + instead + ".", DownloadURL: url}
 }
 
 // result is how the run ended, once it has.

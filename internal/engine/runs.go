@@ -13,6 +13,7 @@ import (
 
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/share"
 )
 
 // startWait is how long the start of a background run waits for its refusal: it is short beside any client's limit, and long
@@ -42,6 +43,9 @@ type run struct {
 	begun   chan struct{} // closed when the code has been sent to its sandbox
 	queued  chan struct{} // closed when the run waits for another one for the first time
 	done    chan struct{} // closed when the run has ended and, of a background run, its result is stored
+
+	memory   memory
+	tapeHold *hold
 
 	mu         sync.Mutex
 	tape       tape
@@ -113,6 +117,7 @@ func (r *run) queue() *Queue {
 
 // output takes what the program prints.
 func (r *run) output(stream Stream, p []byte) {
+	r.growTape(len(p))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.tape.limit > 0 {
@@ -124,6 +129,33 @@ func (r *run) output(stream Stream, p []byte) {
 			l.output(stream, p)
 		}
 	}
+}
+
+// growTape asks for the memory that the tape needs to keep n more bytes.
+func (r *run) growTape(n int) {
+	for {
+		r.mu.Lock()
+		limit, next := r.tape.limit, r.tape.wants(n)
+		r.mu.Unlock()
+		if next == 0 {
+			return
+		}
+		ok := r.tapeHold.grow(2 * int64(next-limit)) // it takes up to twice its limit
+		r.mu.Lock()
+		if ok && next <= r.tape.full { // not shrunk meanwhile
+			r.tape.limit = next
+		} else {
+			r.tape.full = min(r.tape.full, limit)
+		}
+		r.mu.Unlock()
+	}
+}
+
+// shrinkTape frees what the tape keeps beyond what needs no asking.
+func (r *run) shrinkTape() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tape.shrink(freeOutput)
 }
 
 // listen tells l what is printed and what the run waits for from now on, and what it waits for now, until stop is called.
@@ -230,18 +262,39 @@ func (rs *runs) backgroundLocked(r *run) (n int) {
 	return n
 }
 
-// remove drops a run that has ended. A followed one stays until more of them have ended: whoever follows may still be reading.
+// remove drops a run that has ended. A followed one stays until more of them have ended, or memory is short: whoever follows
+// may still be reading.
 func (rs *runs) remove(r *run) {
+	gone := r
 	rs.mu.Lock()
-	defer rs.mu.Unlock()
 	if r.req.Followed && r.err == nil {
+		gone = nil
 		rs.lingering = append(rs.lingering, r)
-		if len(rs.lingering) <= maxLingering {
-			return
+		if len(rs.lingering) > maxLingering {
+			gone, rs.lingering = rs.lingering[0], slices.Delete(rs.lingering, 0, 1)
 		}
-		r, rs.lingering = rs.lingering[0], slices.Delete(rs.lingering, 0, 1)
 	}
-	delete(rs.byID, r.id)
+	if gone != nil {
+		delete(rs.byID, gone.id)
+	}
+	rs.mu.Unlock()
+	if gone != r {
+		r.memory.linger(true)
+	}
+	if gone != nil {
+		gone.memory.linger(false)
+	}
+}
+
+// forget drops a run that has lingered.
+func (rs *runs) forget(r *run) {
+	rs.mu.Lock()
+	if i := slices.Index(rs.lingering, r); i >= 0 {
+		rs.lingering = slices.Delete(rs.lingering, i, i+1)
+		delete(rs.byID, r.id)
+	}
+	rs.mu.Unlock()
+	r.memory.linger(false)
 }
 
 // find returns the caller's run of that id, or nil.
@@ -303,6 +356,16 @@ func (e *Engine) Run(ctx context.Context, caller session.Caller, req Request) (R
 		return Result{}, err
 	}
 	defer mute()
+	defer share.ScopeOf(ctx).Defer(r.memory.use())
+	res, err := e.await(ctx, r, req)
+	if err != nil {
+		return Result{}, err
+	}
+	return e.answer(ctx, caller, res, r.memory.size()), nil
+}
+
+// await returns when the run has ended, or goes on in the background.
+func (e *Engine) await(ctx context.Context, r *run, req Request) (Result, error) {
 	if req.Begun != nil {
 		req.Begun(r.id)
 	}
@@ -373,11 +436,16 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 		stop: func() { cancelWith(errStopped) }, background: req.Background,
 		begun: make(chan struct{}), queued: make(chan struct{}), done: make(chan struct{}), listeners: map[*listener]struct{}{},
 	}
+	r.memory.pool, r.memory.caller = e.memory, caller.ID
 	r.req.Code, r.req.Env, r.req.Services, r.req.Output, r.req.Queued, r.req.Begun = "", nil, nil, nil, nil, nil
 	if req.Background || req.Handover > 0 {
-		r.tape.limit = e.cfg.MaxOutputBytes
+		r.tape.full = e.cfg.MaxOutputBytes
 		if req.Followed {
-			r.tape.limit = max(r.tape.limit, followedOutput)
+			r.tape.full = max(r.tape.full, followedOutput)
+		}
+		r.tape.limit = r.tape.full
+		if r.tapeHold = r.memory.hold(r.shrinkTape); r.tapeHold != nil {
+			r.tape.limit = min(r.tape.full, freeOutput)
 		}
 	}
 	if err := e.runs.add(r, e.cfg.Sessions.MaxRunsPerSession()); err != nil {
@@ -394,6 +462,7 @@ func (e *Engine) start(ctx context.Context, caller session.Caller, req Request) 
 // carryOut executes a run to its end and tells everybody who waits for it.
 func (e *Engine) carryOut(ctx context.Context, log *slog.Logger, r *run, rn runner.Runner, req Request) {
 	defer r.cancel()
+	done := r.memory.use()
 	r.res, r.err = e.executeRecovering(ctx, log, r, rn, req)
 	if req.Once {
 		// Nothing of the session is kept but its files, for as long as those of closed sessions.
@@ -405,6 +474,7 @@ func (e *Engine) carryOut(ctx context.Context, log *slog.Logger, r *run, rn runn
 	e.keepResult(log, r, background)
 	e.runs.remove(r)
 	e.runEnded(r)
+	done()
 	close(r.done)
 }
 

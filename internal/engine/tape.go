@@ -8,7 +8,8 @@ const maxMarks = 4000
 // tape keeps the last bytes of what a program prints, both streams in the order they came, in bounded memory. Places on it are
 // counted from the program's first byte.
 type tape struct {
-	limit int
+	limit int    // what it keeps now
+	full  int    // what it may keep, if there is memory for it
 	start int64  // the place of data[0]
 	data  []byte // at least the last limit bytes, at most twice as many
 	marks []mark // where the stream changes, in order
@@ -42,6 +43,22 @@ func (t *tape) write(stream Stream, p []byte) {
 	t.dropMarks()
 }
 
+// wants returns how much the tape should keep to lose nothing of n more bytes, or 0 if that is not more
+// than now.
+func (t *tape) wants(n int) int {
+	if t.limit == 0 || t.limit >= t.full || t.end()+int64(n) <= int64(t.limit) {
+		return 0
+	}
+	return min(t.full, max(4*t.limit, int(t.end())+n))
+}
+
+// shrink keeps no more than n bytes from now on.
+func (t *tape) shrink(n int) {
+	if t.full = min(t.full, n); t.limit > n {
+		*t = t.last(n)
+	}
+}
+
 // dropMarks forgets the marks of output that is no longer kept, but for the last one, which says what the first byte kept is.
 func (t *tape) dropMarks() {
 	n := 0
@@ -54,7 +71,7 @@ func (t *tape) dropMarks() {
 // last is a copy of the tape that holds at most n bytes.
 func (t *tape) last(n int) tape {
 	drop := max(0, len(t.data)-n)
-	out := tape{limit: n, start: t.start + int64(drop), data: slices.Clone(t.data[drop:]), marks: slices.Clone(t.marks)}
+	out := tape{limit: n, full: n, start: t.start + int64(drop), data: slices.Clone(t.data[drop:]), marks: slices.Clone(t.marks)}
 	out.dropMarks()
 	return out
 }

@@ -121,6 +121,7 @@ type Result struct {
 	// Each stream is whole, or its head and tail with a line between them that says how much is missing.
 	Stdout, Stderr                   []byte
 	StdoutTruncated, StderrTruncated bool
+	stdoutTotal, stderrTotal         int64 // what was printed, of a Result that was not stored
 
 	Started     time.Time
 	Duration    time.Duration
@@ -133,8 +134,12 @@ type Result struct {
 	FilesTruncated bool
 
 	// Displays are what the code showed beside its output, such as plots. Images are files, too.
-	Displays   []Display
-	Persistent bool
+	Displays []Display
+	// DisplaysDropped counts those that are not in Displays because the server had no memory for them.
+	DisplaysDropped int `json:",omitempty"`
+	// DisplaysBeyond counts those that are more than a run may show.
+	DisplaysBeyond int `json:",omitempty"`
+	Persistent     bool
 	// Of a persistent run:
 	StateLost bool // the interpreter has ended, and its variables are gone
 	Forgotten bool // the interpreter of earlier runs had ended before this one, which started without their variables
@@ -148,11 +153,27 @@ type Result struct {
 // Display is something that code showed.
 type Display struct {
 	MIME string
-	Data []byte // nil of a stored image that is too large to be kept twice
-	File string `json:",omitempty"` // the workspace's file that has an image, empty where there is none
-	// Plain is the part of stdout in whose place Data may be shown, byte for byte; nil if nothing was printed for it.
+	// Data and Plain are what Content returns, of a Result that was stored.
+	Data  []byte `json:",omitempty"`
+	File  string `json:",omitempty"` // the workspace's file that has an image, empty where there is none
 	Plain []byte `json:",omitempty"`
+
+	kept *shown // shared by the copies of a Result of this process
 }
+
+// Content returns what was shown, and the part of stdout in whose place it may be shown, byte for byte: nil if nothing was
+// printed for it. Both are nil of an image that is too large to be kept twice, and when the server needed the memory.
+func (d Display) Content() (data, plain []byte) {
+	if d.kept == nil {
+		return d.Data, d.Plain
+	}
+	d.kept.mu.Lock()
+	defer d.kept.mu.Unlock()
+	return d.kept.data, d.kept.plain
+}
+
+// Dropped reports whether the server needed the memory of what was shown.
+func (d Display) Dropped() bool { return d.kept != nil && d.kept.isDropped() }
 
 // TimeoutMessage is contract 4's sentence about a run with the cause timeout.
 func (r Result) TimeoutMessage() string {
@@ -162,6 +183,17 @@ func (r Result) TimeoutMessage() string {
 // Success reports whether the program ended by itself with exit code 0.
 func (r Result) Success() bool {
 	return r.ExitCode == 0 && r.Signal == 0 && r.Cause == ""
+}
+
+// Dropped returns how many displays are lost because the server needed the memory. Images that are files are not.
+func (r Result) Dropped() int {
+	n := r.DisplaysDropped
+	for _, d := range r.Displays {
+		if d.File == "" && d.Dropped() {
+			n++
+		}
+	}
+	return n
 }
 
 // FileLink is a file of a session's workspace with the address it can be downloaded from.
@@ -214,6 +246,7 @@ const (
 	CodeDiskFull           Code = "disk_full" // the server's, whatever the quota
 	CodeMaxSessions        Code = "max_sessions"
 	CodeSessionBusy        Code = "session_busy"
+	CodeBusy               Code = "busy" // the server; the same call works later
 	CodeSessionNotFound    Code = "session_not_found"
 	CodeNotFound           Code = "not_found" // of a file
 	CodeFileBusy           Code = "file_busy" // code holds a lease on it

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -176,7 +177,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 		handler = s.stateful
 	}
 
-	inner, closed := s.innerRequest(r, body)
+	inner, closed := s.innerRequest(w, r, body)
 	defer closed()
 	rep.newest = r.Header.Get(versionHeader) >= versionStateless
 	stop := func() {}
@@ -218,7 +219,7 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, msgs []messa
 			writeError(w, http.StatusBadRequest, nil, parseError(err))
 			return
 		}
-		inner, closed := s.innerRequest(r, body)
+		inner, closed := s.innerRequest(w, r, body)
 		defer closed()
 		handler := http.Handler(s.stateless)
 		if id := r.Header.Get(sessionHeader); id != "" && r.Header.Get(versionHeader) < versionStateless {
@@ -238,9 +239,17 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, msgs []messa
 }
 
 // innerRequest is the request as the SDK wants it. Plain callers send any Accept and any Content-Type.
-func (s *Server) innerRequest(r *http.Request, body []byte) (*http.Request, func()) {
-	key, closed := s.exchanges.open(r.Context())
-	inner := r.WithContext(r.Context())
+func (s *Server) innerRequest(w http.ResponseWriter, r *http.Request, body []byte) (*http.Request, func()) {
+	ctx, cancel := context.WithCancel(r.Context())
+	key, sent := s.exchanges.open(ctx, func() {
+		cancel()
+		http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // not every ResponseWriter has one
+	})
+	closed := func() {
+		sent()
+		cancel()
+	}
+	inner := r.WithContext(ctx)
 	inner.Header = r.Header.Clone()
 	inner.Header.Set("Accept", "application/json, text/event-stream")
 	inner.Header.Set("Content-Type", "application/json")

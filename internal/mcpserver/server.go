@@ -189,6 +189,7 @@ func (s *Server) bind(next mcp.MethodHandler) mcp.MethodHandler {
 		if extra := req.GetExtra(); extra != nil {
 			if key := extra.Header[exchangeHeader]; len(key) == 1 {
 				defer s.exchanges.attach(key[0], func() { cancel(errGone) })()
+				ctx = share.WithScope(ctx, s.exchanges.scope(key[0]))
 			}
 			user = userID(extra.TokenInfo)
 		}

@@ -123,29 +123,30 @@ func (s *Session) noteSwitch(r runner.Runner, network bool) bool {
 	return known && before != network && other != nil && other.interpreters[interpreterKey{r.Name, !network}] && !other.dead()
 }
 
-// maxDisplayBytes bounds the displays of a run together, and maxDisplays their number. A display beyond them is dropped.
+// maxDisplayBytes bounds the displays of a run together, and maxDisplays their number. What is beyond them is dropped.
 const (
 	maxDisplayBytes = 16 << 20
 	maxDisplays     = 64
 )
 
-// displays puts the frames of a run's displays together, one display after the other.
+// displays counts what a run shows.
 type displays struct {
-	data  []byte // of the one that is not complete
-	bytes int    // of all, those that were dropped included
-	count int
+	bytes  int // of all, those that were dropped included
+	count  int // of those that are complete
+	beyond bool
 }
 
-func (d *displays) add(f wire.Frame, show func(mime string, data []byte)) {
-	if d.bytes = min(d.bytes, maxDisplayBytes) + len(f.Data); d.bytes <= maxDisplayBytes {
-		d.data = append(d.data, f.Data...)
+func (d *displays) add(f wire.Frame, show func(Display)) {
+	d.bytes = min(d.bytes, maxDisplayBytes) + len(f.Data)
+	d.beyond = d.beyond || d.bytes > maxDisplayBytes || d.count >= maxDisplays
+	part := Display{MIME: f.MIME, Data: f.Data, More: f.More, Beyond: d.beyond}
+	if d.beyond {
+		part.Data = nil
 	}
-	if f.More {
-		return
+	if !f.More {
+		d.count++
 	}
-	data := d.data
-	d.data = nil
-	if d.count++; d.count <= maxDisplays && d.bytes <= maxDisplayBytes && show != nil {
-		show(f.MIME, data)
+	if show != nil {
+		show(part)
 	}
 }

@@ -60,12 +60,20 @@ type RunRequest struct {
 	Grant func(ctx context.Context, sandboxID string) (map[string]string, error)
 	// Started, if set, is called once, when the code has been sent to its sandbox.
 	Started func()
-	// Display gets what the code shows beside its output, such as a plot. It may be nil; otherwise it is
-	// as Output, but may keep data.
-	Display func(mime string, data []byte)
+	// Display gets what the code shows beside its output, such as a plot, in parts. It may be nil;
+	// otherwise it is as Output.
+	Display func(Display)
 	// Output gets the program's output as it is produced, in order, from one goroutine at a time.
 	// It must not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream wire.Type, p []byte)
+}
+
+// Display is a part of something that code shows. The parts of one display follow each other.
+type Display struct {
+	MIME   string
+	Data   []byte
+	More   bool // the display goes on
+	Beyond bool // it is more than a run may show: Data is left out, and what came before it is to be dropped
 }
 
 // RunResult says how a run ended.

@@ -438,12 +438,28 @@ func TestDisplayBudget(t *testing.T) {
 	s := open(t, newManager(t, b, nil), session.Local, "x")
 	defer s.Release()
 	var sizes []int
-	show := func(_ string, data []byte) { sizes = append(sizes, len(data)) }
+	size, beyond, most := 0, 0, 0
+	show := func(part session.Display) {
+		size += len(part.Data)
+		most = max(most, size)
+		switch {
+		case part.More:
+			return
+		case part.Beyond:
+			beyond++
+		default:
+			sizes = append(sizes, size)
+		}
+		size = 0
+	}
 	if _, err := s.Run(t.Context(), notebook, session.RunRequest{Display: show}); err != nil {
 		t.Fatal(err)
 	}
 	if want := []int{5 << 20, 5 << 20, 5 << 20}; !slices.Equal(sizes, want) {
 		t.Errorf("displays of %v bytes, want %v", sizes, want)
+	}
+	if beyond != 2 || most > 5<<20 {
+		t.Errorf("%d beyond the limit, want 2; %d bytes of one", beyond, most)
 	}
 }
 

@@ -164,8 +164,10 @@ func (t *toolset) imagesFor(c call, res engine.Result) (images []mcp.Content, wa
 		return nil, nil
 	}
 	images, missing := t.images.images(res.Displays)
-	if missing != "" {
-		warnings = append(warnings, missing)
+	for _, warning := range []string{missing, droppedOf(res)} {
+		if warning != "" {
+			warnings = append(warnings, warning)
+		}
 	}
 	return images, warnings
 }

@@ -177,22 +177,24 @@ func (t *toolset) detailsOf(res engine.Result) detailsJSON {
 	if !res.Running {
 		out.State = cmp.Or(stateOf(res), noticeOf(res))
 	}
+	out.DisplaysTruncated = res.DisplaysDropped+res.DisplaysBeyond > 0
 	left := maxDisplayText
 	for _, d := range res.Displays {
 		if !strings.HasPrefix(d.MIME, "text/") && d.MIME != "image/svg+xml" {
 			continue // image content
 		}
-		if len(d.Data) == 0 && d.File != "" {
+		data, plain := d.Content()
+		if len(data) == 0 && (d.File != "" || d.Dropped()) {
 			out.DisplaysTruncated = true
 			continue
 		}
-		size := len(d.Data) + len(d.Plain)
+		size := len(data) + len(plain)
 		if size > left {
 			out.DisplaysTruncated = true
 			continue
 		}
 		left -= size
-		out.Displays = append(out.Displays, displayJSON{MIMEType: d.MIME, Text: validUTF8(d.Data), Plain: validUTF8(d.Plain)})
+		out.Displays = append(out.Displays, displayJSON{MIMEType: d.MIME, Text: validUTF8(data), Plain: validUTF8(plain)})
 	}
 	return out
 }

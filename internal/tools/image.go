@@ -35,24 +35,52 @@ type scaling chan struct{}
 
 // content is an image for a model, made smaller to fit into limit bytes; nil when it is not an image that can be shown.
 func (s scaling) content(name string, data []byte, limit int) *mcp.ImageContent {
-	kind, ok := imageType(name, data)
-	if !ok {
-		return nil
-	}
-	config, _, err := image.DecodeConfig(bytes.NewReader(data))
-	switch {
-	case err != nil || config.Width <= 0 || config.Height <= 0 || config.Width > maxImagePixels/config.Height:
-		return nil
-	case len(data) <= limit && max(config.Width, config.Height) <= maxImageSide:
-		return &mcp.ImageContent{Data: data, MIMEType: kind}
+	if kind, fits := imageAsIs(name, data, limit); fits || kind == "" {
+		return content(name, data, limit)
 	}
 	s <- struct{}{}
 	defer func() { <-s }()
+	return content(name, data, limit)
+}
+
+// imageAsIs returns the type of an image, empty if it cannot be shown, and whether it may be shown as it is.
+func imageAsIs(name string, data []byte, limit int) (kind string, fits bool) {
+	kind, ok := imageType(name, data)
+	if !ok {
+		return "", false
+	}
+	config, _, err := image.DecodeConfig(bytes.NewReader(data))
+	if err != nil || config.Width <= 0 || config.Height <= 0 || config.Width > maxImagePixels/config.Height {
+		return "", false
+	}
+	return kind, len(data) <= limit && max(config.Width, config.Height) <= maxImageSide
+}
+
+// content is scaling.content for who has a turn, or needs none.
+func content(name string, data []byte, limit int) *mcp.ImageContent {
+	kind, fits := imageAsIs(name, data, limit)
+	switch {
+	case kind == "":
+		return nil
+	case fits:
+		return &mcp.ImageContent{Data: data, MIMEType: kind}
+	}
 	full, _, err := image.Decode(bytes.NewReader(data))
 	if err != nil {
 		return nil
 	}
 	return scaled(full, limit)
+}
+
+// display is the content of a display. While it waits for its turn, it keeps no reference to the data: the engine may drop it.
+func (s scaling) display(d engine.Display, name string, limit int) *mcp.ImageContent {
+	if data, _ := d.Content(); len(data) <= limit {
+		return s.content(name, data, limit)
+	}
+	s <- struct{}{}
+	defer func() { <-s }()
+	data, _ := d.Content()
+	return content(name, data, limit)
 }
 
 // scaled fits an image into maxImageSide and limit bytes: as PNG, else as JPEG, else at a smaller size.
@@ -91,7 +119,8 @@ func (s scaling) images(displays []engine.Display) (out []mcp.Content, missing s
 	name := func(d engine.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
 	var shown, hidden []engine.Display
 	for _, d := range displays {
-		if _, ok := imageType(name(d), d.Data); ok && len(shown) < maxImages {
+		data, _ := d.Content()
+		if _, ok := imageType(name(d), data); ok && len(shown) < maxImages {
 			shown = append(shown, d)
 		} else if strings.HasPrefix(d.MIME, "image/") {
 			hidden = append(hidden, d)
@@ -99,7 +128,7 @@ func (s scaling) images(displays []engine.Display) (out []mcp.Content, missing s
 	}
 	left := maxImageBytes
 	for i, d := range shown {
-		if c := s.content(name(d), d.Data, left/(len(shown)-i)); c != nil {
+		if c := s.display(d, name(d), left/(len(shown)-i)); c != nil {
 			out = append(out, c)
 			left -= len(c.Data)
 		} else {

@@ -178,6 +178,8 @@ func (r *resources) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mc
 			SizeBytes   int64  `json:"size_bytes"`
 			DownloadURL string `json:"download_url,omitempty"`
 		}{uri, refusal.SizeBytes, refusal.DownloadURL}))}
+	case errors.As(err, &refusal) && refusal.Code == engine.CodeBusy:
+		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: refusal.Message}
 	case errors.As(err, &refusal):
 		return nil, notFound(clientOf(req), uri) // or no name that a file could have
 	case err != nil:

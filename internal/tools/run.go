@@ -133,14 +133,26 @@ func (t *toolset) runText(c call, res engine.Result, output string, facts []stri
 		add("[" + notice + "]")
 	}
 	add(output)
+	left, long := maxDisplayText, 0
 	for _, d := range res.Displays {
-		if strings.HasPrefix(d.MIME, "text/") && d.MIME != "text/html" {
-			add(validUTF8(d.Data))
+		if !strings.HasPrefix(d.MIME, "text/") || d.MIME == "text/html" {
+			continue
+		}
+		if data, _ := d.Content(); len(data) <= left {
+			left -= len(data)
+			add(validUTF8(data))
+		} else {
+			long++
 		}
 	}
+	if long > 0 {
+		facts = append([]string{fmt.Sprintf("%d long texts that were shown are left out; save them to /data instead", long)}, facts...)
+	}
 	images, missing := t.images.images(res.Displays)
-	if missing != "" {
-		facts = append([]string{missing}, facts...)
+	for _, fact := range []string{droppedOf(res), missing} {
+		if fact != "" {
+			facts = append([]string{fact}, facts...)
+		}
 	}
 	if len(facts) > 0 {
 		add("[" + strings.Join(facts, "; ") + "]")
@@ -154,6 +166,14 @@ func (t *toolset) runText(c call, res engine.Result, output string, facts []stri
 	}
 	out.Content = append(append(out.Content, images...), t.links(c, res)...)
 	return out
+}
+
+// droppedOf says that displays are lost, empty when none are.
+func droppedOf(res engine.Result) string {
+	if n := res.Dropped(); n > 0 {
+		return fmt.Sprintf("%d of the displays are no longer kept: server memory is short; run again or save to /data", n)
+	}
+	return ""
 }
 
 // factsOf are facts about a run, none when all went well and nothing was made.
