@@ -99,13 +99,13 @@ func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key se
 	closed := s.closedNetworks(ctx, log)
 	engine, engineErr := newEngine(s, i, key, closed, log)
 	iso := isolation{owner: workspace.Owner{UID: -1, GID: -1}, close: func() {}, closed: closed}
-	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (int, error) {
+	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (offer, error) {
 		if engineErr != nil {
-			return 0, engineErr
+			return offer{}, engineErr
 		}
-		set, _, _, err := engine.Runners(ctx)
+		o, err := offered(ctx, s, engine)
 		iso.noReply = err
-		return len(set), err
+		return o, err
 	})
 	var err error
 	switch iso.name {
@@ -179,21 +179,39 @@ func (i *isolation) ignoredEngine(s *settings, env map[string]string) string {
 	return fmt.Sprintf("the jail is used, because the engine at DOCKER_HOST (%s) cannot be used: %s", s.DockerHost, reason(i.noReply))
 }
 
-// choose says which backend it is to be, and why. runners counts the labelled images on the engine.
-func choose(ctx context.Context, setting, goos string, runners func(context.Context) (int, error)) (name, why string) {
+// offer is what an engine has for "auto".
+type offer struct {
+	runners    int
+	own, asked bool // one is this project's image; the settings name images
+}
+
+// offered asks the engine.
+func offered(ctx context.Context, s *settings, engine *docker.Backend) (offer, error) {
+	set, _, _, err := engine.Runners(ctx)
+	return offer{runners: len(set), own: engine.HasOwn(), asked: s.Image != "" || len(s.Images) > 0}, err
+}
+
+// choose says which backend it is to be, and why. A stranger's image with a label must not change what isolates code.
+func choose(ctx context.Context, setting, goos string, ask func(context.Context) (offer, error)) (name, why string) {
 	if setting != backendAuto {
 		return setting, "SANDBOX_BACKEND says so"
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, lookTimeout, fmt.Errorf("no answer within %v", lookTimeout))
 	defer cancel()
-	n, err := runners(ctx)
+	o, err := ask(ctx)
 	switch {
-	case err == nil && n > 0:
-		return backendDocker, "an engine has images that are labelled as runners"
+	case err == nil && o.runners > 0 && o.asked:
+		return backendDocker, "an engine has images that SANDBOX_IMAGE or SANDBOX_IMAGES names"
+	case err == nil && o.own:
+		return backendDocker, "an engine has this project's images"
 	case goos != "linux":
 		return backendDocker, "the jail needs Linux"
 	case err != nil:
 		return backendJail, "no engine can be used: " + reason(err)
+	case o.asked:
+		return backendJail, "the engine has no labelled image that SANDBOX_IMAGE or SANDBOX_IMAGES names"
+	case o.runners > 0:
+		return backendJail, "the engine has images that are labelled as runners, but none of this project; SANDBOX_BACKEND=docker or SANDBOX_IMAGES uses them"
 	}
 	return backendJail, "the engine has no image that is labelled as a runner"
 }
@@ -211,7 +229,7 @@ func reason(err error) string {
 func newEngine(s *settings, i *instance.Instance, key secret.Value, closed *closednet.List, log *slog.Logger) (*docker.Backend, error) {
 	cfg := docker.Config{
 		Host: s.DockerHost, Root: s.Root, HostRoot: s.HostPath, Version: versionString(), Agent: agentbin.Binary,
-		Runtime: s.DockerRuntime, Image: s.Image, Closed: closed, Logger: log,
+		Runtime: s.DockerRuntime, Image: s.Image, Images: s.Images, Closed: closed, Logger: log,
 	}
 	if i != nil {
 		cfg.Dir, cfg.Instance, cfg.Installation = i.Dir(), i.ID(), installationName(key)

@@ -14,22 +14,25 @@ func TestChoose(t *testing.T) {
 	down := &sandbox.Error{Op: "reach the engine", Err: errors.New("connection refused"), Fix: "start it"}
 	for _, test := range []struct {
 		setting, goos string
-		images        int
+		offer         offer
 		err           error
 		want, why     string
 	}{
-		{"jail", "linux", 3, nil, "jail", "SANDBOX_BACKEND says so"},
-		{"docker", "linux", 0, down, "docker", "SANDBOX_BACKEND says so"},
-		{"auto", "linux", 1, nil, "docker", "an engine has images that are labelled as runners"},
-		{"auto", "linux", 0, nil, "jail", "the engine has no image that is labelled as a runner"},
-		{"auto", "linux", 0, down, "jail", "no engine can be used: connection refused"},
-		{"auto", "darwin", 0, down, "docker", "the jail needs Linux"},
-		{"auto", "windows", 0, nil, "docker", "the jail needs Linux"},
+		{"jail", "linux", offer{3, true, true}, nil, "jail", "SANDBOX_BACKEND says so"},
+		{"docker", "linux", offer{}, down, "docker", "SANDBOX_BACKEND says so"},
+		{"auto", "linux", offer{1, true, false}, nil, "docker", "an engine has this project's images"},
+		{"auto", "linux", offer{1, false, true}, nil, "docker", "an engine has images that SANDBOX_IMAGE or SANDBOX_IMAGES names"},
+		{"auto", "linux", offer{0, false, true}, nil, "jail", "the engine has no labelled image that SANDBOX_IMAGE or SANDBOX_IMAGES names"},
+		{"auto", "linux", offer{1, false, false}, nil, "jail", "the engine has images that are labelled as runners, but none of this project; SANDBOX_BACKEND=docker or SANDBOX_IMAGES uses them"},
+		{"auto", "linux", offer{}, nil, "jail", "the engine has no image that is labelled as a runner"},
+		{"auto", "linux", offer{}, down, "jail", "no engine can be used: connection refused"},
+		{"auto", "darwin", offer{}, down, "docker", "the jail needs Linux"},
+		{"auto", "windows", offer{}, nil, "docker", "the jail needs Linux"},
 	} {
 		asked := false
-		name, why := choose(t.Context(), test.setting, test.goos, func(context.Context) (int, error) {
+		name, why := choose(t.Context(), test.setting, test.goos, func(context.Context) (offer, error) {
 			asked = true
-			return test.images, test.err
+			return test.offer, test.err
 		})
 		if name != test.want || why != test.why {
 			t.Errorf("%s on %s: %s, because %s", test.setting, test.goos, name, why)

@@ -37,12 +37,11 @@ func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 func lookOnly(ctx context.Context, s *settings) isolation {
 	iso := isolation{close: func() {}}
 	engine, err := newEngine(s, nil, secret.Value{}, nil, nil)
-	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (int, error) {
+	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (offer, error) {
 		if err != nil {
-			return 0, err
+			return offer{}, err
 		}
-		set, _, _, err := engine.Runners(ctx)
-		return len(set), err
+		return offered(ctx, s, engine)
 	})
 	if err == nil {
 		iso.close = engine.Close

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/secret"
@@ -44,9 +45,10 @@ type settings struct {
 	ResourceLinks     string       `name:"resource-links" environ:"SANDBOX_RESOURCE_LINKS" group:"server" default:"off" help:"Resource links to the files of a run in its result: on, or off (only for a client that asks for them in _meta). Some frameworks pass them to the model's provider, which refuses them."`
 
 	Root              string   `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
-	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto, jail or docker. auto is docker when an engine has images labelled as runners, else the jail."`
+	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto, jail or docker. auto is docker when an engine has this project's images or --image or --images names some, else the jail."`
 	DockerHost        string   `name:"docker-host" environ:"DOCKER_HOST" group:"sandbox" placeholder:"URL" help:"Address of the Docker or Podman engine. Default: the first usual socket that is there, such as unix:///var/run/docker.sock."`
 	Image             string   `name:"image" environ:"SANDBOX_IMAGE" group:"sandbox" placeholder:"IMAGE" help:"Image for Python on docker, whatever other images are labelled, such as llm-sandbox:latest."`
+	Images            []string `name:"images" environ:"SANDBOX_IMAGES" group:"sandbox" placeholder:"IMAGE" help:"Labelled images that docker may use, by name (runner-python, registry.example.com/r:1) or digest (sha256:…, name@sha256:…). Default: all that are labelled."`
 	HostPath          string   `name:"host-path" environ:"SANDBOX_HOST_PATH" group:"sandbox" placeholder:"DIR" help:"The root as the engine's host names it, where the server itself is in a container."`
 	DockerRuntime     string   `name:"docker-runtime" environ:"SANDBOX_DOCKER_RUNTIME" group:"sandbox" placeholder:"NAME" help:"The engine's OCI runtime for sandboxes, such as runsc or kata. Default: the engine's own."`
 	RunnersDir        string   `name:"runners-dir" environ:"SANDBOX_RUNNERS_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of your own runners, a directory each. Default: runners.d under the root."`
@@ -138,6 +140,11 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	if s.DockerHost == "" {
 		s.DockerHost = defaultEngine(env)
 	}
+	for _, i := range s.Images {
+		err := docker.ParseImage(i)
+		bad(err == nil, "SANDBOX_IMAGES", "%q: %v; write it like runner-python, registry.example.com/runner:1 or sha256:…", i, err)
+	}
+	bad(len(s.Images) <= 100, "SANDBOX_IMAGES", "it has more than 100 entries")
 	bad(s.HostPath == "" || path.IsAbs(s.HostPath) || filepath.IsAbs(s.HostPath), "SANDBOX_HOST_PATH", "%q is no absolute path", s.HostPath)
 	bad(s.SharedZygote == "on" || s.SharedZygote == "off", "SANDBOX_SHARED_ZYGOTE", "%q is neither on nor off", s.SharedZygote)
 	bad(s.Network == "full" || s.Network == "off", "SANDBOX_NETWORK", "%q is neither full nor off", s.Network)

@@ -22,9 +22,23 @@ type Image struct {
 	Libraries []string
 	Version   string // of the interpreter, such as "Python 3.12.7"; may be empty
 	Created   time.Time
-	// Chosen says that the operator named this image: it wins over newer ones.
+	// Chosen says that the operator named this image for its language: it wins over all others.
 	Chosen bool
+	// Listed says that the operator named this image among those that may be used.
+	Listed bool
 }
+
+// bundledLanguages are those that the images of this project are labelled with.
+var bundledLanguages = []string{"python", "typescript"}
+
+// Bundled reports whether the image has a name that images/build gives to the image of its language.
+func (i Image) Bundled() bool {
+	return slices.Contains(bundledLanguages, i.Language) &&
+		(slices.Contains(i.Tags, "runner-"+i.Language+":latest") || slices.Contains(i.Tags, "mcp-sandbox-runner-"+i.Language+":latest"))
+}
+
+// trusted reports whether the image is more than a stranger's with a label.
+func (i Image) trusted() bool { return i.Chosen || i.Listed || i.Bundled() }
 
 // imageLanguages are what an image of ours serves besides the language it names.
 var imageLanguages = map[string][]string{
@@ -48,8 +62,9 @@ var libraryName = regexp.MustCompile(`^[@A-Za-z0-9][A-Za-z0-9_./@+ -]{0,63}$`)
 // maxLibraries bounds what a label adds to the description of a tool.
 const maxLibraries = 64
 
-// FromImages makes runners of images. Of several images for a language one that the operator named wins, then one with a tag,
-// then the newest; an image that names a language wins over one that merely serves it, too. notes tell what lost.
+// FromImages makes runners of images. Of several images for a language one that the operator named for it wins, then a bundled
+// one, then one with a tag, then the newest. An image that names a language wins over one that serves it besides its own,
+// except that no stranger's image replaces what a bundled or named image serves. notes tell what lost.
 func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 	defs, err := definitions(runners.Files, runners.Names())
 	if err != nil {
@@ -59,6 +74,7 @@ func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 	var names []string
 	chosen := map[string]Image{}
 	for _, img := range images {
+		img.Language = canonical(defs, img.Language)
 		if !runnerName.MatchString(img.Language) {
 			problems = append(problems, Problem{img.Name(), fmt.Sprintf("its label sandbox.language is %.80q, which is no name", img.Language), "label it with a name such as python"})
 			continue
@@ -71,22 +87,30 @@ func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 			if len(img.Tags) == 0 && len(winner.Tags) > 0 {
 				continue // what an earlier build left is nobody's wish
 			}
-			notes = append(notes, fmt.Sprintf("%s is served by %s (%s), not by %s (%s)", img.Language, winner.Name(), date(winner), img.Name(), date(img)))
+			notes = append(notes, lost(img.Language, winner, img))
 			continue
 		}
 		chosen[img.Language] = img
 		names = append(names, img.Language)
 	}
-	slices.Sort(names) // python before typescript: the first one serves the shell
-	for _, name := range slices.Clone(names) {
-		img := chosen[name]
-		if !img.Agent {
-			continue
-		}
-		for _, more := range imageLanguages[name] {
-			if _, taken := chosen[more]; !taken {
+	slices.Sort(names)                            // python before typescript: the first one serves the shell
+	for _, trusted := range []bool{true, false} { // first: what they replace serves nothing
+		for _, name := range slices.Clone(names) {
+			img := chosen[name]
+			if !img.Agent || img.Language != name || img.trusted() != trusted {
+				continue
+			}
+			for _, more := range imageLanguages[name] {
+				other, taken := chosen[more]
+				switch {
+				case !taken:
+					names = append(names, more)
+				case other.trusted() || !trusted:
+					continue
+				default:
+					notes = append(notes, lost(more, img, other))
+				}
 				chosen[more] = img
-				names = append(names, more)
 			}
 		}
 	}
@@ -99,6 +123,21 @@ func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 	return set, notes, problems
 }
 
+// canonical is the name of the language that an image's label names by an alias, such as js. Otherwise a stranger's image
+// would take over the alias.
+func canonical(defs []Definition, language string) string {
+	for _, d := range defs {
+		if strings.EqualFold(d.Name, language) || slices.ContainsFunc(d.Aliases, func(a string) bool { return strings.EqualFold(a, language) }) {
+			return d.Name
+		}
+	}
+	return language
+}
+
+func lost(language string, winner, img Image) string {
+	return fmt.Sprintf("%s is served by %s (%s), not by %s (%s)", language, winner.Name(), date(winner), img.Name(), date(img))
+}
+
 // better orders images for one language.
 func better(a, b Image) int {
 	rank := func(yes bool) int {
@@ -109,6 +148,7 @@ func better(a, b Image) int {
 	}
 	return cmp.Or(
 		cmp.Compare(rank(a.Chosen), rank(b.Chosen)),
+		cmp.Compare(rank(a.Bundled()), rank(b.Bundled())),
 		cmp.Compare(rank(len(a.Tags) > 0), rank(len(b.Tags) > 0)),
 		b.Created.Compare(a.Created),
 		strings.Compare(a.ID, b.ID),

@@ -16,6 +16,10 @@ func TestFromImages(t *testing.T) {
 	}
 	chosen := stdin("sha256:cccc", "python", 1, "old:1")
 	chosen.Chosen = true
+	bundled := Image{ID: "sha256:dddd", Tags: []string{"runner-typescript:latest"}, Language: "typescript", Agent: true, Created: day(1)}
+	evil := Image{ID: "sha256:eeee", Tags: []string{"evil:ts"}, Language: "typescript", Agent: true, Created: day(9)}
+	listed := stdin("sha256:ffff", "javascript", 1, "mine:js")
+	listed.Listed = true
 	for _, test := range []struct {
 		name     string
 		images   []Image
@@ -30,6 +34,10 @@ func TestFromImages(t *testing.T) {
 		{"a tag wins", []Image{stdin("sha256:1234567890abcdef", "ruby", 3), stdin("sha256:2", "ruby", 1, "r:1")}, "ruby=r:1", 0, ""},
 		{"no tag at all", []Image{stdin("sha256:1234567890abcdef", "ruby", 3)}, "ruby=1234567890ab", 0, ""},
 		{"chosen wins", []Image{python, chosen}, "python=old:1", 1, ""},
+		{"bundled wins over newer", []Image{python, stdin("sha256:1", "python", 9, "evil:1", "runner-ruby:latest"), stdin("sha256:2", "py", 9, "evil:2")}, "python=runner-python shell=runner-python", 2, ""},
+		{"bundled serves more", []Image{python, bundled, stdin("sha256:1", "javascript", 9, "evil:1"), stdin("sha256:2", "bash", 9, "evil:2"), stdin("sha256:3", "JS", 8, "evil:3")}, "python=runner-python typescript=runner-typescript javascript=runner-typescript shell=runner-python", 3, ""},
+		{"a stranger's agent serves nothing", []Image{python, evil}, "python=runner-python typescript=evil:ts javascript=evil:ts shell=runner-python", 0, ""},
+		{"listed wins over served", []Image{bundled, listed}, "typescript=runner-typescript javascript=mine:js shell=runner-typescript", 0, ""},
 		{"named wins over served", []Image{node, stdin("sha256:1", "javascript", 1, "js:1")}, "typescript=mine:1 javascript=js:1 shell=mine:1", 0, ""},
 		{"others in order", []Image{stdin("sha256:2", "zig", 1, "z:1"), stdin("sha256:1", "ada", 1, "a:1"), python}, "python=runner-python shell=runner-python ada=a:1 zig=z:1", 0, ""},
 		{"no name", []Image{stdin("sha256:1", "", 1, "x:1"), stdin("sha256:2", "../etc", 1, "y:1"), stdin("sha256:3", "a\nb", 1, "z:1")}, "", 0, "x:1 y:1 z:1"},
@@ -77,7 +85,7 @@ func TestFromImages(t *testing.T) {
 		t.Errorf("JavaScript by stdin: %+v", js)
 	}
 	// A label is a stranger's text.
-	evil := python
+	evil = python
 	evil.Libraries = append(slices.Repeat([]string{"x"}, 1000), "<script>", strings.Repeat("y", 1000), "")
 	if set, _, _ := FromImages([]Image{evil}); len(set[0].Libraries) != maxLibraries || slices.Contains(set[0].Libraries, "<script>") {
 		t.Errorf("libraries: %q", set[0].Libraries)

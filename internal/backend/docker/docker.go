@@ -60,6 +60,8 @@ type Config struct {
 	Runtime string
 	// Image serves Python, whatever other images say. Empty: none.
 	Image string
+	// Images lists the labelled images that may be used, as ParseImage takes them. Empty: all.
+	Images []string
 	// Closed lists what a sandbox with network cannot reach, besides the addresses of the engine's host.
 	Closed *closednet.List
 	Logger *slog.Logger // nil is silent
@@ -83,6 +85,7 @@ type Backend struct {
 	engine *engine             // nil until it has answered
 	used   bool                // a container was asked for
 	images map[string]image    // by id
+	own    bool                // images has one of this project
 	live   map[string]struct{} // names of the containers that are somebody's
 
 	isolation string // of runs in one container, as the last agent said

@@ -35,18 +35,26 @@ type image struct {
 	volumes []string // that the image declares
 	labels  map[string]string
 	tags    []string
+	digests []string // name@sha256:…, of registries
 	created time.Time
 }
 
 // Runners lists the images on the engine that are runners, as runners. notes are for the log.
 func (b *Backend) Runners(ctx context.Context) (set runner.Set, notes []string, problems []runner.Problem, err error) {
+	own := false
 	found, err := b.labelled(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	if found, problems, err = b.narrow(ctx, found); err != nil {
+		return nil, nil, nil, err
+	}
 	var images []runner.Image
 	for _, img := range found {
-		images = append(images, img.describe(img.labels[labelLanguage], false))
+		described := img.describe(img.labels[labelLanguage], false)
+		described.Listed = len(b.cfg.Images) > 0
+		own = own || img.agent && described.Bundled()
+		images = append(images, described)
 	}
 	if b.cfg.Image != "" {
 		img, err := b.inspect(ctx, b.cfg.Image)
@@ -65,10 +73,50 @@ func (b *Backend) Runners(ctx context.Context) (set runner.Set, notes []string, 
 		}
 	}
 	b.mu.Lock()
-	b.images = found
+	b.images, b.own = found, own
 	b.mu.Unlock()
 	set, notes, more := runner.FromImages(images)
 	return set, notes, append(problems, more...), nil
+}
+
+// narrow keeps the images that Config.Images lists, and says which entries match nothing.
+func (b *Backend) narrow(ctx context.Context, found map[string]image) (map[string]image, []runner.Problem, error) {
+	if len(b.cfg.Images) == 0 {
+		return found, nil, nil
+	}
+	kept := map[string]image{}
+	var problems []runner.Problem
+	for _, entry := range b.cfg.Images {
+		w, err := parseImage(entry)
+		if err != nil {
+			return nil, nil, fmt.Errorf("SANDBOX_IMAGES: %q: %w", entry, err)
+		}
+		matched := false
+		for id, img := range found {
+			if w.matches(img) {
+				kept[id], matched = img, true
+			}
+		}
+		if matched {
+			continue
+		}
+		p := runner.Problem{Runner: "images", Problem: "SANDBOX_IMAGES has " + entry + ", which is not on the engine", Fix: "make images, or docker pull " + entry}
+		switch _, err := b.inspect(ctx, entry); {
+		case err == nil:
+			p.Problem, p.Fix = "SANDBOX_IMAGES has "+entry+", which is not labelled as a runner", "build it with the labels sandbox.runner=true and sandbox.language"
+		case !cerrdefs.IsNotFound(err):
+			return nil, nil, err
+		}
+		problems = append(problems, p)
+	}
+	return kept, problems, nil
+}
+
+// HasOwn reports whether Runners has last found an image of this project's own: one with its name and with the agent's label.
+func (b *Backend) HasOwn() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.own
 }
 
 func (i image) describe(language string, chosen bool) runner.Image {
@@ -98,7 +146,7 @@ func (b *Backend) labelled(ctx context.Context) (map[string]image, error) {
 		if err != nil {
 			return nil, err
 		}
-		if len(img.tags) > 0 { // one without is what an earlier build has left
+		if len(img.tags)+len(img.digests) > 0 || len(b.cfg.Images) > 0 { // another is what an earlier build has left
 			found[img.ID] = img
 		}
 	}
@@ -119,7 +167,12 @@ func (b *Backend) inspect(ctx context.Context, ref string) (image, error) {
 	img.created, _ = time.Parse(time.RFC3339Nano, res.Created) // without one it is the oldest
 	for _, tag := range res.RepoTags {
 		if tag != "<none>:<none>" {
-			img.tags = append(img.tags, strings.TrimPrefix(strings.TrimPrefix(tag, "localhost/"), "docker.io/library/"))
+			img.tags = append(img.tags, shortName(tag))
+		}
+	}
+	for _, d := range res.RepoDigests {
+		if !strings.HasPrefix(d, "<none>") {
+			img.digests = append(img.digests, shortName(d))
 		}
 	}
 	if res.Config != nil {

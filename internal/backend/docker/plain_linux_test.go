@@ -308,6 +308,35 @@ func TestDiscovery(t *testing.T) {
 		}
 	}
 
+	if b.HasOwn() {
+		t.Error("a labelled image is taken for one of this project")
+	}
+	const python = "FROM BASE\nLABEL sandbox.runner=true sandbox.language=python\n"
+	bundled := build(t, c, base, python+"LABEL sandbox.protocol=agent\n", "runner-python:latest")
+	stranger := build(t, c, base, python+"ENV NEWER=1\n", "stranger:latest")
+	if id := imageID(t, b, "python"); id != bundled || !b.HasOwn() {
+		t.Errorf("a newer image of a stranger serves Python: %s", id)
+	}
+	for _, entry := range []string{"stranger", stranger} {
+		narrowed, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Images = []string{entry} })
+		set, _, problems, err := narrowed.Runners(t.Context())
+		other := slices.ContainsFunc(set, func(r runner.Runner) bool { return r.ImageID != stranger })
+		if err != nil || len(problems) > 0 || len(set) == 0 || other || narrowed.HasOwn() {
+			t.Errorf("SANDBOX_IMAGES=%s: %v, %v, %v", entry, set.Names(), problems, err)
+		}
+	}
+	build(t, c, base, "FROM BASE\nLABEL sandbox.runner=false\n", "unlabelled:test")
+	for entry, want := range map[string]string{"no-such-image": "not on the engine", "unlabelled:test": "not labelled"} {
+		none, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Images = []string{entry} })
+		if set, _, problems, err := none.Runners(t.Context()); err != nil || len(set) > 0 || len(problems) != 1 || !strings.Contains(problems[0].Problem, want) {
+			t.Errorf("SANDBOX_IMAGES=%s: %v, %v, %v", entry, set.Names(), problems, err)
+		}
+		checks := none.Probe(t.Context())
+		if last := checks[len(checks)-1]; last.Status != sandbox.Fail || !strings.Contains(last.Detail, "SANDBOX_IMAGES") || last.Fix == "" {
+			t.Errorf("SANDBOX_IMAGES=%s: doctor says %+v", entry, checks)
+		}
+	}
+
 	chosen, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Image = language + ":one" })
 	if id := imageID(t, chosen, "python"); id != first {
 		t.Errorf("SANDBOX_IMAGE does not serve Python, but %s", id)

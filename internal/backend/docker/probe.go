@@ -46,9 +46,11 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 		checks = append(checks, sandbox.Check{Name: "images", Status: sandbox.Warn, Detail: p.Runner + ": " + p.Problem, Fix: p.Fix})
 	}
 	if len(set) == 0 {
-		return append(checks, sandbox.Check{
-			Name: "images", Status: sandbox.Fail, Detail: "no image on the engine is labelled sandbox.runner=true", Fix: "make images",
-		})
+		c := sandbox.Check{Name: "images", Status: sandbox.Fail, Detail: "no image on the engine is labelled sandbox.runner=true", Fix: "make images"}
+		if len(b.cfg.Images) > 0 {
+			c.Detail, c.Fix = "no labelled image on the engine is one of SANDBOX_IMAGES", "mend or unset SANDBOX_IMAGES; docker images lists what there is"
+		}
+		return append(checks, c)
 	}
 	var names []string
 	for _, r := range set {

@@ -102,7 +102,7 @@ func ClosedNetworks(t *testing.T, allow ...netip.Prefix) *closednet.List {
 // TestNewAddress gives the host an address while b, a sandbox with network, runs. It must be closed to b, and stay so to others.
 func TestNewAddress(t *testing.T, b *Box) {
 	t.Helper()
-	b.Probe(t, Reach+"if reach('"+New+"') != b'world': breach('the world is broken')")
+	b.Probe(t, Reach+"if (got := reach('"+New+"')) != b'world': breach('the world is broken:', got)")
 	if out, err := exec.Command("ip", "addr", "add", New+"/32", "dev", "lo").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -110,7 +110,7 @@ func TestNewAddress(t *testing.T, b *Box) {
 end = time.monotonic() + 30
 while not isinstance(got := reach("`+New+`"), OSError):
     if time.monotonic() > end: breach("reaches an address that the host got later:", got)
-if reach("`+Public+`") != b"world": breach("the internet is out of reach")
+if (got := reach("`+Public+`")) != b"world": breach("the internet is out of reach:", got)
 `)
 }
 
