@@ -22,7 +22,7 @@ var layers = [][]string{
 	{"internal/session"},
 	{"internal/engine", "internal/session/sessiontest"},
 	{"internal/tools"},
-	{"internal/mcpserver", "internal/httpapi"},
+	{"internal/mcpserver", "internal/httpapi", "internal/control"},
 	{"cmd/mcp-code-sandbox", "cmd/sandbox-agent", "bench"},
 }
 

@@ -166,6 +166,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	}
 	a.onClose(a.sessions.Close)
 	a.onClose(a.engine.Close) // first: what runs in the background closes its own sessions
+	a.serveControl()
 
 	a.tasks = newTasks()
 	a.onClose(a.tasks.close)

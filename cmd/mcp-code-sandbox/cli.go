@@ -26,13 +26,14 @@ type cli struct {
 	settings
 	PrintVersion versionFlag `name:"version" help:"Print the version."`
 
-	Serve   serveCmd   `cmd:"" help:"Serve MCP over HTTP."`
-	Stdio   stdioCmd   `cmd:"" help:"Serve MCP on stdin and stdout, and file links over HTTP."`
-	Run     runCmd     `cmd:"" help:"Run one piece of code from the terminal."`
-	Runners runnersCmd `cmd:"" help:"List the language environments, or prepare them."`
-	Proxy   proxyCmd   `cmd:"" help:"Check the configuration and the audit trail of the execution proxy."`
-	Doctor  doctorCmd  `cmd:"" help:"Check what works on this host, and say how to fix what does not."`
-	Version versionCmd `cmd:"" help:"Print the version."`
+	Serve    serveCmd    `cmd:"" help:"Serve MCP over HTTP."`
+	Stdio    stdioCmd    `cmd:"" help:"Serve MCP on stdin and stdout, and file links over HTTP."`
+	Run      runCmd      `cmd:"" help:"Run one piece of code from the terminal."`
+	Runners  runnersCmd  `cmd:"" help:"List the language environments, or prepare them."`
+	Sessions sessionsCmd `cmd:"" help:"List the sessions of all callers, or end what runs in one."`
+	Proxy    proxyCmd    `cmd:"" help:"Check the configuration and the audit trail of the execution proxy."`
+	Doctor   doctorCmd   `cmd:"" help:"Check what works on this host, and say how to fix what does not."`
+	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
 // invocation is what a command has of the world around it.

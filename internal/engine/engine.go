@@ -181,7 +181,8 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	res.ExitCode, res.Signal, res.Cause = sres.ExitCode, sres.Signal, sres.Cause
 	res.NotStarted, res.MaxRSSBytes = !sres.Started, sres.MaxRSSBytes
 	res.StateLost, res.Forgotten, res.Evicted = sres.StateLost, sres.Forgotten, sres.Evicted
-	res.Switched, res.Network, res.Preemption = sres.Switched, req.Network, sres.Preemption
+	res.Switched, res.Network = sres.Switched, req.Network
+	res.Preemption, res.Operator = sres.Preemption, sres.Operator
 	if res.Cause == sandbox.CauseCancelled && errors.Is(context.Cause(ctx), errStopped) {
 		res.Cause, res.Stopped, res.StateLost = sandbox.CauseLost, true, req.Persistent
 	}

@@ -60,6 +60,9 @@ func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
 		}
 		return res.TimeoutMessage() + ". Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
 	case sandbox.CauseCancelled:
+		if res.Operator {
+			return "The operator of the server ended the run."
+		}
 		return "The run was cancelled."
 	case sandbox.CausePreempted:
 		return preemptedHint(res)

@@ -147,6 +147,7 @@ type Result struct {
 	Switched  bool // the run before used the session's other interpreter, with or without network, whose variables this one does not have
 	// Preemption says what the caller held when the run was stopped for another one; Cause is preempted.
 	Preemption *session.Preemption
+	Operator   bool // the operator of the server ended the run; Cause is cancelled
 	Network    bool // the request's
 }
 

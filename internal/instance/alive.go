@@ -27,3 +27,20 @@ func Alive(root, id string) bool {
 	defer f.Close()
 	return tryLock(f) != nil
 }
+
+// Dir is the directory of an instance on root.
+func Dir(root, id string) string { return filepath.Join(root, directory, id) }
+
+// List returns the ids of the instances on root, living and dead.
+func List(root string) (ids []string, err error) {
+	entries, err := os.ReadDir(filepath.Join(root, directory))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, err
+}

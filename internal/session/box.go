@@ -52,6 +52,7 @@ type box struct {
 	zygotes      map[string]bool         // those that its agent knows
 	retired      bool                    // out of its session's boxes: no new run gets it, and it ends with its last one
 	preempted    *Preemption             // why its runs were stopped; nil: they were not
+	stopped      bool                    // by StopSession
 }
 
 // wanted is what a run needs a sandbox for.
@@ -60,6 +61,7 @@ type wanted struct {
 	runner  runner.Runner
 	mounts  sandbox.Sources
 	network bool
+	stops   uint64 // of the session when the run was asked for
 
 	waiter  *roomWaiter // nil: it has not waited for room
 	preempt bool        // another caller's run may be stopped to make room
@@ -106,8 +108,8 @@ func (b *box) dead() bool {
 
 // acquire returns a started sandbox of the session and counts one run on it, until release. Runs that need
 // the same sandbox wait for one start, which goes on whether or not the one who asked for it is still there.
-func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, network bool) (*box, error) {
-	b, err := m.take(ctx, wanted{s: s, runner: r, mounts: sandbox.SourcesOf(r.Mounts), network: network})
+func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, network bool, stops uint64) (*box, error) {
+	b, err := m.take(ctx, wanted{s: s, runner: r, mounts: sandbox.SourcesOf(r.Mounts), network: network, stops: stops})
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +131,7 @@ func (m *Manager) takeLocked(want wanted) (*box, []*Session, error) {
 	if m.closed {
 		return nil, nil, ErrClosed
 	}
-	if s.ended != nil {
+	if s.ended != nil || s.stops != want.stops {
 		return nil, nil, errEnded
 	}
 	if limit := m.cfg.MaxRunsPerSession; limit > 0 && s.runs >= limit {

@@ -66,6 +66,8 @@ type RunRequest struct {
 	// Output gets the program's output as it is produced, in order, from one goroutine at a time.
 	// It must not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream wire.Type, p []byte)
+
+	stops uint64 // see Session.stops
 }
 
 // Display is a part of something that code shows. The parts of one display follow each other.
@@ -100,6 +102,7 @@ type RunResult struct {
 	Scan *workspace.Scan
 
 	Preemption *Preemption // with the cause preempted
+	Operator   bool        // with the cause cancelled: the operator ended it
 }
 
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
@@ -107,6 +110,7 @@ type RunResult struct {
 // twice. A done ctx, and the end of the session, end the run with the cause cancelled.
 // Errors are ErrBusy, a *MaxSessionsError, ErrClosed, workspace.ErrQuota, or the backend's when no sandbox could be started.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
+	req.stops = s.stopCount()
 	if !req.Persistent {
 		return s.run(ctx, r, req)
 	}
@@ -146,10 +150,10 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		return RunResult{}, err
 	}
 	for retried := false; ; retried = true {
-		b, err := s.m.acquire(ctx, s, r, req.Network)
+		b, err := s.m.acquire(ctx, s, r, req.Network, req.stops)
 		if err != nil {
 			if ctx.Err() != nil || errors.Is(err, errEnded) {
-				return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
+				return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled, Operator: s.stopCount() != req.stops}, nil
 			}
 			return RunResult{}, err
 		}
@@ -291,6 +295,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		if lost.Cause == sandbox.CausePreempted {
 			lost.Preemption = b.preempted
 		}
+		lost.Operator = lost.Cause == sandbox.CauseCancelled && s.stopCount() != req.stops
 		return lost, nil
 	}
 	res := RunResult{
@@ -396,7 +401,7 @@ func (s *Session) lossCause(b *box, cause sandbox.Cause) sandbox.Cause {
 		return cause
 	}
 	s.m.mu.Lock()
-	ended, preempted := s.ended != nil, b.preempted != nil
+	ended, preempted := s.ended != nil || b.stopped, b.preempted != nil
 	s.m.mu.Unlock()
 	if preempted {
 		return sandbox.CausePreempted

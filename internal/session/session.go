@@ -34,6 +34,7 @@ type Session struct {
 	refs     int // of Open, Lookup and runs
 	runs     int
 	active   map[*activeRun]struct{} // of runs, those whose code was sent
+	stops    uint64                  // how often StopSession has ended its runs
 	begun    uint64                  // how many runs have been begun in it
 	kept     kept
 	boxes    map[boxKey]*box

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"mcp-code-sandbox/internal/control"
+	"mcp-code-sandbox/internal/instance"
+	"mcp-code-sandbox/internal/session"
+)
+
+type sessionsCmd struct {
+	List sessionsListCmd `cmd:"" help:"List the sessions of all callers."`
+	Stop sessionsStopCmd `cmd:"" help:"End the runs and sandboxes of a session. Its files stay."`
+}
+
+type sessionsListCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+	Live bool `help:"Only those that have a sandbox."`
+}
+
+type sessionsStopCmd struct {
+	Session string `arg:"" help:"The session's key, or the start of it, as list shows it; or CALLER/SESSION."`
+}
+
+// shortKey is how much of a key the table shows.
+const shortKey = 12
+
+// listedSession is a session, and the servers that have it. Several may: they share the root.
+type listedSession struct {
+	session.Info
+	State   string   `json:"state"` // running, live (it has a sandbox) or idle
+	Servers []string `json:"servers,omitempty"`
+}
+
+// Run prints the sessions, those with something running first, then last used first.
+func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
+	list, _, err := listSessions(ctx, inv)
+	if err != nil {
+		return err
+	}
+	if c.Live {
+		list = slices.DeleteFunc(list, func(s listedSession) bool { return s.Sandboxes == 0 })
+	}
+	if c.JSON {
+		text, err := json.MarshalIndent(list, "", "  ")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(inv.stdout, escapeJSON(string(text)))
+		return err
+	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(inv.stdout, "There are no sessions.")
+		return err
+	}
+	t := tabwriter.NewWriter(inv.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "KEY\tCALLER\tSESSION\tSTATE\tRUNS\tSANDBOXES\tINTERPRETERS\tSIZE\tLAST USED")
+	for _, s := range list {
+		size := "-"
+		if s.Bytes != nil {
+			size = fmt.Sprintf("%.1f MB", float64(*s.Bytes)/1e6)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", s.Key[:shortKey], printable(s.Caller), printable(s.ID), s.State, s.Runs, s.Sandboxes,
+			cmp.Or(printable(strings.Join(s.Interpreters, ",")), "-"), size, s.LastUsed.Format(time.RFC3339))
+	}
+	return t.Flush()
+}
+
+// Run has every server that has the session end its sandboxes.
+func (c *sessionsStopCmd) Run(ctx context.Context, inv *invocation) error {
+	list, servers, err := listSessions(ctx, inv)
+	if err != nil {
+		return err
+	}
+	if len(servers) == 0 {
+		return fmt.Errorf("no server is running on %s: there is nothing to stop (SANDBOX_ROOT, or --root, names the data directory)", inv.settings.Root)
+	}
+	s, err := findSession(list, c.Session)
+	if err != nil {
+		inv.code = exitUsage
+		return err
+	}
+	var total session.Stopped
+	var errs []error
+	for _, id := range s.Servers {
+		stopped, err := control.Stop(ctx, instance.Dir(inv.settings.Root, id), s.Key)
+		if err != nil && !errors.Is(err, session.ErrNotFound) && !errors.Is(err, control.ErrNotRunning) { // it has ended meanwhile
+			errs = append(errs, fmt.Errorf("server %s: %w", id, err))
+		}
+		total.Runs += stopped.Runs
+		total.Sandboxes += stopped.Sandboxes
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	if total.Sandboxes == 0 {
+		_, err = fmt.Fprintf(inv.stdout, "Session %s of %s has nothing running.\n", printable(s.ID), printable(s.Caller))
+		return err
+	}
+	_, err = fmt.Fprintf(inv.stdout, "Session %s of %s: ended %s and %s. Its files are kept.\n", printable(s.ID), printable(s.Caller),
+		counted(total.Runs, "run", "runs"), counted(total.Sandboxes, "sandbox", "sandboxes"))
+	return err
+}
+
+func counted(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.Itoa(n) + " " + many
+}
+
+// findSession returns the session that the operator means: a key or the start of one, or CALLER/SESSION. A session's id has no slash.
+func findSession(list []listedSession, name string) (listedSession, error) {
+	at := strings.LastIndexByte(name, '/')
+	found := slices.DeleteFunc(slices.Clone(list), func(s listedSession) bool {
+		if at >= 0 {
+			return s.Caller != name[:at] || s.ID != name[at+1:]
+		}
+		return name == "" || !strings.HasPrefix(s.Key, name)
+	})
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return listedSession{}, fmt.Errorf("there is no session %s; give a KEY that mcp-code-sandbox sessions list shows, or CALLER/SESSION", printable(name))
+	}
+	return listedSession{}, fmt.Errorf("%d keys start with %s; give more of the key", len(found), printable(name))
+}
+
+// listSessions asks all servers on the root, and looks on disk for sessions that none of them has. It returns the servers that answer.
+func listSessions(ctx context.Context, inv *invocation) (list []listedSession, servers []string, err error) {
+	root := inv.settings.Root
+	byKey := map[string]*listedSession{}
+	ids, err := instance.List(root)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, id := range ids {
+		infos, err := control.Infos(ctx, instance.Dir(root, id))
+		if errors.Is(err, control.ErrNotRunning) {
+			if errors.Is(err, os.ErrPermission) {
+				return nil, nil, fmt.Errorf("the servers on %s are another user's: run this command as that user (%w)", root, err)
+			}
+			continue
+		}
+		if err != nil {
+			fmt.Fprintf(inv.stderr, "mcp-code-sandbox: server %s does not answer: %v\n", id, err)
+			continue
+		}
+		servers = append(servers, id)
+		for _, info := range infos {
+			if len(info.Key) >= shortKey { // what another version would say is not trusted
+				add(byKey, info, id)
+			}
+		}
+	}
+	stored, err := session.Stored(root)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s cannot be read: %w (%s)", root, err, fixRoot)
+	}
+	for _, info := range stored {
+		if byKey[info.Key] == nil {
+			add(byKey, info, "")
+		}
+	}
+	list = make([]listedSession, 0, len(byKey))
+	for _, s := range byKey {
+		switch {
+		case s.Runs > 0:
+			s.State = "running"
+		case s.Sandboxes > 0:
+			s.State = "live"
+		default:
+			s.State = "idle"
+		}
+		list = append(list, *s)
+	}
+	slices.SortFunc(list, func(a, b listedSession) int {
+		return cmp.Or(-cmp.Compare(min(a.Sandboxes, 1), min(b.Sandboxes, 1)), b.LastUsed.Compare(a.LastUsed), cmp.Compare(a.Key, b.Key))
+	})
+	return list, servers, nil
+}
+
+// add counts what one server has of a session.
+func add(byKey map[string]*listedSession, info session.Info, server string) {
+	s := byKey[info.Key]
+	if s == nil {
+		s = &listedSession{Info: info}
+		byKey[info.Key] = s
+	} else {
+		s.Runs += info.Runs
+		s.Sandboxes += info.Sandboxes
+		s.Interpreters = append(s.Interpreters, info.Interpreters...)
+		s.Bytes = cmp.Or(s.Bytes, info.Bytes)
+		if info.LastUsed.After(s.LastUsed) {
+			s.LastUsed = info.LastUsed
+		}
+	}
+	if server != "" {
+		s.Servers = append(s.Servers, server)
+	}
+}
+
+// printable is text that does nothing to a terminal or a table: what is not printable is escaped.
+func printable(s string) string {
+	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
+		return s
+	}
+	return strconv.QuoteToASCII(s)
+}
+
+// escapeJSON escapes what encoding/json leaves as it is though a terminal may obey it, such as C1 controls and bidi overrides.
+func escapeJSON(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r == '\n' || unicode.IsPrint(r) {
+			b.WriteRune(r)
+			continue
+		}
+		if r >= 0x10000 {
+			r -= 0x10000
+			fmt.Fprintf(&b, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+			continue
+		}
+		fmt.Fprintf(&b, `\u%04x`, r)
+	}
+	return b.String()
+}
+
+// serveControl lets the operator see and end sessions. A server works without.
+func (a *app) serveControl() {
+	s, err := control.Serve(a.instance.Dir(), a.sessions, a.log)
+	if err != nil {
+		a.log.Warn("mcp-code-sandbox sessions will not reach this server", "error", err)
+		return
+	}
+	a.onClose(func(context.Context) error { return s.Close() })
+}
