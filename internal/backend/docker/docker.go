@@ -162,6 +162,8 @@ func (b *Backend) touched() bool {
 // engine is what the engine says of itself.
 type engine struct {
 	version  string
+	machine  string // its host name
+	dir      string // its data, on its machine
 	podman   bool
 	goarch   string
 	rootless bool
@@ -192,7 +194,7 @@ func (b *Backend) facts(ctx context.Context) (*engine, error) {
 	if info.OSType != "" && info.OSType != "linux" {
 		return nil, &sandbox.Error{Op: "reach the engine", Err: fmt.Errorf("it runs %s containers", info.OSType), Fix: "switch Docker Desktop to Linux containers"}
 	}
-	e := &engine{version: info.ServerVersion, goarch: goarch(info.Architecture), memory: info.MemoryLimit, pids: info.PidsLimit,
+	e := &engine{version: info.ServerVersion, machine: info.Name, dir: info.DockerRootDir, goarch: goarch(info.Architecture), memory: info.MemoryLimit, pids: info.PidsLimit,
 		looseTCP: info.CgroupVersion == "1" && !b.ownKernel()}
 	version, err := b.client.ServerVersion(ctx, client.ServerVersionOptions{})
 	if err != nil {

@@ -38,6 +38,7 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 			Fix:    "boot the engine's machine with cgroup version 2 (systemd.unified_cgroup_hierarchy=1 on the kernel's command line), or use the jail",
 		})
 	}
+	checks = append(checks, b.checkUser(e)...)
 	set, _, problems, err := b.Runners(ctx)
 	if err != nil {
 		return append(checks, failure("images", err))
