@@ -19,8 +19,12 @@ var imageExtensions = map[string]string{"image/png": ".png", "image/jpeg": ".jpg
 // bundleMIME is the type of a display that has its text as well: a JSON object of a type of markup and of text/plain.
 const bundleMIME = "application/vnd.mcp-code-sandbox.bundle+json"
 
-// smallDisplay is how much is asked for when a display begins.
-const smallDisplay = 64 << 10
+// smallDisplay is how much is asked for when a display begins, displayStep at most when it goes on: what is asked for in
+// advance is another display's room.
+const (
+	smallDisplay = 64 << 10
+	displayStep  = 1 << 20
+)
 
 // shown is the content of a display. All copies of a Result have the same one, so that its memory
 // can be taken back.
@@ -51,7 +55,7 @@ func (s *shown) write(p []byte) bool {
 	room, size := cap(s.data), len(s.data)+len(p)
 	s.mu.Unlock()
 	if size > room {
-		next := max(size, 2*room, smallDisplay)
+		next := max(size, min(2*room, room+displayStep), smallDisplay)
 		if !s.hold.grow(int64(next - room)) {
 			s.discard()
 			return false
