@@ -27,7 +27,8 @@ var sameAnswers = []string{
 	"TestHostIsClosed", "TestSessionsApart", "TestOddCode", "TestHandover", "TestResources", "TestSymlinkRace", "TestHiddenFilesFillTheDisk",
 	"TestManySessions", "TestTwoInstances", "TestTerminated", "TestStdioEnds",
 	"TestExecutionProxy", "TestForked", "TestTenNotebooks", "TestCallerWithMostMakesRoom", "TestOneUserHoldsEverything", "TestQueuedRun",
-	"TestFullWorkspace", "TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage", "TestCPython",
+	"TestFullWorkspace", "TestUnlinkedFilesCount", "TestWritesBetweenCells", "TestLargestWriterIsStopped", "TestCallersStorage",
+	"TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage", "TestCPython",
 }
 
 // TestSameAnswersOnDocker runs them again, on the Docker backend.

@@ -74,6 +74,8 @@ type settings struct {
 	MaxReadBytes      byteSize `name:"max-artifact-read-bytes" environ:"SANDBOX_MAX_ARTIFACT_READ_BYTES" group:"sandbox" default:"10MB" help:"Largest file that read_artifact returns; larger ones have a link."`
 	WorkspaceBytes    byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
 	WorkspaceFiles    int      `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" group:"sandbox" default:"50000" help:"Number of a session's files and directories."`
+	CallerBytes       byteSize `name:"caller-bytes" environ:"SANDBOX_CALLER_BYTES" group:"sandbox" default:"10GB" help:"Size of all files of one logged-in user, closed sessions included; 0: no limit. The API token's holder has none."`
+	CallerSessions    int      `name:"caller-sessions" environ:"SANDBOX_CALLER_SESSIONS" group:"sandbox" default:"1000" help:"Sessions of one logged-in user on disk, closed ones included; 0: no limit. The API token's holder has none."`
 	MaxSessions       int      `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" group:"sandbox" default:"10" help:"Sessions that have a live sandbox at one time."`
 	EvictIdle         seconds  `name:"evict-idle" environ:"SANDBOX_EVICT_IDLE_S" group:"sandbox" default:"60s" help:"Idle time after which an interpreter may be ended, and its variables lost, when there are too many sessions for a further one (seconds, or 2m)."`
 	PoolSize          *int     `name:"pool-size" environ:"SANDBOX_POOL_SIZE" group:"sandbox" placeholder:"N" help:"Sandboxes of each kind without network that serve keeps ready for new sessions, at most; 0: none. Default: 2 on the jail, 0 on docker."`
@@ -166,6 +168,8 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	bad(s.CPULimit >= 0.05, "SANDBOX_CPU_LIMIT", "%g is too little; use 0.05 or more", s.CPULimit)
 	bad(s.PIDsLimit >= 32, "SANDBOX_PIDS_LIMIT", "%d is too few to start an interpreter; use 32 or more", s.PIDsLimit)
 	bad(s.TmpBytes >= 1<<20, "SANDBOX_TMP_BYTES", "%s is too little; use 1MB or more", s.TmpBytes)
+	bad(s.CallerBytes == 0 || s.CallerBytes >= 1<<20, "SANDBOX_CALLER_BYTES", "%s is too little; use 1MB or more, or 0 for no limit", s.CallerBytes)
+	bad(s.CallerSessions >= 0, "SANDBOX_CALLER_SESSIONS", "it must not be negative; 0 means no limit")
 	bad(s.WorkspaceBytes >= 1<<20, "SANDBOX_WORKSPACE_BYTES", "%s is too little; use 1MB or more", s.WorkspaceBytes)
 	for _, c := range []struct {
 		name string

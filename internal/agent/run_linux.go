@@ -77,6 +77,11 @@ func (a *agent) spec(r *wire.Run) initSpec {
 // the exit when nothing of the run is left.
 func (a *agent) run(s *wire.Stream, f wire.Frame) {
 	defer s.Close()
+	if f.Run.Held {
+		exit := a.heldFiles()
+		_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
+		return
+	}
 	runOne := a.runToEnd
 	if f.Run.Interpreter != "" {
 		runOne = a.runCell

@@ -107,7 +107,7 @@ func (e *Engine) DeleteFile(ctx context.Context, caller session.Caller, sessionI
 		return e.wrapSession(sessionID, err)
 	}
 	defer s.Release()
-	err = s.Workspace().Remove(name)
+	err = s.Remove(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &Error{Code: CodeNotFound, Message: "No file at " + DataPath(name), Err: err}
 	}

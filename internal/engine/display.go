@@ -170,7 +170,7 @@ func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Se
 			continue
 		}
 		name := fmt.Sprintf("%s-%d%s", res.RunID, n, ext)
-		f, err := s.Workspace().Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota})
+		f, err := s.Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota})
 		if err != nil {
 			log.WarnContext(ctx, "[MCP] Cannot keep an image that a run showed", "err", err)
 			continue

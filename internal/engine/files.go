@@ -28,7 +28,7 @@ func (e *Engine) Upload(ctx context.Context, caller session.Caller, req UploadRe
 		return FileLink{}, e.wrap(err)
 	}
 	defer s.Release()
-	f, err := s.Workspace().Write(name, &contextReader{ctx, req.Content}, workspace.WriteOptions{
+	f, err := s.Write(name, &contextReader{ctx, req.Content}, workspace.WriteOptions{
 		Overwrite: req.Overwrite, MaxBytes: int64(e.cfg.MaxUploadBytes), Quota: e.cfg.Quota,
 	})
 	if err != nil {
@@ -66,7 +66,7 @@ func (e *Engine) UploadURL(ctx context.Context, caller session.Caller, sessionID
 }
 
 // ReceiveUpload takes the file that was sent to a link of UploadURL. The link's signature must have been
-// checked. A link works once; then the error is link_expired. An upload that breaks off does not count.
+// checked. A link works once; then the error is link_expired. An upload that breaks off, or finds no room, does not count.
 func (e *Engine) ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (FileLink, error) {
 	expired := &Error{Code: CodeLinkExpired, Message: "This upload link has been used or has expired. Ask for a new one."}
 	if e.cfg.Store == nil {
@@ -85,12 +85,18 @@ func (e *Engine) ReceiveUpload(ctx context.Context, ticketID, id, name string, b
 	generation := e.cfg.Sessions.Generation(caller, t.Session)
 	content := &brokenReader{r: body}
 	link, err := e.Upload(ctx, caller, UploadRequest{Session: t.Session, Name: t.Name, Content: content, Overwrite: t.Overwrite})
-	if err != nil && (content.broken || ctx.Err() != nil) && e.isOpen(caller, t.Session, generation) {
+	if err != nil && (content.broken || ctx.Err() != nil || noRoom(err)) && e.isOpen(caller, t.Session, generation) {
 		if err := e.cfg.Store.AddTicket(context.WithoutCancel(ctx), t); err != nil {
 			e.log.WarnContext(ctx, "[MCP] Cannot give back the link of an upload that broke off", "session_id", t.Session, "err", err)
 		}
 	}
 	return link, err
+}
+
+// noRoom reports whether an upload was refused for want of room, which the caller or the operator can make.
+func noRoom(err error) bool {
+	var refusal *Error
+	return errors.As(err, &refusal) && (refusal.Code == CodeQuotaExceeded || refusal.Code == CodeDiskFull)
 }
 
 // isOpen reports whether the session is open and of that generation. One that is closed has taken its tickets with it.

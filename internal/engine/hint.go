@@ -185,6 +185,10 @@ func (e *Engine) quotaHint(res Result) string {
 	case 0:
 		what = "The code ran to its end, but the"
 	}
+	if res.callerFull {
+		return what + " files of all your sessions together exceed what a user of this server may store. Delete some, or close sessions; list_sessions tells " +
+			"what each holds. Until then a run is stopped when its files grow."
+	}
 	return fmt.Sprintf("%s files in /data, deleted ones that are still open included, exceed the quota (%s) or the disk. "+
 		"Delete some first: until then a run is stopped when its files grow, and a fresh process can write no file larger than 1 MB.",
 		what, strings.Join(most, " in "))

@@ -128,6 +128,11 @@ func (e *Engine) ListSessions(ctx context.Context, caller session.Caller, limit 
 	return sessions, more, nil
 }
 
+// Storage returns what the caller's sessions hold on disk, and what they may.
+func (e *Engine) Storage(caller session.Caller) session.Storage {
+	return e.cfg.Sessions.Storage(caller)
+}
+
 func (e *Engine) sessionInfo(ctx context.Context, caller session.Caller, id string) (SessionInfo, error) {
 	s, err := e.cfg.Sessions.Lookup(caller, id)
 	if err != nil {

@@ -115,6 +115,7 @@ type Result struct {
 	// Cause sandbox_lost or cancelled.
 	NotStarted bool
 	Stopped    bool   // the server stopped and ended the run; Cause is sandbox_lost
+	callerFull bool   // all sessions of the caller together hold as much as they may
 	diskFull   bool   // the file system that holds /data has hardly any space left
 	Hint       string // one sentence on what to do about a known failure; may be empty
 

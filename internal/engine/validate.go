@@ -112,6 +112,7 @@ func (e *Engine) wrap(err error) error {
 		name *workspace.NameError
 		iso  *sandbox.Error
 		full *session.MaxSessionsError
+		used *session.CallerError
 		code Code
 	)
 	message := err.Error()
@@ -124,6 +125,8 @@ func (e *Engine) wrap(err error) error {
 		code = CodeFileExists
 	case errors.Is(err, workspace.ErrTooLarge):
 		code = CodeFileTooLarge
+	case errors.As(err, &used):
+		code, message = CodeQuotaExceeded, describeUsed(used)
 	case errors.Is(err, workspace.ErrQuota):
 		code = CodeQuotaExceeded
 	case errors.Is(err, workspace.ErrLeased):
@@ -150,6 +153,16 @@ func (e *Engine) wrap(err error) error {
 		return err
 	}
 	return &Error{Code: code, Message: message, Err: err}
+}
+
+// describeUsed says what of the caller's share is used up, and what to do.
+func describeUsed(used *session.CallerError) string {
+	if used.TooManySessions {
+		return fmt.Sprintf("You have %d sessions, the most that a user of this server may have. Close some with close_session; list_sessions lists them. "+
+			"Nothing was lost.", used.Sessions)
+	}
+	return fmt.Sprintf("Your sessions hold %s, and a user of this server may store %s. Delete files (delete_file) or close sessions (close_session); "+
+		"list_sessions tells what each holds. Nothing was lost.", size(used.Bytes), size(used.MaxBytes))
 }
 
 // maxNamed is how many of the caller's own sessions a message names.

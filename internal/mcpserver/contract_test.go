@@ -96,6 +96,10 @@ func (e *fakeEngine) DeleteFile(_ context.Context, caller session.Caller, id, pa
 	return e.err
 }
 
+func (e *fakeEngine) Storage(session.Caller) session.Storage {
+	return session.Storage{Sessions: 2, Bytes: 14, ClosedSessions: 1, ClosedBytes: 3, MaxBytes: 100}
+}
+
 func (e *fakeEngine) ListSessions(_ context.Context, caller session.Caller, limit int) ([]engine.SessionInfo, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

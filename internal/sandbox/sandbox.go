@@ -193,6 +193,18 @@ type Usage struct {
 	PIDsRefused uint64 // forks refused because the process limit was reached
 }
 
+// Held is what files take up on the file system of a workspace that are deleted but open inside a sandbox: no walk finds them.
+type Held struct {
+	Bytes int64
+	// Hidden says that there may be more: in a process that cannot be looked into, in a mapping, or on its way through a socket.
+	Hidden bool
+}
+
+// HeldMeter is implemented by sandboxes whose processes can be looked into from outside. Of others, the agent tells.
+type HeldMeter interface {
+	Held() (Held, error)
+}
+
 // Meter is implemented by sandboxes that can tell their usage. The session reads it before and after a
 // run to tell a death by memory limit from any other SIGKILL.
 type Meter interface {

@@ -121,6 +121,7 @@ func (s *Session) retain(now time.Time) error {
 		md = s.newMeta(now)
 	}
 	md.LastUsed, md.ClosedAt = now, &now
+	s.measured(&md)
 	if err := s.writeMeta(md); err != nil {
 		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
 	}
@@ -134,6 +135,9 @@ func (s *Session) retain(now time.Time) error {
 			return err
 		}
 		err := os.Rename(s.dir, target)
+		if err == nil {
+			s.m.stored.retain(s.dir, target, now)
+		}
 		if try < 3 && errors.Is(err, fs.ErrNotExist) {
 			if _, gone := os.Lstat(s.dir); gone == nil {
 				continue // a purge took the empty parent away
@@ -198,8 +202,13 @@ func (m *Manager) purgeLoop() {
 	}
 	tick := time.NewTicker(max(interval, minCleanup))
 	defer tick.Stop()
-	for {
+	for first := true; ; first = false {
+		m.scanStored()
+		if first {
+			close(m.accounted)
+		}
 		m.purge(time.Now())
+		m.measureStored()
 		select {
 		case <-m.ctx.Done():
 			return
@@ -227,7 +236,9 @@ func (m *Manager) purge(now time.Time) {
 					return
 				}
 				m.log.Warn("cannot delete the files of a closed session; trying again later", "err", err)
+				continue
 			}
+			m.stored.drop(dir)
 		}
 		_ = os.Remove(filepath.Join(m.cfg.Root, closedDir, key.Name())) // if it is empty
 	}

@@ -23,15 +23,14 @@ const (
 	// overshootBytes is added to twice the quota: what is beyond can only be removed without code.
 	overshootBytes = 64 << 20
 
-	// diskReserve is what a run must leave free of the file system: files that are deleted but open fill it unseen by
-	// any walk. Where there is little room from the start, half of it will do.
+	// diskReserve is what runs and uploads must leave free of the file system. See reserve.
 	diskReserve = 1 << 30
 )
 
 // measure walks the workspace if nobody has, so that diskLimit knows what was there before, and if it held too much: files may have
 // been deleted since, and not by code.
 func (s *Session) measure(ctx context.Context) {
-	if s.m.cfg.Quota == (workspace.Usage{}) {
+	if s.m.cfg.Quota == (workspace.Usage{}) && !s.limitsBytes() {
 		return
 	}
 	s.usageMu.Lock()
@@ -40,6 +39,11 @@ func (s *Session) measure(ctx context.Context) {
 	if known {
 		return
 	}
+	s.walk(ctx)
+}
+
+// walk measures the workspace.
+func (s *Session) walk(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastWalk)
 	defer cancel()
 	if u, err := s.ws.Usage(ctx, workspace.Usage{}); err == nil {
@@ -51,6 +55,43 @@ func (s *Session) setUsage(u workspace.Usage) {
 	s.usageMu.Lock()
 	defer s.usageMu.Unlock()
 	s.usage = &u
+	s.m.stored.set(s.dir, s.m.countable(u))
+}
+
+// grow adds a file to what is known of the workspace, and reports whether anything is.
+func (s *Session) grow(bytes int64) bool {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	if s.usage == nil || s.usage.Unknown() {
+		return false
+	}
+	s.usage = &workspace.Usage{Bytes: s.usage.Bytes + bytes, Files: s.usage.Files + 1}
+	s.m.stored.set(s.dir, s.m.countable(*s.usage))
+	return true
+}
+
+// staleBytes is by how much meta.json may be wrong about a session's size before it is written for that alone.
+const staleBytes = 64 << 10
+
+// isStale reports whether meta.json is far from what the session holds.
+func (s *Session) isStale() bool {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	if s.usage == nil {
+		return false
+	}
+	now := s.m.countable(*s.usage)
+	return now > s.noted+staleBytes || now < s.noted-staleBytes
+}
+
+// measured puts into a session's meta.json what it holds, if that is known.
+func (s *Session) measured(md *meta) {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	if s.usage != nil {
+		bytes := s.m.countable(*s.usage)
+		md.Bytes, s.noted = &bytes, bytes
+	}
 }
 
 // diskLimit is what the workspace may hold during a run, and whether it holds too much already. Such a
@@ -122,53 +163,4 @@ func (s *Session) DiskIsFull() bool {
 	const little = 4 << 20 // a write that failed may have left some
 	free, err := s.ws.Free()
 	return err == nil && free < little
-}
-
-// watchDisk calls over once if the workspace outgrows the limit, or what no walk sees fills the disk. After stop has
-// returned it does nothing any more. A run that is over before the first walk costs a timer.
-func (s *Session) watchDisk(limit workspace.Usage, full bool, over func()) (stop func()) {
-	if limit == (workspace.Usage{}) {
-		return func() {}
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	began, was := time.Now(), s.diskUsage(limit)
-	free, freeErr := s.ws.Free()
-	reserve := min(diskReserve, free/2)
-	first := firstWalk
-	if full {
-		first = fullWalk
-	}
-	t := time.AfterFunc(first, func() {
-		defer close(done)
-		var next time.Time // of the walks, which cost more than a look at the disk
-		for {
-			if free, err := s.ws.Free(); freeErr == nil && err == nil && free < reserve {
-				over()
-				return
-			}
-			if now := time.Now(); !now.Before(next) {
-				bound := limit
-				if full && now.Sub(began) < cleanTime {
-					bound = was
-				}
-				if u, err := s.ws.Usage(ctx, bound); err == nil && exceeds(u, bound) {
-					over()
-					return
-				}
-				next = now.Add((1 + walkShare) * time.Since(now))
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(minWalk):
-			}
-		}
-	})
-	return func() {
-		cancel()
-		if !t.Stop() {
-			<-done
-		}
-	}
 }

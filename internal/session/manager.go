@@ -32,6 +32,8 @@ type Config struct {
 	Owner           workspace.Owner // of workspace files; {-1, -1}: the server's own user
 	Limits          sandbox.Limits
 	Quota           workspace.Usage // of one workspace
+	CallerBytes     int64           // of all sessions of one caller, closed and retained ones included; not of Local's
+	CallerSessions  int             // their number, likewise
 
 	MaxSessions       int           // sessions that have a live sandbox at one time
 	EvictIdle         time.Duration // an interpreter that has been idle for so long may be ended to make room for another session
@@ -72,18 +74,30 @@ type Manager struct {
 	idle     list.List           // of *Session with a sandbox and without runs, least recently used first
 
 	metaLocks [256]sync.Mutex // see metaLock
+
+	stored    accounts
+	accounted chan struct{} // closed when stored knows every session
+	admitMu   sync.Mutex    // see admit
+
+	choosing sync.Mutex // see stopLargestWriter
+	watchMu  sync.Mutex
+	watches  map[*diskWatch]struct{}
+	stopped  *Session // that stopLargestWriter has stopped last
 }
 
 // New returns a Manager. Close ends it.
 func New(cfg Config) *Manager {
 	m := &Manager{cfg: cfg, log: cfg.Logger, name: rand.Text(), sessions: map[string]*Session{}, boxes: map[*box]struct{}{},
-		held: map[Caller]int{}, evicted: map[string][]string{}}
+		held: map[Caller]int{}, evicted: map[string][]string{},
+		stored: accounts{byDir: map[string]*entry{}, callers: map[Caller]*account{}}, accounted: make(chan struct{}),
+		watches: map[*diskWatch]struct{}{}}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.wg.Go(m.cleanupLoop)
 	m.wg.Go(m.purgeLoop)
+	m.wg.Go(m.idleLoop)
 	return m
 }
 
@@ -122,7 +136,7 @@ func (m *Manager) MaxSessions() int { return m.cfg.MaxSessions }
 func (m *Manager) MaxRunsPerSession() int { return m.cfg.MaxRunsPerSession }
 
 // Open returns the caller's session of that id and makes it, with its directory and meta.json, on first use.
-// The session must be released. Errors are *IDError, ErrClosed, or the file system's.
+// The session must be released. Errors are *IDError, *CallerError, ErrClosed, or the file system's.
 func (m *Manager) Open(caller Caller, id string) (*Session, error) {
 	return m.get(caller, id, true)
 }
@@ -142,7 +156,9 @@ func (m *Manager) get(caller Caller, id string, create bool) (*Session, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = s.load(create)
+		if err = m.admit(s, create); err == nil {
+			err = s.load(create)
+		}
 		if err == nil && s.current() {
 			if create {
 				s.claim()

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,6 +98,8 @@ type RunResult struct {
 	Evicted   bool // that one was ended to make room for other sessions
 	Switched  bool // the run before it used the interpreter with, or without, network, which is still alive
 
+	CallerFull bool // with the cause disk_quota: the caller's bytes are used up, not the session's alone
+
 	// Scan has the files that were asked for, as of the end of the run. It is nil when none were, when the sandbox was lost, and when
 	// the workspace could not be looked through.
 	Scan *workspace.Scan
@@ -148,6 +151,11 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 	}
 	if err := s.checkDisk(ctx, req.Persistent); err != nil {
 		return RunResult{}, err
+	}
+	if s.limitsBytes() {
+		if _, err := s.checkCaller(); err != nil {
+			return RunResult{}, err
+		}
 	}
 	for retried := false; ; retried = true {
 		b, err := s.m.acquire(ctx, s, r, req.Network, req.stops)
@@ -278,14 +286,18 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		defer time.AfterFunc(req.Timeout, func() { run.stop(sandbox.CauseTimeout) }).Stop()
 	}
 	limit, full := s.diskLimit()
-	stopWatching := s.watchDisk(limit, full, func() { run.stop(sandbox.CauseDiskQuota) })
+	watch := s.watchDisk(b, limit, full, func() { run.stop(sandbox.CauseDiskQuota) })
 
 	limits := wire.RunLimits{TmpBytes: s.m.cfg.Limits.TmpBytes, FileBytes: s.m.cfg.Limits.FileBytes}
 	if full && !req.Persistent { // an interpreter keeps its limit for life, also when there is room again
 		limits.FileBytes = s.fullFileLimit(req.Code)
 	}
+	if s.limitsBytes() && !req.Persistent {
+		rest := max(-s.m.excess(s.caller), s.fullFileLimit(req.Code))
+		limits.FileBytes = min(cmp.Or(limits.FileBytes, rest+fileSlack), rest+fileSlack)
+	}
 	exit, started, err := s.execute(b, run, r, req, granted, limits)
-	stopWatching()
+	watch.stop()
 	cause := run.end()
 	if err != nil {
 		return RunResult{}, err
@@ -314,7 +326,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 	} else if exit.Code != 0 || exit.Signal != 0 { // otherwise no limit made it fail
 		res.Cause = causeOf(exit, counted, usageOf(b.sb))
 	}
-	if limit == (workspace.Usage{}) && req.Files <= 0 {
+	if limit == (workspace.Usage{}) && req.Files <= 0 && !s.limitsBytes() {
 		return res, nil
 	}
 	found, err := s.scan(workspace.ScanOptions{Limit: limit, Files: req.Files, Since: before, Index: req.Changes})
@@ -323,8 +335,16 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		return res, nil
 	}
 	s.setUsage(found.Usage())
-	if exceeds(found.Usage(), limit) && res.Cause == "" {
+	if res.Cause == "" && (exceeds(found.Usage(), limit) || watch.exceedsCaller(found.Usage().Bytes)) {
 		res.Cause = sandbox.CauseDiskQuota
+	}
+	if res.Cause == sandbox.CauseDiskQuota && s.limitsBytes() {
+		res.CallerFull = s.m.excess(s.caller) >= -fileSlack
+	}
+	if req.Persistent && !res.StateLost && res.Cause == sandbox.CauseDiskQuota && watch.isHoarding() {
+		res.StateLost = true
+		s.m.retire(b)
+		b.close()
 	}
 	if req.Files > 0 {
 		res.Scan = found

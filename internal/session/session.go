@@ -28,7 +28,8 @@ type Session struct {
 	info   fs.FileInfo          // of the directory that ws has open; likewise
 
 	usageMu sync.Mutex
-	usage   *workspace.Usage // as of the last complete walk; nil before the first
+	usage   *workspace.Usage // as of the last complete walk, and what was uploaded since; nil before the first
+	noted   int64            // the bytes of it that meta.json holds
 
 	// The rest is guarded by m.mu.
 	refs     int // of Open, Lookup and runs
@@ -139,6 +140,7 @@ type meta struct {
 	LastUsed   time.Time  `json:"last_used"`
 	ClosedAt   *time.Time `json:"closed_at"`            // null while the session is open
 	Generation string     `json:"generation,omitempty"` // see links.go
+	Bytes      *int64     `json:"bytes,omitempty"`      // what the files took when they were last measured
 	State      []string   `json:"state,omitempty"`      // the runners that have had an interpreter that lives on
 	Evicted    []string   `json:"evicted,omitempty"`    // those whose interpreter was evicted, until a run has said so
 }
@@ -184,6 +186,10 @@ func (s *Session) load(create bool) error {
 	s.m.mu.Lock()
 	s.saved = md.LastUsed
 	s.m.mu.Unlock()
+	if md.Bytes != nil {
+		s.noted = *md.Bytes
+	}
+	s.m.stored.put(s.dir, s.caller, time.Time{}, nil)
 	if create && err != nil {
 		s.save()
 	}
@@ -226,7 +232,7 @@ func (s *Session) save() {
 	s.m.mu.Lock()
 	used, saved, ended := s.lastUsed, s.saved, s.ended != nil
 	s.m.mu.Unlock()
-	if ended || used.Sub(saved) < saveInterval {
+	if ended || used.Sub(saved) < saveInterval && !s.isStale() {
 		return
 	}
 	md, err := s.readMeta()
@@ -236,6 +242,7 @@ func (s *Session) save() {
 	if md.LastUsed.Before(used) {
 		md.LastUsed = used
 	}
+	s.measured(&md)
 	if err := s.writeMeta(md); err != nil {
 		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
 		return

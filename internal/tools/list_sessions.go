@@ -16,7 +16,18 @@ const (
 type sessionsJSON struct {
 	Sessions  []sessionJSON `json:"sessions"`
 	Truncated bool          `json:"truncated,omitempty"`
+	Usage     usageJSON     `json:"usage"`
 	Warnings  []string      `json:"warnings,omitempty"`
+}
+
+// usageJSON is what all sessions of the caller hold together.
+type usageJSON struct {
+	Sessions       int   `json:"sessions"`
+	Bytes          int64 `json:"bytes"`
+	ClosedSessions int   `json:"closed_sessions"`
+	ClosedBytes    int64 `json:"closed_bytes"`
+	MaxSessions    int   `json:"max_sessions,omitempty"`
+	MaxBytes       int64 `json:"max_bytes,omitempty"`
 }
 
 type sessionJSON struct {
@@ -59,8 +70,19 @@ func listSessionsTool() *mcp.Tool {
 					},
 				},
 				"truncated": {Type: "boolean", Description: "There may be more sessions than these"},
+				"usage": {
+					Type: "object", Description: "What all your sessions take up on the server's disk, as last measured",
+					Properties: map[string]*jsonschema.Schema{
+						"sessions": {Type: "integer"}, "bytes": {Type: "integer"},
+						"closed_sessions": {Type: "integer", Description: "Closed, and kept for a while for links to their files"},
+						"closed_bytes":    {Type: "integer"},
+						"max_sessions":    {Type: "integer", Description: "The most that you may have; the oldest closed ones go first"},
+						"max_bytes":       {Type: "integer"},
+					},
+					PropertyOrder: []string{"sessions", "bytes", "closed_sessions", "closed_bytes", "max_sessions", "max_bytes"},
+				},
 			},
-			PropertyOrder: []string{"sessions", "truncated"},
+			PropertyOrder: []string{"sessions", "truncated", "usage"},
 			Required:      []string{"sessions"},
 		},
 	}
@@ -79,6 +101,8 @@ func (t *toolset) listSessions(ctx context.Context, c call) (*mcp.CallToolResult
 		return nil, err
 	}
 	out := sessionsJSON{Sessions: make([]sessionJSON, len(list)), Truncated: more, Warnings: c.args.warnings}
+	st := t.engine.Storage(c.caller)
+	out.Usage = usageJSON{st.Sessions, st.Bytes, st.ClosedSessions, st.ClosedBytes, st.MaxSessions, st.MaxBytes}
 	for i, s := range list {
 		out.Sessions[i] = sessionJSON{
 			SessionID: s.ID, LastUsed: s.LastUsed.UTC().Format(time.RFC3339), Files: s.Files, FilesTruncated: s.MoreFiles, Bytes: s.Bytes, Live: s.Live,

@@ -35,6 +35,7 @@ type Engine interface {
 	DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error
 	// ListSessions lists the caller's sessions, last used first, at most limit of them, and says whether there may be more.
 	ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []engine.SessionInfo, more bool, err error)
+	Storage(caller session.Caller) session.Storage
 	// CloseSession ends a session that exists.
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
 	// CloseAndRevoke ends a user's session, and every link to files of its or of earlier sessions of that id.

@@ -110,6 +110,8 @@ type Run struct {
 	Zygote *Zygote `json:"zygote,omitempty"`
 	// Boot, when set, lets the agent start Argv once more when the run has ended, for the next one.
 	Boot *Boot `json:"boot,omitempty"`
+	// Held asks for no program: the exit says what the deleted files hold that are open in the sandbox.
+	Held bool `json:"held,omitempty"`
 }
 
 // Boot describes a program that can be started before there is code for it: with a socket for its standard input it gets
@@ -154,6 +156,9 @@ type Exit struct {
 	Lost  bool `json:"lost,omitempty"`
 	// Forked says that the program came from a zygote.
 	Forked bool `json:"forked,omitempty"`
+	// HeldBytes and HeldMore answer a Run that asks for what is Held.
+	HeldBytes int64 `json:"held_bytes,omitempty"`
+	HeldMore  bool  `json:"held_more,omitempty"`
 }
 
 // The fields that a frame has, as bits.
@@ -234,7 +239,7 @@ func (e *Exit) check() error {
 			return fmt.Errorf("exit after %d µs", us)
 		}
 	}
-	if e.MaxRSSB < 0 || len(e.Error) > maxExitError {
+	if e.MaxRSSB < 0 || e.HeldBytes < 0 || len(e.Error) > maxExitError {
 		return errors.New("exit out of range")
 	}
 	return nil

@@ -48,6 +48,7 @@ type jailed struct {
 	net   *userNet
 	asked bool // kill was called
 	over  bool // bubblewrap has ended
+	pid   int  // of the agent; zero until it is ready
 
 	killed sync.Once
 	ended  chan struct{} // closed when nothing is left
@@ -57,6 +58,8 @@ type jailed struct {
 var (
 	_ sandbox.Sandbox = (*jailed)(nil)
 	_ sandbox.Meter   = (*jailed)(nil)
+
+	_ sandbox.HeldMeter = (*jailed)(nil)
 )
 
 // start leaves nothing behind when it fails.
@@ -257,7 +260,7 @@ func (s *jailed) ready(info *os.File, network bool) (int, error) {
 		return 0, err
 	}
 	s.mu.Lock()
-	s.first = os.NewFile(uintptr(fd), "agent process")
+	s.first, s.pid = os.NewFile(uintptr(fd), "agent process"), pid
 	asked := s.asked
 	s.mu.Unlock()
 	if asked {
@@ -280,6 +283,23 @@ func (s *jailed) ready(info *os.File, network bool) (int, error) {
 		net.close()
 	}
 	return pid, nil
+}
+
+// Held implements sandbox.HeldMeter. The server may look into processes that hide from the agent.
+func (s *jailed) Held() (sandbox.Held, error) {
+	s.mu.Lock()
+	pid, over := s.pid, s.over
+	s.mu.Unlock()
+	if pid == 0 || over {
+		return sandbox.Held{}, nil
+	}
+	held, err := agent.HeldFiles(fmt.Sprintf("/proc/%d/root", pid), func(pid int) bool { return pid == 1 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over { // and the number may be another's
+		return sandbox.Held{}, nil
+	}
+	return held, err
 }
 
 // explain turns a failed start into an error that says what to do.

@@ -49,6 +49,8 @@ var (
 	_ sandbox.Backend = (*Backend)(nil)
 	_ sandbox.Sandbox = (*wrapped)(nil)
 	_ sandbox.Meter   = (*wrapped)(nil)
+
+	_ sandbox.HeldMeter = (*wrapped)(nil)
 )
 
 // New returns a Backend. Close releases it.
@@ -171,6 +173,9 @@ func (w *wrapped) Usage() (sandbox.Usage, error) {
 	}
 	return sum, nil
 }
+
+// Held implements sandbox.HeldMeter. A wrapper does not see the workspace.
+func (w *wrapped) Held() (sandbox.Held, error) { return sandbox.Held{}, nil }
 
 // begin counts a run, unless the end has begun.
 func (w *wrapped) begin() bool {

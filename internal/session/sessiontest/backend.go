@@ -111,6 +111,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 // Sandbox is one of the Backend's. Its fields may be changed while runs go.
 type Sandbox struct {
 	OOMKills, PIDsRefused atomic.Uint64
+	Held                  atomic.Int64 // bytes of files that are deleted but open
 
 	backend       *Backend
 	spec          sandbox.Spec
@@ -203,6 +204,10 @@ func (s *Sandbox) run(stream *wire.Stream, f wire.Frame) {
 			}
 		}
 	}()
+	if f.Run.Held {
+		_ = stream.Send(ctx, wire.Frame{Type: wire.TypeExit, Exit: &wire.Exit{HeldBytes: s.Held.Load()}})
+		return
+	}
 	p := &Process{Context: ctx, Run: f.Run, Spec: s.spec, Sandbox: s, stream: stream}
 	exit := s.backend.program(p)
 	_ = stream.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})

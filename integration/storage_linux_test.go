@@ -1,0 +1,253 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// hoards are ways to fill the disk with files that no listing shows. Each writes 60 MB, 3 MB a file, and waits.
+var hoards = map[string]string{
+	"open": `
+for i in range(20):
+    f = os.open("x", os.O_CREAT | os.O_WRONLY); os.unlink("x"); keep.append(f)
+    for _ in range(3): os.write(f, bytes(1 << 20))
+`,
+	"without a name": `
+for i in range(20):
+    f = os.open(".", os.O_TMPFILE | os.O_WRONLY); keep.append(f)
+    for _ in range(3): os.write(f, bytes(1 << 20))
+`,
+	"of a process that cannot be read": `
+import ctypes
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+for i in range(20):
+    f = os.open("x", os.O_CREAT | os.O_WRONLY); os.unlink("x"); keep.append(f)
+    for _ in range(3): os.write(f, bytes(1 << 20))
+`,
+	"mapped": `
+import mmap
+for i in range(20):
+    f = os.open("x", os.O_CREAT | os.O_RDWR); os.unlink("x")
+    for _ in range(3): os.write(f, bytes(1 << 20))
+    keep.append(mmap.mmap(f, 4096)); os.close(f)
+`,
+	"in a socket": `
+a, b = socket.socketpair()
+for i in range(20):
+    f = os.open("x", os.O_CREAT | os.O_WRONLY); os.unlink("x")
+    for _ in range(3): os.write(f, bytes(1 << 20))
+    socket.send_fds(a, [b"x"], [f]); os.close(f)
+`,
+}
+
+// TestUnlinkedFilesCount: what a run hides in files that are deleted but open counts towards its quota, on a disk with plenty of room.
+func TestUnlinkedFilesCount(t *testing.T) {
+	s := serve(t, "SANDBOX_WORKSPACE_BYTES=20MB", "SANDBOX_EXEC_TIMEOUT_S=20")
+	for name, code := range hoards {
+		t.Run(name, func(t *testing.T) {
+			session := strings.ReplaceAll(name, " ", "-")
+			code = "import os, socket, time\nkeep = []\n" + code + "print('hidden', flush=True)\ntime.sleep(60)"
+			for language, run := range map[string]func() (cause, output string){
+				"fresh": func() (string, string) { r := s.run(t, session, "python", code); return r.Cause, r.Output },
+				"cell":  func() (string, string) { r := s.cell(t, session, "python", code); return r.Cause, r.Stdout + r.Stderr },
+			} {
+				if cause, output := run(); cause != "disk_quota" {
+					t.Errorf("%s: %s %s", language, cause, output)
+				}
+			}
+			if r := s.run(t, session, "python", "import os\nf = os.open('y', os.O_CREAT | os.O_WRONLY); os.unlink('y'); os.write(f, bytes(1 << 20)); print('fine')"); r.Output != "fine\n" {
+				t.Errorf("a run that hides little: %+v", r)
+			}
+		})
+	}
+}
+
+// TestWritesBetweenCells: an interpreter that goes on writing after its cell has ended is stopped.
+func TestWritesBetweenCells(t *testing.T) {
+	s := serve(t, "SANDBOX_WORKSPACE_BYTES=20MB")
+	r := s.cell(t, "late", "python", `
+import os, threading, time
+def write():
+    f = os.open("x", os.O_CREAT | os.O_WRONLY); os.unlink("x")
+    time.sleep(2)
+    held = []
+    for i in range(30):
+        f = os.open("x", os.O_CREAT | os.O_WRONLY); os.unlink("x"); held.append(f)
+        for _ in range(3): os.write(f, bytes(1 << 20))
+    time.sleep(600)
+threading.Thread(target=write, daemon=True).start()
+print("begun")`)
+	if r.Stdout != "begun\n" {
+		t.Fatalf("%+v", r)
+	}
+	eventually(t, 30*time.Second, "the idle interpreter is ended", func() bool { return s.metric(t, "sandbox_live_sandboxes") == 0 })
+}
+
+// TestLargestWriterIsStopped: where the disk runs out, the session that fills it is stopped, and those beside it go on.
+func TestLargestWriterIsStopped(t *testing.T) {
+	if os.Geteuid() != 0 {
+		skip(t, "only root can mount a small file system for this test")
+	}
+	root := newRoot(t)
+	if err := os.Remove(filepath.Join(root, "runners")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=400m,mode=700"); err != nil {
+		skip(t, "cannot mount a small file system: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(root, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Symlink(runners, filepath.Join(root, "runners")); err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, "SANDBOX_ROOT="+root, "SANDBOX_EXEC_TIMEOUT_S=60")
+	innocent := make([]<-chan string, 2)
+	for i := range innocent {
+		innocent[i] = s.later(t, "run_code", map[string]any{"conversationId": fmt.Sprintf("innocent%d", i), "language": "shell",
+			"code": "head -c 2000000 /dev/zero > mine; echo ready > ready; until [ -e go ]; do sleep 0.1; done; echo done"})
+	}
+	for i := range innocent {
+		eventually(t, 30*time.Second, "an innocent run", func() bool {
+			res := s.call(t, "list_artifacts", map[string]any{"session_id": fmt.Sprintf("innocent%d", i)})
+			return len(res.Content) > 0 && strings.Contains(res.Content[0].Text, `/ready"`)
+		})
+	}
+	r := s.run(t, "greedy", "python", `
+import os, time
+held = []
+while True:
+    f = os.open("x", os.O_CREAT | os.O_WRONLY); os.unlink("x"); held.append(f)
+    for _ in range(5): os.write(f, bytes(1 << 20)); time.sleep(0.01)
+`)
+	if r.Cause != "disk_quota" || strings.Contains(r.Output, "No space left") {
+		t.Errorf("the writer: %+v", r)
+	}
+	for i, answer := range innocent {
+		s.upload(t, fmt.Sprintf("innocent%d", i), "go", "x")
+		if a := <-answer; !strings.Contains(a, "done") || strings.Contains(a, "disk_quota") {
+			t.Errorf("an innocent run: %s", a)
+		}
+	}
+}
+
+// usage is what list_sessions says of all of the caller's sessions.
+func (s *server) usage(t *testing.T) (u struct {
+	Sessions       int   `json:"sessions"`
+	Bytes          int64 `json:"bytes"`
+	ClosedSessions int   `json:"closed_sessions"`
+	ClosedBytes    int64 `json:"closed_bytes"`
+	MaxSessions    int   `json:"max_sessions"`
+	MaxBytes       int64 `json:"max_bytes"`
+}) {
+	t.Helper()
+	res := s.call(t, "list_sessions", map[string]any{})
+	var got struct{ Usage json.RawMessage }
+	if res.IsError || json.Unmarshal([]byte(res.Content[0].Text), &got) != nil || json.Unmarshal(got.Usage, &u) != nil {
+		t.Fatalf("%+v", res)
+	}
+	return u
+}
+
+// TestCallersStorage: a user who stores more than its share is refused, loses nothing, and hinders nobody. Closed sessions go first.
+func TestCallersStorage(t *testing.T) {
+	p := serveProxied(t, "SANDBOX_CALLER_BYTES=20MB", "SANDBOX_CALLER_SESSIONS=4", "SANDBOX_WORKSPACE_BYTES=12MB")
+	asAnn, _ := p.logIn(t, ann)
+	asBob, _ := p.logIn(t, bob)
+	fill := func(s *server, session string, mb int) runResult {
+		return s.run(t, session, "shell", fmt.Sprintf("head -c %d /dev/zero > f && echo ok", mb<<20))
+	}
+
+	// Bytes: closed sessions make room, oldest first.
+	for _, session := range []string{"a", "b"} {
+		if r := fill(asAnn, session, 8); r.Output != "ok\n" {
+			t.Fatalf("%+v", r)
+		}
+	}
+	asAnn.call(t, "close_session", map[string]any{"session_id": "a"})
+	if u := asAnn.usage(t); u.Sessions != 1 || u.ClosedSessions != 1 || u.Bytes < 8<<20 || u.ClosedBytes < 8<<20 || u.MaxBytes != 20<<20 || u.MaxSessions != 4 {
+		t.Errorf("usage: %+v", u)
+	}
+	if r := fill(asAnn, "c", 8); r.Output != "ok\n" {
+		t.Errorf("with a closed session to delete: %+v", r)
+	}
+	if u := asAnn.usage(t); u.Sessions != 2 || u.ClosedSessions != 0 || u.ClosedBytes != 0 {
+		t.Errorf("usage after that: %+v", u)
+	}
+	// What is left is all that a run may write.
+	if r := fill(asAnn, "c2", 8); r.Cause != "disk_quota" || !strings.Contains(r.Hint, "all your sessions together") {
+		t.Errorf("a run beyond the share: %+v", r)
+	}
+	for range 3 { // what the run wrote before it was stopped is hers to delete; until she does, there is no more
+		if up := asAnn.call(t, "upload_file", map[string]any{"session_id": "b", "filename": "up", "content": strings.Repeat("x", 6<<20), "overwrite": true}); !up.IsError ||
+			!strings.Contains(up.Content[0].Text, "quota_exceeded") || !strings.Contains(up.Content[0].Text, "close_session") {
+			t.Errorf("an upload beyond the share: %.300s", up.Content[0].Text)
+		}
+	}
+	if r := asAnn.run(t, "b", "shell", "rm f; echo gone"); r.Output != "gone\n" {
+		t.Errorf("deleting: %+v", r)
+	}
+	if r := fill(asAnn, "b", 3); r.Output != "ok\n" {
+		t.Errorf("after deleting: %+v", r)
+	}
+
+	// An upload by link.
+	res := asAnn.call(t, "upload_file", map[string]any{"session_id": "b", "filename": "put"})
+	var ticket struct {
+		URL string `json:"upload_url"`
+	}
+	if err := json.Unmarshal([]byte(res.Content[0].Text), &ticket); err != nil {
+		t.Fatal(err)
+	}
+	link := ticket.URL
+	if status, body := p.fetch(t, http.MethodPut, link, make([]byte, 11<<20)); status != http.StatusInsufficientStorage || !strings.Contains(string(body), "list_sessions") {
+		t.Errorf("a PUT beyond the share: %d %s", status, body)
+	}
+	asAnn.call(t, "close_session", map[string]any{"session_id": "c"})
+	if status, body := p.fetch(t, http.MethodPut, link, make([]byte, 5<<20)); status != http.StatusCreated {
+		t.Errorf("the same link, with room: %d %s", status, body)
+	}
+
+	// Sessions.
+	for _, session := range []string{"d", "e"} {
+		asAnn.run(t, session, "shell", "true")
+	}
+	if got := asAnn.refusal(t, "run_code", map[string]any{"conversationId": "f", "language": "shell", "code": "true"}); got != "quota_exceeded" {
+		t.Errorf("a fifth session: %s", got)
+	}
+	asAnn.call(t, "close_session", map[string]any{"session_id": "e"})
+	if r := asAnn.run(t, "f", "shell", "echo ok"); r.Output != "ok\n" {
+		t.Errorf("after one was closed: %+v", r)
+	}
+
+	// The others are not concerned, and the operator never is.
+	if r := fill(asBob, "a", 8); r.Output != "ok\n" {
+		t.Errorf("another user: %+v", r)
+	}
+	for i := range 6 {
+		if r := fill(p.server, fmt.Sprintf("op%d", i), 8); r.Output != "ok\n" {
+			t.Errorf("the operator: %+v", r)
+		}
+	}
+	if u := p.usage(t); u.Sessions != 6 || u.Bytes < 48<<20 || u.MaxBytes != 0 {
+		t.Errorf("the operator's usage: %+v", u)
+	}
+
+	// A restart forgets nothing.
+	before := asAnn.usage(t)
+	p.stop(t)
+	p.restart(t)
+	asAnn, _ = p.logIn(t, ann)
+	if after := asAnn.usage(t); after.Sessions != before.Sessions || after.ClosedSessions != before.ClosedSessions || after.Bytes < before.Bytes-1<<20 {
+		t.Errorf("usage %+v, before the restart %+v", after, before)
+	}
+}

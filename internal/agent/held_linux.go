@@ -1,0 +1,194 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// maxDescriptors bounds the descriptors that one look at open files goes through. Code decides how many there are.
+const maxDescriptors = 100_000
+
+// HeldFiles returns what files take up that are deleted but open in a process of a sandbox, on the file system of its workspace.
+// root is the sandbox's root as the caller sees it. It skips the processes that own tells of, which run no user's code.
+func HeldFiles(root string, own func(pid int) bool) (sandbox.Held, error) {
+	var ws unix.Stat_t
+	if err := unix.Stat(root+WorkspacePaths()[0], &ws); err != nil {
+		return sandbox.Held{}, fmt.Errorf("look at the workspace: %w", err)
+	}
+	proc, err := unix.Open(root+"/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return sandbox.Held{}, fmt.Errorf("list processes: %w", err)
+	}
+	defer unix.Close(proc)
+	h := heldFiles{dev: ws.Dev, uid: ws.Uid, seen: map[uint64]bool{}, left: maxDescriptors}
+	err = eachNumber(proc, func(pid int) bool {
+		if !own(pid) {
+			h.process(proc, strconv.Itoa(pid))
+		}
+		return h.left > 0
+	})
+	if err != nil || h.left <= 0 {
+		h.Hidden = true
+	}
+	return h.Held, nil
+}
+
+// heldFiles is what the agent can see of them.
+func (a *agent) heldFiles() wire.Exit {
+	held, err := HeldFiles("", a.isOwn)
+	if err != nil {
+		held.Hidden = true
+	}
+	return wire.Exit{HeldBytes: held.Bytes, HeldMore: held.Hidden}
+}
+
+// isOwn reports whether a process is the agent, a run's init, or a zygote that waits: none of them opens files for code.
+func (a *agent) isOwn(pid int) bool {
+	if pid == os.Getpid() {
+		return true
+	}
+	if a.shared == nil {
+		return false
+	}
+	a.shared.mu.Lock()
+	defer a.shared.mu.Unlock()
+	_, kept := a.shared.kept[pid]
+	return kept || a.shared.inits[pid]
+}
+
+type heldFiles struct {
+	sandbox.Held
+	dev  uint64
+	uid  uint32
+	seen map[uint64]bool // inodes
+	left int             // descriptors that are still looked at
+}
+
+func (h *heldFiles) process(proc int, pid string) {
+	dir, err := unix.Openat(proc, pid+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		h.Hidden = h.Hidden || err == unix.EACCES || err == unix.EPERM
+		return
+	}
+	defer unix.Close(dir)
+	err = eachNumber(dir, func(fd int) bool {
+		h.descriptor(proc, dir, pid, strconv.Itoa(fd))
+		h.left--
+		return h.left > 0
+	})
+	if err == unix.EACCES || err == unix.EPERM {
+		h.Hidden = true
+	}
+	h.mappings(proc, pid)
+}
+
+func (h *heldFiles) descriptor(proc, dir int, pid, fd string) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, fd, &st, 0); err != nil {
+		h.Hidden = h.Hidden || err == unix.EACCES || err == unix.EPERM
+		return
+	}
+	switch {
+	case st.Mode&unix.S_IFMT == unix.S_IFSOCK:
+		h.Hidden = h.Hidden || carriesFiles(proc, pid+"/fdinfo/"+fd)
+	case st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 0:
+		h.add(&st)
+	}
+}
+
+func (h *heldFiles) add(st *unix.Stat_t) {
+	if st.Dev == h.dev && st.Uid == h.uid && !h.seen[st.Ino] {
+		h.seen[st.Ino] = true
+		h.Bytes += st.Blocks * 512
+	}
+}
+
+// carriesFiles reports whether descriptors wait in a socket to be received.
+func carriesFiles(proc int, info string) bool {
+	text := readAt(proc, info, 4096)
+	_, rest, found := bytes.Cut(text, []byte("scm_fds:"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	return found && string(bytes.TrimSpace(line)) != "0"
+}
+
+// mappings looks at files that are mapped, which need not be open. Only the host's root can tell their size.
+func (h *heldFiles) mappings(proc int, pid string) {
+	maps := readAt(proc, pid+"/maps", 1<<20)
+	for line := range bytes.Lines(maps) {
+		if !bytes.HasSuffix(line, []byte(" (deleted)\n")) {
+			continue
+		}
+		f := bytes.Fields(line)
+		if len(f) < 6 {
+			continue
+		}
+		inode, err := strconv.ParseUint(string(f[4]), 10, 64)
+		if err != nil || h.seen[inode] || !h.onWorkspace(f[3]) {
+			continue
+		}
+		dir, err := unix.Openat(proc, pid+"/map_files", unix.O_PATH|unix.O_CLOEXEC, 0)
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Fstatat(dir, string(f[0]), &st, 0)
+			_ = unix.Close(dir)
+		}
+		if err != nil {
+			h.Hidden = true
+		} else if st.Nlink == 0 && st.Mode&unix.S_IFMT == unix.S_IFREG {
+			h.add(&st)
+		}
+	}
+	h.Hidden = h.Hidden || len(maps) == 1<<20
+}
+
+// onWorkspace reports whether a mapping's device, in hexadecimal, is that of the workspace.
+func (h *heldFiles) onWorkspace(device []byte) bool {
+	return string(device) == fmt.Sprintf("%02x:%02x", unix.Major(h.dev), unix.Minor(h.dev))
+}
+
+// readAt reads a small file, or as much of it as fits.
+func readAt(dir int, name string, most int) []byte {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	var text []byte
+	buf := make([]byte, min(most, 32<<10))
+	for len(text) < most {
+		n, err := unix.Read(fd, buf[:min(len(buf), most-len(text))])
+		if err == unix.EINTR {
+			continue
+		}
+		if n <= 0 || err != nil {
+			break
+		}
+		text = append(text, buf[:n]...)
+	}
+	return text
+}
+
+// eachNumber calls f with every entry of a directory that is a number, until f returns false.
+func eachNumber(dir int, f func(n int) bool) error {
+	buf := make([]byte, 8<<10)
+	var names []string
+	for {
+		n, err := unix.Getdents(dir, buf)
+		if err != nil || n == 0 {
+			return err
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names[:0])
+		for _, name := range names {
+			if number, err := strconv.Atoi(name); err == nil && !f(number) {
+				return nil
+			}
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package session
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// Storage is what a caller's sessions hold on disk, as last measured, and what they may.
+type Storage struct {
+	Sessions       int // that are open
+	ClosedSessions int // that are closed and retained for their links
+	Bytes          int64
+	ClosedBytes    int64
+	MaxSessions    int   // of both kinds; zero: any number
+	MaxBytes       int64 // of both kinds; zero: any number
+}
+
+// CallerError says that a caller's share of the server's storage is used up. It matches workspace.ErrQuota.
+type CallerError struct {
+	Storage
+	TooManySessions bool // otherwise the bytes are used up
+}
+
+func (e *CallerError) Error() string {
+	if e.TooManySessions {
+		return fmt.Sprintf("the caller has %d sessions of at most %d", e.Sessions, e.MaxSessions)
+	}
+	return fmt.Sprintf("the caller's sessions hold %d bytes of at most %d", e.Bytes, e.MaxBytes)
+}
+
+// Is reports whether target is workspace.ErrQuota.
+func (e *CallerError) Is(target error) bool { return target == workspace.ErrQuota }
+
+// accounts know what every session on disk holds, open or closed, and so what every caller does. The numbers are those of the
+// last measurement: of a run, an upload or a deletion, or else of meta.json.
+type accounts struct {
+	mu      sync.Mutex
+	byDir   map[string]*entry
+	callers map[Caller]*account
+}
+
+// entry is one session's directory.
+type entry struct {
+	caller Caller
+	bytes  int64
+	closed time.Time // zero: it is open
+	known  bool      // bytes is a measurement
+}
+
+type account struct {
+	Storage
+	uploading int64 // bytes of uploads that are not a file yet
+	dirs      map[string]*entry
+}
+
+func (a *accounts) of(c Caller) *account {
+	acc := a.callers[c]
+	if acc == nil {
+		acc = &account{dirs: map[string]*entry{}}
+		a.callers[c] = acc
+	}
+	return acc
+}
+
+// count adds an entry to its caller's sums, or with sign -1 takes it out.
+func (a *accounts) count(e *entry, sign int) {
+	acc := a.of(e.caller)
+	if e.closed.IsZero() {
+		acc.Sessions += sign
+		acc.Bytes += int64(sign) * e.bytes
+		return
+	}
+	acc.ClosedSessions += sign
+	acc.ClosedBytes += int64(sign) * e.bytes
+}
+
+// put notes a session's directory. Without bytes, what is known of it stays.
+func (a *accounts) put(dir string, caller Caller, closed time.Time, bytes *int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.byDir[dir]
+	if e == nil {
+		e = &entry{caller: caller, closed: closed}
+		a.byDir[dir] = e
+		a.of(caller).dirs[dir] = e
+		a.count(e, 1)
+	}
+	if bytes != nil {
+		a.setLocked(e, *bytes)
+	}
+}
+
+// set notes what a directory, if it is known, holds.
+func (a *accounts) set(dir string, bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if e := a.byDir[dir]; e != nil {
+		a.setLocked(e, bytes)
+	}
+}
+
+func (a *accounts) setLocked(e *entry, bytes int64) {
+	a.count(e, -1)
+	e.bytes, e.known = bytes, true
+	a.count(e, 1)
+}
+
+// drop forgets a directory and reports whether it was known.
+func (a *accounts) drop(dir string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.byDir[dir]
+	if e == nil {
+		return false
+	}
+	a.count(e, -1)
+	delete(a.byDir, dir)
+	acc := a.callers[e.caller]
+	delete(acc.dirs, dir)
+	if len(acc.dirs) == 0 && acc.uploading == 0 {
+		delete(a.callers, e.caller)
+	}
+	return true
+}
+
+// retain notes that a session was closed, and that its directory is now another.
+func (a *accounts) retain(dir, target string, at time.Time) {
+	a.mu.Lock()
+	e := a.byDir[dir]
+	a.mu.Unlock()
+	if e == nil {
+		return
+	}
+	caller, bytes, known := e.caller, e.bytes, e.known
+	a.drop(dir)
+	a.put(target, caller, at, nil)
+	if known {
+		a.set(target, bytes)
+	}
+}
+
+// use returns a caller's sums, and the bytes of its uploads in progress.
+func (a *accounts) use(c Caller) (Storage, int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if acc := a.callers[c]; acc != nil {
+		return acc.Storage, acc.uploading
+	}
+	return Storage{}, 0
+}
+
+// uploading adds to the bytes of the caller's uploads in progress.
+func (a *accounts) uploading(c Caller, n int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.of(c).uploading += n
+}
+
+// oldestClosed returns the directory of the caller's session that was closed first, or an empty string. With holding, those that
+// hold nothing do not count.
+func (a *accounts) oldestClosed(c Caller, holding bool) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	acc := a.callers[c]
+	if acc == nil {
+		return ""
+	}
+	oldest := ""
+	for dir, e := range acc.dirs {
+		if e.closed.IsZero() || holding && e.bytes == 0 {
+			continue
+		}
+		if oldest == "" || e.closed.Before(acc.dirs[oldest].closed) {
+			oldest = dir
+		}
+	}
+	return oldest
+}
+
+// dirs returns the directories that are known, or those of them of which no measurement is.
+func (a *accounts) dirs(unmeasured bool) map[string]entry {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	found := map[string]entry{}
+	for dir, e := range a.byDir {
+		if !unmeasured || !e.known {
+			found[dir] = *e
+		}
+	}
+	return found
+}

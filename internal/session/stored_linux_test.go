@@ -1,0 +1,162 @@
+package session_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/session/sessiontest"
+	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+var (
+	annie = session.Caller{ID: "annie"}
+	bobby = session.Caller{ID: "bobby"}
+)
+
+// store uploads a file of so many bytes.
+func store(tb testing.TB, m *session.Manager, caller session.Caller, id string, n int) error {
+	tb.Helper()
+	s, err := m.Open(caller, id)
+	if err != nil {
+		return err
+	}
+	defer s.Release()
+	_, err = s.Write("f", strings.NewReader(strings.Repeat("x", n)), workspace.WriteOptions{Overwrite: true})
+	return err
+}
+
+// TestCallerBytes: uploads at once do not exceed the caller's bytes, and closed sessions make room, oldest first.
+func TestCallerBytes(t *testing.T) {
+	const limit = 8 << 20
+	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.CallerBytes, c.ClosedRetention = limit, 1<<62 })
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	stored := 0
+	for i := range 16 {
+		wg.Go(func() {
+			err := store(t, m, annie, fmt.Sprint("s", i), 1<<20)
+			var full *session.CallerError
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				stored++
+			case !errors.As(err, &full) || !errors.Is(err, workspace.ErrQuota):
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if st := m.Storage(annie); st.Bytes > limit || stored == 0 || st.MaxBytes != limit {
+		t.Errorf("%d uploads, %+v", stored, st)
+	}
+	for _, c := range []session.Caller{bobby, session.Local} {
+		if err := store(t, m, c, "x", 4<<20); err != nil {
+			t.Errorf("%s: %v", c.ID, err)
+		}
+	}
+	if err := store(t, m, session.Local, "y", 2*limit); err != nil {
+		t.Errorf("the operator: %v", err)
+	}
+
+	// Bobby's closed sessions go for his open ones, the oldest first.
+	for _, id := range []string{"a", "b"} {
+		if err := store(t, m, bobby, id, 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.CloseSession(t.Context(), bobby, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store(t, m, bobby, "c", 3<<20-64<<10); err != nil {
+		t.Errorf("with closed sessions to delete: %v", err)
+	}
+	if f, _, err := m.OpenRetained(bobby, "a", "f"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the oldest closed session is still there: %v %v", f, err)
+	}
+	f, _, err := m.OpenRetained(bobby, "b", "f")
+	if err != nil {
+		t.Errorf("the other closed session: %v", err)
+	}
+	f.Close()
+}
+
+// TestCallerSessions: the number of a caller's sessions is limited, and a later server on the same root knows them.
+func TestCallerSessions(t *testing.T) {
+	root := t.TempDir()
+	limit := func(c *session.Config) {
+		c.Root, c.CallerSessions, c.CallerBytes, c.ClosedRetention = root, 3, 8<<20, 1<<62
+	}
+	m := newManager(t, &sessiontest.Backend{}, limit)
+	for i := range 3 {
+		if err := store(t, m, annie, fmt.Sprint(i), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var full *session.CallerError
+	if _, err := m.Open(annie, "more"); !errors.As(err, &full) || !full.TooManySessions {
+		t.Errorf("a fourth session: %v", err)
+	}
+	open(t, m, annie, "1").Release()
+	open(t, m, session.Local, "more").Release()
+	if err := m.CloseSession(t.Context(), annie, "0"); err != nil {
+		t.Fatal(err)
+	}
+	before := m.Storage(annie)
+	later := newManager(t, &sessiontest.Backend{}, limit)
+	if after := later.Storage(annie); after != before || after.Sessions != 2 || after.ClosedSessions != 1 || after.ClosedBytes < 1<<20 || after.Bytes < 2<<20 {
+		t.Errorf("a later server: %+v, want %+v", after, before)
+	}
+	open(t, later, annie, "more").Release() // the closed one makes room
+	if st := later.Storage(annie); st.Sessions != 3 || st.ClosedSessions != 0 {
+		t.Errorf("after that: %+v", st)
+	}
+}
+
+// TestHeldFiles: what an agent says of files that are deleted but open counts towards the quota.
+func TestHeldFiles(t *testing.T) {
+	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+		p.Sandbox.Held.Store(2 << 20)
+		<-p.Done()
+		return sessiontest.SIGKILL
+	}}
+	m := newManager(t, b, func(c *session.Config) { c.Quota = workspace.Usage{Bytes: 1 << 20} })
+	if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota {
+		t.Errorf("%+v", res)
+	}
+}
+
+// TestUploadReserve: an upload stops where the disk's reserve begins.
+func TestUploadReserve(t *testing.T) {
+	root := t.TempDir()
+	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=64m"); err != nil {
+		t.Skipf("cannot mount a small disk: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(root, syscall.MNT_DETACH) })
+	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root = root })
+	if err := store(t, m, annie, "x", 64<<20); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("an upload as large as the disk: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(root, "*", "files", ".upload-*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if err := os.WriteFile(filepath.Join(root, "ballast"), make([]byte, 61<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := store(t, m, annie, "x", 1); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("an upload on a full disk: %v", err)
+	}
+	if err := store(t, m, session.Local, "x", 1<<20); err != nil {
+		t.Errorf("the operator's upload of half of what is left: %v", err)
+	}
+}
