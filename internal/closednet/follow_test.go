@@ -21,8 +21,8 @@ func TestPublicHost(t *testing.T) {
 			<-ctx.Done() // a resolver that hangs
 			return nil, errors.New("no answer")
 		}})
-		changes := 0
-		stop := list.Subscribe(func() { changes++ })
+		var changes atomic.Int32
+		stop := list.Subscribe(func() { changes.Add(1) })
 		defer stop()
 		ctx, cancel := context.WithCancel(t.Context())
 		go list.follow(ctx, nil)
@@ -44,7 +44,7 @@ func TestPublicHost(t *testing.T) {
 				}
 				answer.Store(&addrs)
 			}
-			before := changes
+			before := changes.Load()
 			time.Sleep(time.Minute) // of the bubble's clock
 			synctest.Wait()
 			for text, want := range step.closed {
@@ -52,7 +52,7 @@ func TestPublicHost(t *testing.T) {
 					t.Errorf("%v: %s is closed: %t", step.answer, text, !want)
 				}
 			}
-			if step.answer != nil && changes == before {
+			if step.answer != nil && changes.Load() == before {
 				t.Errorf("%v: nobody was told", step.answer)
 			}
 		}

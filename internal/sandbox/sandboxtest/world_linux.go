@@ -109,7 +109,9 @@ func TestNewAddress(t *testing.T, b *Box) {
 	b.Probe(t, Reach+`
 end = time.monotonic() + 30
 while not isinstance(got := reach("`+New+`"), OSError):
-    if time.monotonic() > end: breach("reaches an address that the host got later:", got)
+    if time.monotonic() > end:
+        breach("reaches an address that the host got later:", got)
+        break
 if (got := reach("`+Public+`")) != b"world": breach("the internet is out of reach:", got)
 `)
 }
