@@ -72,7 +72,7 @@ func (l *liveTokens) get(jti string, expires, now time.Time, r Rate) *liveToken 
 	}
 	t := l.tokens[jti]
 	if t == nil {
-		t = &liveToken{expires: expires, limiter: r.limiter(DefaultTokenRate), calls: map[*context.CancelCauseFunc]struct{}{}}
+		t = &liveToken{expires: expires, limiter: r.or(DefaultTokenRate).limiter(), calls: map[*context.CancelCauseFunc]struct{}{}}
 		l.tokens[jti] = t
 	}
 	return t

@@ -61,15 +61,18 @@ type Rate struct {
 	Burst     int // at once, after a pause; 0: twice PerSecond, at least 1
 }
 
-func (r Rate) limiter(standard Rate) *rate.Limiter {
+// or returns r with its defaults, or standard if it is zero.
+func (r Rate) or(standard Rate) Rate {
 	if r.PerSecond <= 0 {
 		r = standard
 	}
 	if r.Burst <= 0 {
 		r.Burst = max(1, int(2*r.PerSecond))
 	}
-	return rate.NewLimiter(rate.Limit(r.PerSecond), r.Burst)
+	return r
 }
+
+func (r Rate) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(r.PerSecond), r.Burst) }
 
 // Service is an outside API.
 type Service struct {
@@ -93,7 +96,7 @@ type Service struct {
 	AllowEncodedSlash bool
 	// AllowPrivate lists closed networks in which the service may be. It opens them for calls of this service only.
 	AllowPrivate []netip.Prefix
-	RateLimit    Rate // of the service, by all callers together
+	RateLimit    Rate // of the service, divided among the callers that use it
 	TokenRate    Rate // of each token
 	Credential   credential.Source
 	ConnectURL   string // where a person connects it; empty for an operator's own credential
@@ -147,7 +150,7 @@ type service struct {
 	Service
 	ceiling, defaults []pattern
 	transport         *http.Transport
-	limiter           *rate.Limiter
+	rate              *sharedRate
 	headers           map[string]bool
 	patterns          atomic.Pointer[patterns] // of the credential that was used last
 }
@@ -271,7 +274,7 @@ func newService(s Service, closed *closednet.List) (*service, error) {
 	if s.IdleTimeout == 0 {
 		made.IdleTimeout = max(made.Timeout, minIdle)
 	}
-	made.limiter = s.RateLimit.limiter(DefaultServiceRate)
+	made.rate = newSharedRate(s.RateLimit.or(DefaultServiceRate))
 	made.transport = newTransport(closed, s.AllowPrivate)
 	return made, nil
 }

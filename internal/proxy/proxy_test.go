@@ -231,6 +231,39 @@ func TestHTTPProxyRateLimits(t *testing.T) {
 	}
 }
 
+// TestServiceRateIsShared is the attack: one user, with a token for each of many runs, takes a
+// service's whole rate. Another user's requests go through, and a lone one has all of it again later.
+func TestServiceRateIsShared(t *testing.T) {
+	total := Rate{PerSecond: 10, Burst: 20}
+	s := newSharedRate(total)
+	now := time.Now()
+	greedy := 0
+	for range 100 {
+		if ok, _ := s.take("greedy", now); ok {
+			greedy++
+		}
+	}
+	if greedy < total.Burst || greedy > total.Burst+5 {
+		t.Errorf("a lone caller got %d of a burst of %d", greedy, total.Burst)
+	}
+	for i := range total.Burst / 2 {
+		if ok, retry := s.take("other", now); !ok {
+			t.Fatalf("request %d of another caller: wait %v", i+1, retry)
+		}
+		if ok, _ := s.take("greedy", now); ok && i > 5 {
+			t.Errorf("the greedy caller takes the other's part")
+		}
+	}
+	if ok, retry := s.take("other", now); ok || retry > 300*time.Millisecond {
+		t.Errorf("beyond its part: %t, wait %v, want that of 5 a second", ok, retry)
+	}
+	now = now.Add(activeFor + time.Second)
+	s.take("other", now)
+	if part := s.callers["other"].limiter; len(s.callers) != 1 || part.Limit() != 10 || part.Burst() != 20 {
+		t.Errorf("alone again: %d callers, %v a second, burst %d", len(s.callers), part.Limit(), part.Burst())
+	}
+}
+
 // What the operator sees: contract 3's lines, metrics and trail, and in none of them a secret.
 func TestHTTPProxyLeavesTraces(t *testing.T) {
 	var auditPath string

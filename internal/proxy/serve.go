@@ -138,7 +138,7 @@ func (c *call) authorize() *Error {
 	if err != nil || !matchAny(allowed, path.segments) || !matchAny(service.ceiling, path.segments) {
 		return refuse(http.StatusForbidden, CodeNotAllowed, "path %s not allowed for this execution", path.escaped).because("path")
 	}
-	if ok, retry := allow(service.limiter); !ok {
+	if ok, retry := service.rate.take(c.row.Caller, c.p.now()); !ok {
 		return tooMany("too many requests to service "+service.Name, retry)
 	}
 	return nil

@@ -38,6 +38,7 @@ const causes = new Map(Object.entries({
   pids_limit: "Too many processes",
   killed: "Killed",
   sandbox_lost: "Sandbox lost",
+  preempted: "Stopped to make room for another user",
 }));
 
 export function causeText(cause: string): string {
