@@ -161,6 +161,7 @@ finish()
 			t.Errorf("the file has %v bytes, %v", fi.Size(), err)
 		}
 	})
+	t.Run("deleted files", func(t *testing.T) { s.testHeld(t, b) })
 	t.Run("private files", func(t *testing.T) {
 		r := Python(s.facts() + `
 for d in {"/tmp", "/dev/shm", os.environ["TMPDIR"]}:
@@ -188,6 +189,46 @@ finish()
 	if res := neighbour.Wait(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
 		t.Errorf("the run beside them suffered: %+v", res.Exit)
 	}
+}
+
+// testHeld: files that are deleted but open are seen, also those of other programs than Python's.
+func (s *suite) testHeld(t *testing.T, b *Box) {
+	for name, r := range map[string]wire.Run{
+		"python": Python(`
+f = os.open("/data/x", os.O_CREAT | os.O_WRONLY); os.unlink("/data/x")
+g = os.dup(f)
+for _ in range(8): os.write(f, bytes(1 << 20))
+print("held", flush=True)
+signal.pause()
+`),
+		"shell": Shell("exec 9>/data/x; rm /data/x; head -c 8388608 /dev/zero >&9; echo held; exec sleep 1000"),
+	} {
+		run := b.Begin(t, r)
+		run.Until(t, "held\n")
+		held := b.held(t)
+		if held.Bytes < 8<<20 && !(s.OwnKernel && held.Hidden) || held.Bytes > 9<<20 {
+			t.Errorf("%s holds 8 MB: %+v", name, held)
+		}
+		run.Send(t, wire.TypeKill)
+		run.Wait(t)
+		if held := b.held(t); held.Bytes != 0 {
+			t.Errorf("%s has ended: %+v", name, held)
+		}
+	}
+}
+
+// held asks the backend, or else the agent.
+func (b *Box) held(t *testing.T) sandbox.Held {
+	t.Helper()
+	if m, ok := b.Sandbox.(sandbox.HeldMeter); ok {
+		held, err := m.Held()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return held
+	}
+	exit := b.Run(t, wire.Run{Held: true}).Exit
+	return sandbox.Held{Bytes: exit.HeldBytes, Hidden: exit.HeldMore}
 }
 
 // Programs that take more memory than there is: one process, many that are each smaller than the agent may be and call themselves
