@@ -400,7 +400,9 @@ func TestLeasedFile(t *testing.T) {
 	default:
 	}
 	lease()
+	released := make(chan struct{})
 	go func() {
+		defer close(released)
 		<-asked
 		_, _ = unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 	}()
@@ -409,4 +411,5 @@ func TestLeasedFile(t *testing.T) {
 		t.Fatalf("a lease that is given up: %v", err)
 	}
 	f.Close()
+	<-released
 }
