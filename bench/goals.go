@@ -55,6 +55,8 @@ var goals = []goal{
 	{"an idle session's own memory (PSS), of 1000", "≤ 15 MB", atMost("memory session", 15e6, mb)},
 	{"of that, the agent", "≤ 4 MB", atMost("memory agent", 4e6, mb)},
 	{"the server's memory (RSS) with 1000 idle sessions", "≤ 200 MB", atMost("memory server", 200e6, mb)},
+	{"p99 of innocent runs beside hostile ones", "≤ 1000 ms", atMost("hostile p99", 1000, msOf)},
+	{"innocent runs that failed beside hostile ones", "none", atMost("hostile failed", 0, func(n float64) string { return fmt.Sprint(n) })},
 }
 
 func goalsTable(sections []*section) string {

@@ -58,7 +58,7 @@ func (b *bench) parts() []part {
 	for _, name := range []string{"python", "pandas", "plot", "typescript", "shell"} {
 		parts = append(parts, part{name, b.latency(works[name])})
 	}
-	return append(parts, part{"throughput", b.throughput}, part{"sessions", b.sessions}, part{"download", b.download}, part{"proxy", b.proxy})
+	return append(parts, part{"throughput", b.throughput}, part{"sessions", b.sessions}, part{"hostile", b.hostile}, part{"download", b.download}, part{"proxy", b.proxy})
 }
 
 func run(ctx context.Context, args []string) (err error) {
