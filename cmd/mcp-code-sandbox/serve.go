@@ -59,6 +59,7 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	server := httpapi.NewServer(newHandler(a, base, m.Handler(), page), a.log)
 	limited := httpapi.Limit(l, httpapi.MaxConnections())
 	a.showShares("connections", limited.Shares())
+	a.showShares("starts", a.sessions.Starts())
 	for name, pool := range m.Shares() {
 		a.showShares(name, pool)
 	}

@@ -61,8 +61,8 @@ type zygote struct {
 // zygoteLife is how long one that has its memory for itself alone waits for the next run.
 const zygoteLife = time.Minute
 
-// soonEnough bounds the wait for a zygote that is on its way. Importing the libraries would take as long.
-const soonEnough = 500 * time.Millisecond
+// soonEnough bounds the wait for a zygote that is on its way. On a busy machine, importing the libraries would take longer.
+const soonEnough = 5 * time.Second
 
 // forked is the answer to a request. pid is zero when there is none.
 type forked struct {

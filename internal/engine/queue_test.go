@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -203,5 +204,15 @@ func TestMaxSessionsMessage(t *testing.T) {
 		if err := e.wrap(&full); codeOf(err) != CodeMaxSessions || strings.TrimPrefix(err.Error(), contract) != want {
 			t.Errorf("%+v: %v", full, err)
 		}
+	}
+}
+
+// TestBusyMessage: a server that cannot keep up says so, and when to try again.
+func TestBusyMessage(t *testing.T) {
+	e := newRig(t, nil, nil)
+	err := e.wrap(&session.OverloadError{RetryAfter: 5 * time.Second, Err: context.DeadlineExceeded})
+	var refusal *Error
+	if !errors.As(err, &refusal) || refusal.Code != CodeBusy || refusal.RetryAfter != 5*time.Second || !strings.Contains(refusal.Message, "Try again in 5 seconds") {
+		t.Errorf("%#v", err)
 	}
 }

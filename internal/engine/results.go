@@ -208,7 +208,7 @@ func memoryShort(url string) *Error {
 	if url != "" {
 		instead = ", or use download_url instead"
 	}
-	return &Error{Code: CodeBusy, Message: "The server's memory for answers is in use. Try again in 10 seconds" + instead + ".", DownloadURL: url}
+	return &Error{Code: CodeBusy, Message: "The server's memory for answers is in use. Try again in 10 seconds" + instead + ".", DownloadURL: url, RetryAfter: 10 * time.Second}
 }
 
 // result is how the run ended, once it has.

@@ -247,8 +247,8 @@ const (
 	CodeQuotaExceeded      Code = "quota_exceeded"
 	CodeDiskFull           Code = "disk_full" // the server's, whatever the quota
 	CodeMaxSessions        Code = "max_sessions"
+	CodeBusy               Code = "busy" // the server; the same call works later, see RetryAfter
 	CodeSessionBusy        Code = "session_busy"
-	CodeBusy               Code = "busy" // the server; the same call works later
 	CodeSessionNotFound    Code = "session_not_found"
 	CodeNotFound           Code = "not_found" // of a file
 	CodeFileBusy           Code = "file_busy" // code holds a lease on it
@@ -277,6 +277,9 @@ type Error struct {
 	// Of artifact_too_large: the file that is.
 	SizeBytes   int64
 	DownloadURL string
+
+	// Of busy: when to try again.
+	RetryAfter time.Duration
 
 	// Of service_not_connected: where the caller connects it.
 	ConnectURL string

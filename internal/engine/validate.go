@@ -113,6 +113,7 @@ func (e *Engine) wrap(err error) error {
 		iso  *sandbox.Error
 		full *session.MaxSessionsError
 		used *session.CallerError
+		over *session.OverloadError
 		code Code
 	)
 	message := err.Error()
@@ -142,6 +143,9 @@ func (e *Engine) wrap(err error) error {
 	case errors.As(err, &full):
 		code, message = CodeMaxSessions, fmt.Sprintf( // contract 4's sentence, and what it does not say
 			"Maximum %d concurrent sessions reached. Close an existing session first. %s", e.cfg.Sessions.MaxSessions(), describeFull(full))
+	case errors.As(err, &over):
+		return &Error{Code: CodeBusy, Err: err, RetryAfter: over.RetryAfter, Message: fmt.Sprintf(
+			"The server is busy: no sandbox was ready in time, and no code was run. Try again in %s.", seconds(over.RetryAfter))}
 	case errors.Is(err, session.ErrClosed):
 		code, message = CodeBackendUnavailable, "The server is shutting down. Try again in a moment."
 	case errors.As(err, &iso) && iso.NetworkOnly:

@@ -133,6 +133,7 @@ var statusOf = map[engine.Code]int{
 	engine.CodeSessionNotFound: http.StatusNotFound,
 	engine.CodeMaxSessions:     http.StatusServiceUnavailable,
 	engine.CodeSessionBusy:     http.StatusServiceUnavailable,
+	engine.CodeBusy:            http.StatusServiceUnavailable,
 	engine.CodeFileBusy:        http.StatusServiceUnavailable,
 }
 

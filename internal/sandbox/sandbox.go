@@ -8,6 +8,7 @@ package sandbox
 import (
 	"context"
 	"io"
+	"time"
 )
 
 // Backend starts sandboxes. It is safe for concurrent use.
@@ -203,6 +204,15 @@ type Held struct {
 // HeldMeter is implemented by sandboxes whose processes can be looked into from outside. Of others, the agent tells.
 type HeldMeter interface {
 	Held() (Held, error)
+}
+
+// Weigher is implemented by sandboxes that can be made to yield the processors to others. The errors of both methods are
+// errors.ErrUnsupported where that can never be done.
+type Weigher interface {
+	// CPUTime is what all processes of the sandbox have used so far.
+	CPUTime() (time.Duration, error)
+	// Weigh sets the sandbox's weight beside others that want the processors: 1 is that of a new one, 0 the least there is.
+	Weigh(share float64) error
 }
 
 // Meter is implemented by sandboxes that can tell their usage. The session reads it before and after a

@@ -17,10 +17,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-const (
-	startTimeout = 30 * time.Second
-	closeTimeout = 10 * time.Second
-)
+// closeTimeout bounds the wait for the end of a sandbox. On a busy machine, one with hundreds of processes takes long to die.
+const closeTimeout = time.Minute
 
 // boxKey is what cannot change on a started sandbox.
 type boxKey struct {
@@ -45,6 +43,8 @@ type box struct {
 	closing   chan struct{} // closed to end it
 	gone      chan struct{} // closed when nothing is left of it
 	exit      sandbox.Exit  // valid after gone
+
+	weight weight
 
 	// Guarded by m.mu.
 	runs         int
@@ -93,10 +93,8 @@ func (b *box) expired(now time.Time, lifetime time.Duration) bool {
 
 // dead reports whether it is known that no run can be started on the sandbox.
 func (b *box) dead() bool {
-	select {
-	case <-b.closing:
+	if b.isClosing() {
 		return true
-	default:
 	}
 	select {
 	case <-b.ready:
@@ -302,6 +300,7 @@ func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
 	m.retire(b)
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
+	b.hasten()
 	lost := b.conn.Err()
 	if err := b.sb.Close(ctx); err != nil {
 		m.log.Error("cannot end a sandbox", "session_id", b.s.id, "sandbox", b.id, "err", err)
@@ -312,36 +311,6 @@ func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
 		m.log.Warn("sandbox lost", "session_id", b.s.id, "sandbox", b.id,
 			"err", lost, "cause", string(b.exit.Cause), "detail", b.exit.Detail)
 	}
-}
-
-func (m *Manager) start(b *box, spec sandbox.Spec, makeWay []*box) error {
-	for _, old := range makeWay {
-		select {
-		case <-old.gone:
-		case <-m.ctx.Done():
-			return ErrClosed
-		}
-	}
-	ctx, cancel := context.WithTimeoutCause(m.ctx, startTimeout,
-		fmt.Errorf("the sandbox was not ready within %v", startTimeout))
-	defer cancel()
-	began := time.Now()
-	sb, err := m.cfg.Backend.Start(ctx, spec)
-	if err != nil {
-		if m.ctx.Err() != nil {
-			return ErrClosed
-		}
-		m.log.Error("cannot start a sandbox", "session_id", b.s.id, "runner", spec.Runner, "err", err)
-		if ctx.Err() != nil {
-			return &sandbox.Error{Op: "start a sandbox", Err: context.Cause(ctx)}
-		}
-		return err
-	}
-	b.sb, b.id = sb, sb.ID() // which a sandbox that was ready has had before
-	b.conn = wire.NewConn(sb.Conn(), wire.ServerSide, m.dialer(b.id))
-	m.log.Debug("sandbox started", "session_id", b.s.id, "sandbox", b.id, "runner", spec.Runner,
-		"network", spec.Network, "duration_ms", time.Since(began).Milliseconds())
-	return nil
 }
 
 func (m *Manager) dialer(sandboxID string) func(*wire.Stream, wire.Frame) {

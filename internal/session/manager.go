@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/share"
 	"mcp-code-sandbox/internal/wire"
 	"mcp-code-sandbox/internal/workspace"
 )
@@ -61,12 +62,15 @@ type Manager struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the clean-up loop and one goroutine per sandbox
 
+	starts *share.Pool // turns to start a sandbox
+
 	mu       sync.Mutex
 	closed   bool
 	sessions map[string]*Session // by key; only those in use or with a sandbox
 	boxes    map[*box]struct{}   // every sandbox that is starting, live or ending
 	live     int                 // sessions with at least one sandbox
 	held     map[Caller]int      // those of each caller
+	running  map[Caller]int      // sandboxes of each caller that run code and have a weight
 	evicted  map[string][]string // by key, the interpreters whose eviction meta.json does not tell yet
 	waiting  []*roomWaiter       // for room, in the order of arrival
 	kinds    [2]kind             // see kindLocked
@@ -88,7 +92,7 @@ type Manager struct {
 // New returns a Manager. Close ends it.
 func New(cfg Config) *Manager {
 	m := &Manager{cfg: cfg, log: cfg.Logger, name: rand.Text(), sessions: map[string]*Session{}, boxes: map[*box]struct{}{},
-		held: map[Caller]int{}, evicted: map[string][]string{},
+		starts: newStarts(), held: map[Caller]int{}, running: map[Caller]int{}, evicted: map[string][]string{},
 		stored: accounts{byDir: map[string]*entry{}, callers: map[Caller]*account{}}, accounted: make(chan struct{}),
 		watches: map[*diskWatch]struct{}{}}
 	if m.log == nil {

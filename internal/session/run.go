@@ -24,7 +24,7 @@ const (
 	// interruptGrace is how long an interpreter that lives on has to heed an interrupt, which keeps its
 	// state, before it is killed.
 	interruptGrace = 2 * time.Second
-	// diskGrace is the same for one that fills the disk, and goes on to.
+	// diskGrace is the same for one that fills the disk, or forks, and goes on to.
 	diskGrace = 300 * time.Millisecond
 	// turnWait is how long a run waits for those before it in the same interpreter, unless it is to keep waiting.
 	turnWait = 60 * time.Second
@@ -82,7 +82,7 @@ type Display struct {
 // RunResult says how a run ended.
 type RunResult struct {
 	// ExitCode is the program's own, 128+Signal when a signal ended it, and -1 when the server ended it
-	// (timeout, cancelled, preempted, output_limit, disk_quota while it ran) or nobody knows (sandbox_lost).
+	// (timeout, cancelled, preempted, output_limit, disk_quota or pids_limit while it ran) or nobody knows (sandbox_lost).
 	ExitCode int
 	Signal   int // 0 when it exited by itself
 	Cause    sandbox.Cause
@@ -111,7 +111,7 @@ type RunResult struct {
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
 // The program's failure, and that of the sandbox while the code ran, is a result; code is never executed
 // twice. A done ctx, and the end of the session, end the run with the cause cancelled.
-// Errors are ErrBusy, a *MaxSessionsError, ErrClosed, workspace.ErrQuota, or the backend's when no sandbox could be started.
+// Errors are ErrBusy, a *MaxSessionsError, an *OverloadError, ErrClosed, workspace.ErrQuota, or the backend's when no sandbox could be started.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	req.stops = s.stopCount()
 	if !req.Persistent {
@@ -209,7 +209,7 @@ func (r *supervised) stop(cause sandbox.Cause) {
 	r.cause = cause
 	if r.interrupt {
 		grace := interruptGrace
-		if cause == sandbox.CauseDiskQuota {
+		if cause == sandbox.CauseDiskQuota || cause == sandbox.CausePIDsLimit {
 			grace = diskGrace
 		}
 		r.escalate = time.AfterFunc(grace, r.kill)
@@ -230,10 +230,14 @@ func (r *supervised) kill() {
 
 func (r *supervised) killLocked() {
 	grace := killGrace
-	if r.cause == sandbox.CauseCancelled {
+	switch {
+	case r.b.isCrowded():
+		grace = 0 // an agent among hundreds that fork would be late
+	case r.cause == sandbox.CauseCancelled:
 		grace = cancelGrace
 	}
 	r.escalate = time.AfterFunc(grace, r.b.close)
+	go r.b.hasten()
 	r.sendLocked(wire.TypeKill)
 }
 
@@ -281,6 +285,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 	}
 	run := &supervised{b: b, interrupt: req.Persistent}
 	counted := usageOf(b.sb)
+	defer s.m.weigh(b, run)()
 	defer context.AfterFunc(ctx, func() { run.stop(sandbox.CauseCancelled) })()
 	if req.Timeout > 0 {
 		defer time.AfterFunc(req.Timeout, func() { run.stop(sandbox.CauseTimeout) }).Stop()

@@ -267,10 +267,10 @@ func TestStartFails(t *testing.T) {
 		if _, err := s.Run(context.Background(), python, session.RunRequest{}); !errors.Is(err, cannot) {
 			t.Errorf("Run: %v, want the backend's error", err)
 		}
-		var timeout *sandbox.Error
+		var timeout *session.OverloadError
 		b.OnStart = func(ctx context.Context, _ sandbox.Spec) error { <-ctx.Done(); return ctx.Err() }
 		if _, err := s.Run(context.Background(), python, session.RunRequest{}); !errors.As(err, &timeout) {
-			t.Errorf("Run on a backend that hangs: %v, want an *Error", err)
+			t.Errorf("Run on a backend that hangs: %v, want an *OverloadError", err)
 		}
 		s.Release()
 		synctest.Wait()

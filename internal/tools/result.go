@@ -34,6 +34,7 @@ type runCodeJSON struct {
 	Error          string     `json:"error,omitempty"`
 	Message        string     `json:"message,omitempty"`
 	ConnectURL     string     `json:"connect_url,omitempty"`
+	RetryAfter     float64    `json:"retry_after_seconds,omitempty"`
 	Warnings       []string   `json:"warnings,omitempty"`
 }
 
@@ -44,6 +45,7 @@ type errorJSON struct {
 	SizeBytes   int64    `json:"size_bytes,omitempty"`
 	DownloadURL string   `json:"download_url,omitempty"`
 	ConnectURL  string   `json:"connect_url,omitempty"`
+	RetryAfter  float64  `json:"retry_after_seconds,omitempty"`
 	Warnings    []string `json:"warnings,omitempty"`
 }
 
@@ -76,9 +78,11 @@ func structuredResult(c client, v any) *mcp.CallToolResult {
 // errorResult is a refusal of the engine's. That of run_code has contract 1's fields as well.
 func (c call) errorResult(tool string, e *engine.Error) *mcp.CallToolResult {
 	warnings := c.args.warnings
-	var v any = errorJSON{Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL, ConnectURL: e.ConnectURL, Warnings: warnings}
+	var v any = errorJSON{Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL, ConnectURL: e.ConnectURL,
+		RetryAfter: e.RetryAfter.Seconds(), Warnings: warnings}
 	if tool == "run_code" {
-		v = runCodeJSON{Output: e.Message, Files: []fileJSON{}, Error: e.Code, Message: e.Message, ConnectURL: e.ConnectURL, Warnings: warnings}
+		v = runCodeJSON{Output: e.Message, Files: []fileJSON{}, Error: e.Code, Message: e.Message, ConnectURL: e.ConnectURL,
+			RetryAfter: e.RetryAfter.Seconds(), Warnings: warnings}
 	}
 	res := textResult(v)
 	res.IsError = true

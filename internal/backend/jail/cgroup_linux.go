@@ -2,11 +2,14 @@ package jail
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -31,6 +34,12 @@ type cgroups struct {
 }
 
 var controllers = []string{"memory", "pids", "cpu"}
+
+// accounting is version 1's controller of CPU time, which is often one with cpu.
+const (
+	accounting     = "cpuacct"
+	accountingFile = "cpuacct.usage"
+)
 
 const groupName = "mcp-code-sandbox-"
 
@@ -159,7 +168,24 @@ func (c *cgroups) findV1() error {
 		dirs[name] = dir
 	}
 	c.v1 = dirs
+	c.addAccounting()
 	return nil
+}
+
+// addAccounting adds the controller that counts CPU time, where version 1 has it apart from cpu.
+func (c *cgroups) addAccounting() {
+	if _, err := os.Stat(filepath.Join(c.v1["cpu"], accountingFile)); err == nil {
+		return
+	}
+	own, err := ownCgroup(accounting)
+	if err != nil {
+		return
+	}
+	dir := filepath.Join("/sys/fs/cgroup", accounting, own)
+	try := filepath.Join(dir, c.prefix+"try")
+	if os.Mkdir(try, 0o755) == nil && os.Remove(try) == nil {
+		c.v1[accounting] = dir
+	}
 }
 
 // ownCgroup is this process's group in the hierarchy of a controller, "" being version 2.
@@ -215,8 +241,8 @@ func (c *cgroups) create(id string, l sandbox.Limits) (_ *cgroup, err error) {
 		}
 	} else {
 		g.home = c.v1
-		for _, name := range controllers {
-			dir := filepath.Join(c.v1[name], c.prefix+id)
+		for name, home := range c.v1 {
+			dir := filepath.Join(home, c.prefix+id)
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				return nil, err
 			}
@@ -287,8 +313,8 @@ func (g *cgroup) start(attr *syscall.SysProcAttr, fork func() error) error {
 		return fork()
 	}
 	move := func(dirs map[string]string) error {
-		for _, name := range controllers {
-			if err := os.WriteFile(filepath.Join(dirs[name], "tasks"), []byte("0"), 0); err != nil {
+		for _, dir := range dirs {
+			if err := os.WriteFile(filepath.Join(dir, "tasks"), []byte("0"), 0); err != nil {
 				return err
 			}
 		}
@@ -309,8 +335,8 @@ func (g *cgroup) add(pid int) error {
 	if g.v2() {
 		return os.WriteFile(filepath.Join(g.dirs["memory"], "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 	}
-	for _, name := range controllers {
-		if err := os.WriteFile(filepath.Join(g.dirs[name], "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+	for _, dir := range g.dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
 			return err
 		}
 	}
@@ -333,6 +359,48 @@ func (g *cgroup) usage() (sandbox.Usage, error) {
 	}
 	u.PIDsRefused = readCounter(filepath.Join(g.dirs["pids"], "pids.events"), "max")
 	return u, nil
+}
+
+// cpuTime is the CPU time that the group's processes have used, those that have ended included.
+func (g *cgroup) cpuTime() (time.Duration, error) {
+	if g == nil {
+		return 0, errors.ErrUnsupported
+	}
+	if g.v2() {
+		return time.Duration(readCounter(filepath.Join(g.dirs["cpu"], "cpu.stat"), "usage_usec")) * time.Microsecond, nil
+	}
+	text, err := os.ReadFile(filepath.Join(cmp.Or(g.dirs[accounting], g.dirs["cpu"]), accountingFile))
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return time.Duration(n), err
+}
+
+// weigh gives the group a part of the weight that a new group has. The kernel bounds how small that can be.
+func (g *cgroup) weigh(share float64) error {
+	if g == nil {
+		return errors.ErrUnsupported
+	}
+	file, full, least := "cpu.shares", 1024.0, 2
+	if g.v2() {
+		file, full, least = "cpu.weight", 100, 1
+	}
+	weight := max(int(full*share), least)
+	return os.WriteFile(filepath.Join(g.dirs["cpu"], file), []byte(strconv.Itoa(weight)), 0)
+}
+
+// kill kills the group's processes but one. A process that is being killed forks no more, so one look is enough.
+func (g *cgroup) kill(spared int) {
+	if g == nil {
+		return
+	}
+	procs, _ := os.ReadFile(filepath.Join(g.dirs["pids"], "cgroup.procs"))
+	for p := range strings.FieldsSeq(string(procs)) {
+		if pid, err := strconv.Atoi(p); err == nil && pid > 1 && pid != spared && pid != os.Getpid() {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
 }
 
 // remove deletes the group after its processes have ended. The kernel may need a moment to let go of them.
@@ -375,13 +443,7 @@ func (c *cgroups) homes() []string {
 	if c.v2 != "" {
 		return []string{c.v2}
 	}
-	var dirs []string
-	for _, name := range controllers {
-		if d := c.v1[name]; d != "" {
-			dirs = append(dirs, d)
-		}
-	}
-	return dirs
+	return slices.Sorted(maps.Values(c.v1))
 }
 
 // close removes what the instance made for itself.

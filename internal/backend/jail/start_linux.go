@@ -58,13 +58,15 @@ type jailed struct {
 var (
 	_ sandbox.Sandbox = (*jailed)(nil)
 	_ sandbox.Meter   = (*jailed)(nil)
+	_ sandbox.Weigher = (*jailed)(nil)
 
 	_ sandbox.HeldMeter = (*jailed)(nil)
 )
 
 // start leaves nothing behind when it fails.
 func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the agent did not answer within %v", startTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout,
+		fmt.Errorf("the agent did not answer within %v: %w", startTimeout, context.DeadlineExceeded))
 	defer cancel()
 	b := s.backend
 	if spec.Limits.PIDs > 0 {
@@ -366,6 +368,8 @@ func (s *jailed) kill() {
 		return
 	}
 	s.signalFirst()
+	// Process 1 ends the others when the kernel lets it run, which is late beside hundreds that fork. Bubblewrap ends last.
+	s.group.kill(s.cmd.Process.Pid)
 }
 
 func (s *jailed) signalFirst() { signalPidfd(s.first, unix.SIGKILL) }
@@ -412,6 +416,9 @@ func (s *jailed) Close(ctx context.Context) error {
 }
 
 func (s *jailed) Usage() (sandbox.Usage, error) { return s.group.usage() }
+
+func (s *jailed) CPUTime() (time.Duration, error) { return s.group.cpuTime() }
+func (s *jailed) Weigh(share float64) error       { return s.group.weigh(share) }
 
 // killDelay bounds the wait for a bubblewrap that is slow to say what to kill, and for an output that
 // somebody holds open after its end.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
@@ -62,6 +63,7 @@ type Backend struct {
 var (
 	_ sandbox.Backend = (*Backend)(nil)
 	_ sandbox.Meter   = (*Sandbox)(nil)
+	_ sandbox.Weigher = (*Sandbox)(nil)
 )
 
 // Started is how many sandboxes have been started.
@@ -112,6 +114,9 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 type Sandbox struct {
 	OOMKills, PIDsRefused atomic.Uint64
 	Held                  atomic.Int64 // bytes of files that are deleted but open
+	CPU                   atomic.Int64 // nanoseconds
+
+	weight atomic.Value // float64
 
 	backend       *Backend
 	spec          sandbox.Spec
@@ -150,6 +155,21 @@ func (s *Sandbox) Conn() io.ReadWriteCloser { return s.server }
 // Usage implements sandbox.Meter.
 func (s *Sandbox) Usage() (sandbox.Usage, error) {
 	return sandbox.Usage{OOMKills: s.OOMKills.Load(), PIDsRefused: s.PIDsRefused.Load()}, nil
+}
+
+// CPUTime implements sandbox.Weigher.
+func (s *Sandbox) CPUTime() (time.Duration, error) { return time.Duration(s.CPU.Load()), nil }
+
+// Weigh implements sandbox.Weigher.
+func (s *Sandbox) Weigh(share float64) error {
+	s.weight.Store(share)
+	return nil
+}
+
+// Weight is what Weigh was told last.
+func (s *Sandbox) Weight() float64 {
+	w, _ := s.weight.Load().(float64)
+	return w
 }
 
 // Wait implements sandbox.Sandbox.

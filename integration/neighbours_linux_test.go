@@ -1,0 +1,78 @@
+//go:build linux
+
+package integration
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// endless computes until it is killed.
+const endless = "while True: pass"
+
+// TestHostileNeighbours: while other sessions compute without end, bomb memory and fork, no innocent run fails, and they take a
+// few times as long as without. Where all sandboxes weigh the same, they take seven to twelve times as long.
+func TestHostileNeighbours(t *testing.T) {
+	if onDocker() {
+		skip(t, "only the jail weighs sandboxes")
+	}
+	s := serve(t, "SANDBOX_MAX_SESSIONS=40", "SANDBOX_LOG_LEVEL=WARN")
+	const clients, rounds, loops = 2, 20, 24
+	innocent := func() time.Duration {
+		var mu sync.Mutex
+		var took []time.Duration
+		var wg sync.WaitGroup
+		for c := range clients {
+			wg.Go(func() {
+				for i := range rounds {
+					began := time.Now()
+					if res := s.run(t, fmt.Sprint("innocent-", c), "python", "print(sum(range(2000000)))"); !res.Success || res.Output != "1999999000000\n" {
+						t.Errorf("innocent run %d: %+v", i, res)
+					}
+					mu.Lock()
+					took = append(took, time.Since(began))
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		slices.Sort(took)
+		return took[len(took)/2]
+	}
+	limited := func(args map[string]any) { args["timeout_seconds"] = 30 }
+	innocent() // opens the sessions
+	calm := innocent()
+
+	var attackers sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range loops {
+		id := fmt.Sprint("hostile-", i)
+		begun := s.state(t, "run_code", map[string]any{"conversationId": id, "language": "python", "code": endless, "background": true, "timeout_seconds": 60})
+		defer s.call(t, "cancel_run", map[string]any{"run_id": begun.RunID})
+	}
+	for id, code := range map[string]string{
+		"bomb-1": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+		"bomb-2": "held = []\nwhile True: held.append(b'x' * (1 << 20))",
+	} {
+		attackers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					s.run(t, id, "python", code, limited)
+				}
+			}
+		})
+	}
+	beside := innocent()
+	close(stop)
+	attackers.Wait()
+	t.Logf("calm %v, beside hostile runs %v: %.1f times", calm, beside, float64(beside)/float64(calm))
+	if beside > 6*calm {
+		t.Errorf("innocent runs take %v beside hostile ones, %v without", beside, calm)
+	}
+}
