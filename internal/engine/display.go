@@ -157,9 +157,9 @@ func unbundle(data []byte) (mime string, markup, plain []byte) {
 
 // keepImages makes files of the images that a run showed, named after the run, notes their names in the displays, and returns
 // them, the last one first. A full workspace costs the file, not the result.
-func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, res Result) (files []workspace.File) {
+func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, runID string, shown []Display) (files []workspace.File) {
 	n := 0
-	for i, d := range res.Displays {
+	for i, d := range shown {
 		ext, ok := imageExtensions[d.MIME]
 		if !ok {
 			continue
@@ -169,13 +169,13 @@ func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Se
 		if d.Dropped() {
 			continue
 		}
-		name := fmt.Sprintf("%s-%d%s", res.RunID, n, ext)
+		name := fmt.Sprintf("%s-%d%s", runID, n, ext)
 		f, err := s.Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota})
 		if err != nil {
 			log.WarnContext(ctx, "[MCP] Cannot keep an image that a run showed", "err", err)
 			continue
 		}
-		res.Displays[i].File = f.Name
+		shown[i].File = f.Name
 		files = slices.Insert(files, 0, f)
 	}
 	return files

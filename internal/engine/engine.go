@@ -149,6 +149,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	displays := displays{memory: &run.memory, redact: shown[wire.TypeStdout].redact}
 	release := sync.OnceFunc(func() { e.release(run, req) })
 	defer release() // also when it panics
+	var images []workspace.File
 	sres, err := s.Run(ctx, r, session.RunRequest{
 		ID: run.id, KeepWaiting: run.isBackground, Background: run.isBackground,
 		Queued: func(b *session.Behind) {
@@ -167,6 +168,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 		}),
 		Started: run.begin,
 		Display: displays.add,
+		Ended:   func() { images = e.keepImages(ctx, log, s, run.id, displays.list) },
 		Output:  func(t wire.Type, p []byte) { shown[t].write(p) },
 	})
 	release()
@@ -198,7 +200,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
 	e.cfg.Metrics.ran(caller, r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
 	files, truncated := e.files(ctx, log, s, req, sres.Scan)
-	if images := e.keepImages(ctx, log, s, res); len(images) > 0 {
+	if len(images) > 0 {
 		files = append(images, files...)
 		files, truncated = files[:min(len(files), maxListed)], truncated || len(files) > maxListed
 	}

@@ -64,6 +64,9 @@ type RunRequest struct {
 	// Display gets what the code shows beside its output, such as a plot, in parts. It may be nil;
 	// otherwise it is as Output.
 	Display func(Display)
+	// Ended, if set, is called when the code has ended, before the interpreter's next run has its turn: files that it writes to the
+	// workspace are not taken for changes of that run.
+	Ended func()
 	// Output gets the program's output as it is produced, in order, from one goroutine at a time.
 	// It must not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream wire.Type, p []byte)
@@ -115,7 +118,7 @@ type RunResult struct {
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	req.stops = s.stopCount()
 	if !req.Persistent {
-		return s.run(ctx, r, req)
+		return s.runAndEnd(ctx, r, req)
 	}
 	if len(r.Persistent) == 0 {
 		return RunResult{}, ErrNotPersistent
@@ -128,10 +131,18 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		return RunResult{}, err
 	}
 	defer done()
-	res, err := s.run(ctx, r, req)
+	res, err := s.runAndEnd(ctx, r, req)
 	if err == nil {
 		s.noteState(interpreterKey{r.Name, req.Network}, &res)
 		res.Switched = s.noteSwitch(r, req.Network)
+	}
+	return res, err
+}
+
+func (s *Session) runAndEnd(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
+	res, err := s.run(ctx, r, req)
+	if err == nil && req.Ended != nil {
+		req.Ended()
 	}
 	return res, err
 }
