@@ -81,6 +81,13 @@ func (a *accounts) count(e *entry, sign int) {
 func (a *accounts) put(dir string, caller Caller, closed time.Time, bytes *int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	e := a.putLocked(dir, caller, closed)
+	if bytes != nil {
+		a.setLocked(e, *bytes)
+	}
+}
+
+func (a *accounts) putLocked(dir string, caller Caller, closed time.Time) *entry {
 	e := a.byDir[dir]
 	if e == nil {
 		e = &entry{caller: caller, closed: closed}
@@ -88,9 +95,22 @@ func (a *accounts) put(dir string, caller Caller, closed time.Time, bytes *int64
 		a.of(caller).dirs[dir] = e
 		a.count(e, 1)
 	}
-	if bytes != nil {
-		a.setLocked(e, *bytes)
+	return e
+}
+
+// admit notes a new session's directory if its caller then has at most so many. Otherwise it takes the place of the session that the
+// caller closed first, which admit returns for its files to be deleted. ok is false when there is none.
+func (a *accounts) admit(dir string, caller Caller, most int) (closed string, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if acc := a.of(caller); a.byDir[dir] == nil && acc.Sessions+acc.ClosedSessions >= most {
+		if closed = a.oldestClosedLocked(caller, false); closed == "" {
+			return "", false
+		}
+		a.dropLocked(closed)
 	}
+	a.putLocked(dir, caller, time.Time{})
+	return closed, true
 }
 
 // set notes what a directory, if it is known, holds.
@@ -112,6 +132,10 @@ func (a *accounts) setLocked(e *entry, bytes int64) {
 func (a *accounts) drop(dir string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.dropLocked(dir)
+}
+
+func (a *accounts) dropLocked(dir string) bool {
 	e := a.byDir[dir]
 	if e == nil {
 		return false
@@ -164,6 +188,10 @@ func (a *accounts) uploading(c Caller, n int64) {
 func (a *accounts) oldestClosed(c Caller, holding bool) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.oldestClosedLocked(c, holding)
+}
+
+func (a *accounts) oldestClosedLocked(c Caller, holding bool) string {
 	acc := a.callers[c]
 	if acc == nil {
 		return ""

@@ -81,7 +81,6 @@ type Manager struct {
 
 	stored    accounts
 	accounted chan struct{} // closed when stored knows every session
-	admitMu   sync.Mutex    // see admit
 
 	choosing sync.Mutex // see stopLargestWriter
 	watchMu  sync.Mutex

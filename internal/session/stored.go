@@ -46,20 +46,14 @@ func (m *Manager) admit(s *Session, create bool) error {
 		return nil
 	}
 	m.awaitAccounts()
-	m.admitMu.Lock() // two new ones must not take the same place
-	defer m.admitMu.Unlock()
-	for {
-		st := m.Storage(s.caller)
-		if st.Sessions+st.ClosedSessions < st.MaxSessions {
-			m.stored.put(s.dir, s.caller, time.Time{}, nil)
-			return nil
-		}
-		dir := m.stored.oldestClosed(s.caller, false)
-		if dir == "" {
-			return &CallerError{Storage: st, TooManySessions: true}
-		}
-		m.deleteClosed(dir)
+	closed, ok := m.stored.admit(s.dir, s.caller, m.cfg.CallerSessions)
+	if !ok {
+		return &CallerError{Storage: m.Storage(s.caller), TooManySessions: true}
 	}
+	if closed != "" {
+		m.removeClosed(closed) // without a lock: it can have many files, and other callers must not wait
+	}
+	return nil
 }
 
 // excess is by how many bytes the caller's open sessions and uploads exceed its share, or, if it is negative, how much is left.
@@ -106,9 +100,13 @@ func (s *Session) checkCaller() (rest int64, err error) {
 
 // deleteClosed deletes a closed session before its time.
 func (m *Manager) deleteClosed(dir string) {
-	if !m.stored.drop(dir) {
-		return // another one does
+	if m.stored.drop(dir) { // otherwise another one does
+		m.removeClosed(dir)
 	}
+}
+
+// removeClosed deletes the files of a closed session that has no account any more.
+func (m *Manager) removeClosed(dir string) {
 	m.log.Info("deleting a closed session to make room for its caller's others", "dir", filepath.Base(filepath.Dir(dir)))
 	if err := removeTree(m.ctx, dir); err != nil && m.ctx.Err() == nil {
 		m.log.Warn("cannot delete the files of a closed session; trying again later", "err", err)
