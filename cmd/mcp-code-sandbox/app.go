@@ -82,8 +82,8 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	})
 	a.onClose(func(context.Context) error { return logFile.Close() })
 
-	for _, weak := range s.weakSecrets() {
-		a.log.Warn(weak.name+": "+weak.problem+"; whoever can reach this server can guess it", "fix", "use for instance the output of openssl rand -hex 32")
+	for _, w := range s.warnings(inv.env) {
+		a.log.Warn(w.name+": "+w.problem, "fix", w.fix)
 	}
 	if a.keys, err = loadKeys(s); err != nil {
 		return nil, err
@@ -156,8 +156,8 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	a.engine = engine.New(engine.Config{
 		Services: a.services.granter(),
 		Sessions: a.sessions, Runners: a.environments.runners, Signer: a.signer, Store: a.store,
-		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: time.Duration(s.MaxExecTimeout),
-		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), ResultMemory: int64(s.ResultMemory), MaxUploadBytes: int(s.MaxUploadBytes),
+		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: s.maxExecTimeout(),
+		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), ResultMemory: int64(s.ResultMemory.byteSize), MaxUploadBytes: int(s.MaxUploadBytes),
 		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 	})

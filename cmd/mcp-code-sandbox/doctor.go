@@ -53,6 +53,9 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	checks = append(checks, checkCustom(s)...)
 	checks = append(checks, checkServices(inv)...)
 	checks = append(checks, checkPort(ctx, s))
+	for _, w := range s.warnings(inv.env) {
+		checks = append(checks, sandbox.Check{Name: "settings", Status: sandbox.Warn, Detail: w.name + ": " + w.problem, Fix: w.fix})
+	}
 	printChecks(inv.stdout, checks)
 
 	failed, warned := 0, 0

@@ -93,7 +93,7 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 		return nil, fmt.Errorf("SANDBOX_TOOLS: %w", err)
 	}
 	opt := tools.Options{
-		Logger: a.log, Tools: wanted, MaxTimeout: time.Duration(a.settings.MaxExecTimeout), Handover: time.Duration(a.settings.Handover),
+		Logger: a.log, Tools: wanted, MaxTimeout: a.settings.maxExecTimeout(), Handover: time.Duration(a.settings.Handover),
 		ResourceLinks: a.settings.ResourceLinks == "on", Services: a.services.forTools(),
 	}
 	return mcpserver.New(mcpserver.Config{

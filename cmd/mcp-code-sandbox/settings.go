@@ -44,47 +44,47 @@ type settings struct {
 	Tools             []string     `name:"tools" environ:"SANDBOX_TOOLS" group:"server" placeholder:"NAME" help:"Tools to offer: names, or the presets conversation, session, run and all. For chat clients, run is recommended. Default: all."`
 	ResourceLinks     string       `name:"resource-links" environ:"SANDBOX_RESOURCE_LINKS" group:"server" default:"off" help:"Resource links to the files of a run in its result: on, or off (only for a client that asks for them in _meta). Some frameworks pass them to the model's provider, which refuses them."`
 
-	Root              string   `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
-	Backend           string   `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto, jail or docker. auto is docker when an engine has this project's images or --image or --images names some, else the jail."`
-	DockerHost        string   `name:"docker-host" environ:"DOCKER_HOST" group:"sandbox" placeholder:"URL" help:"Address of the Docker or Podman engine. Default: the first usual socket that is there, such as unix:///var/run/docker.sock."`
-	Image             string   `name:"image" environ:"SANDBOX_IMAGE" group:"sandbox" placeholder:"IMAGE" help:"Image for Python on docker, whatever other images are labelled, such as llm-sandbox:latest."`
-	Images            []string `name:"images" environ:"SANDBOX_IMAGES" group:"sandbox" placeholder:"IMAGE" help:"Labelled images that docker may use, by name (runner-python, registry.example.com/r:1) or digest (sha256:…, name@sha256:…). Default: all that are labelled."`
-	HostPath          string   `name:"host-path" environ:"SANDBOX_HOST_PATH" group:"sandbox" placeholder:"DIR" help:"The root as the engine's host names it, where the server itself is in a container."`
-	DockerRuntime     string   `name:"docker-runtime" environ:"SANDBOX_DOCKER_RUNTIME" group:"sandbox" placeholder:"NAME" help:"The engine's OCI runtime for sandboxes, such as runsc or kata. Default: the engine's own."`
-	RunnersDir        string   `name:"runners-dir" environ:"SANDBOX_RUNNERS_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of your own runners, a directory each. Default: runners.d under the root."`
-	WrapperDir        string   `name:"nix-sandbox-dir" environ:"NIX_SANDBOX_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of environments that isolate themselves, a directory each with metadata.json and bin/run. Default: ~/.config/nix-sandbox-mcp/sandboxes."`
-	NixEnvs           []string `name:"nix-sandbox-envs" environ:"NIX_SANDBOX_ENVS" group:"sandbox" placeholder:"REF" help:"Flake references of such environments, to build with nix at the start."`
-	ProjectDir        string   `name:"project-dir" environ:"PROJECT_DIR" group:"sandbox" placeholder:"DIR" help:"Directory that all code sees, read-only; an absolute path."`
-	ProjectMount      string   `name:"project-mount" environ:"PROJECT_MOUNT" group:"sandbox" default:"/project" placeholder:"DIR" help:"Where code sees it."`
-	MemoryLimit       byteSize `name:"memory-limit" environ:"SANDBOX_MEMORY_LIMIT" group:"sandbox" default:"512MB" help:"Memory of a sandbox (512MB, 512m, or bytes; 1 KB is 1024 bytes)."`
-	CPULimit          float64  `name:"cpu-limit" environ:"SANDBOX_CPU_LIMIT" group:"sandbox" default:"1.0" help:"CPU cores of a sandbox."`
-	PIDsLimit         int      `name:"pids-limit" environ:"SANDBOX_PIDS_LIMIT" group:"sandbox" default:"256" help:"Processes and threads of a sandbox."`
-	TmpBytes          byteSize `name:"tmp-bytes" environ:"SANDBOX_TMP_BYTES" group:"sandbox" default:"256MB" help:"Size of a run's private /tmp, and of its /dev/shm; both count as memory."`
-	SharedZygote      string   `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" group:"sandbox" default:"on" help:"Share the memory of Python's imported libraries among the jail's sandboxes (on), or have each import them for itself (off: about a second of CPU and 80 MB each, for separate address-space layouts)."`
-	Network           string   `name:"network" environ:"SANDBOX_NETWORK" group:"sandbox" default:"full" help:"What network: true gives a run: full (the internet, nothing private) or off."`
-	NetworkAllow      []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" group:"sandbox" placeholder:"CIDR" help:"Private addresses or networks that runs with network may reach after all."`
-	NetworkDeny       []string `name:"network-deny" environ:"SANDBOX_NETWORK_DENY" group:"sandbox" placeholder:"CIDR" help:"Public addresses or networks that runs with network and services must not reach either. Wins over --network-allow."`
-	ExecTimeout       seconds  `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run that does not ask for more time (seconds, or 2m)."`
-	MaxExecTimeout    seconds  `name:"max-exec-timeout" environ:"SANDBOX_MAX_EXEC_TIMEOUT_S" group:"sandbox" default:"600s" help:"Most that a run can ask for with timeout_seconds (seconds, or 10m)."`
-	Handover          seconds  `name:"handover" environ:"SANDBOX_HANDOVER_S" group:"sandbox" default:"45s" help:"Time after which a run tool lets an MCP client's long code go on in the background (seconds); 0: never. Many clients give up after 60."`
-	MaxCodeBytes      byteSize `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" group:"sandbox" default:"100KB" help:"Longest piece of code."`
-	MaxOutputBytes    byteSize `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" group:"sandbox" default:"100KB" help:"Output kept of each of stdout and stderr; the middle of more is left out."`
-	ResultMemory      byteSize `name:"result-memory" environ:"SANDBOX_RESULT_MEMORY" group:"sandbox" placeholder:"SIZE" help:"Server memory that the results of all runs may hold: output, plots, answers being sent. Callers share it; beyond it, plots and output are left out. Default: a sixteenth of the memory, 64MB to 1GB."`
-	MaxUploadBytes    byteSize `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" group:"sandbox" default:"50MB" help:"Largest uploaded file."`
-	MaxReadBytes      byteSize `name:"max-artifact-read-bytes" environ:"SANDBOX_MAX_ARTIFACT_READ_BYTES" group:"sandbox" default:"10MB" help:"Largest file that read_artifact returns; larger ones have a link."`
-	WorkspaceBytes    byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
-	WorkspaceFiles    int      `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" group:"sandbox" default:"50000" help:"Number of a session's files and directories."`
-	CallerBytes       byteSize `name:"caller-bytes" environ:"SANDBOX_CALLER_BYTES" group:"sandbox" default:"10GB" help:"Size of all files of one logged-in user, closed sessions included; 0: no limit. The API token's holder has none."`
-	CallerSessions    int      `name:"caller-sessions" environ:"SANDBOX_CALLER_SESSIONS" group:"sandbox" default:"1000" help:"Sessions of one logged-in user on disk, closed ones included; 0: no limit. The API token's holder has none."`
-	MaxSessions       int      `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" group:"sandbox" default:"10" help:"Sessions that have a live sandbox at one time."`
-	EvictIdle         seconds  `name:"evict-idle" environ:"SANDBOX_EVICT_IDLE_S" group:"sandbox" default:"60s" help:"Idle time after which an interpreter may be ended, and its variables lost, when there are too many sessions for a further one (seconds, or 2m)."`
-	PoolSize          *int     `name:"pool-size" environ:"SANDBOX_POOL_SIZE" group:"sandbox" placeholder:"N" help:"Sandboxes of each kind without network that serve keeps ready for new sessions, at most; 0: none. Default: 2 on the jail, 0 on docker."`
-	MaxRunsPerSession int      `name:"max-runs-per-session" environ:"SANDBOX_MAX_RUNS_PER_SESSION" group:"sandbox" default:"4" help:"Overlapping runs of one session."`
-	SessionTTL        minutes  `name:"session-ttl" environ:"SANDBOX_SESSION_TTL_M" group:"sandbox" default:"30m" help:"Idle time after which a session's processes end; files stay (minutes, or 1h30m)."`
-	IdleTimeout       seconds  `name:"session-idle-timeout" environ:"SESSION_IDLE_TIMEOUT" group:"sandbox" placeholder:"SECONDS" help:"The same in seconds; wins over --session-ttl."`
-	MaxLifetime       seconds  `name:"session-max-lifetime" environ:"SESSION_MAX_LIFETIME" group:"sandbox" placeholder:"SECONDS" help:"Longest life of a session's processes (seconds). Default: no limit."`
-	CleanupInterval   minutes  `name:"cleanup-interval" environ:"SANDBOX_CLEANUP_INTERVAL_M" group:"sandbox" default:"5m" help:"How often to clean up after idle sessions and dead instances (minutes)."`
-	ClosedRetention   hours    `name:"closed-retention" environ:"SANDBOX_CLOSED_RETENTION_H" group:"sandbox" default:"24h" help:"How long file links of a closed session go on working; then its files are deleted (hours, or 90m). Files of open sessions are never deleted."`
+	Root              string       `name:"root" environ:"SANDBOX_ROOT" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, else the user's data directory."`
+	Backend           string       `name:"backend" environ:"SANDBOX_BACKEND" group:"sandbox" default:"auto" help:"How to isolate: auto, jail or docker. auto is docker when an engine has this project's images or --image or --images names some, else the jail."`
+	DockerHost        string       `name:"docker-host" environ:"DOCKER_HOST" group:"sandbox" placeholder:"URL" help:"Address of the Docker or Podman engine. Default: the first usual socket that is there, such as unix:///var/run/docker.sock."`
+	Image             string       `name:"image" environ:"SANDBOX_IMAGE" group:"sandbox" placeholder:"IMAGE" help:"Image for Python on docker, whatever other images are labelled, such as llm-sandbox:latest."`
+	Images            []string     `name:"images" environ:"SANDBOX_IMAGES" group:"sandbox" placeholder:"IMAGE" help:"Labelled images that docker may use, by name (runner-python, registry.example.com/r:1) or digest (sha256:…, name@sha256:…). Default: all that are labelled."`
+	HostPath          string       `name:"host-path" environ:"SANDBOX_HOST_PATH" group:"sandbox" placeholder:"DIR" help:"The root as the engine's host names it, where the server itself is in a container."`
+	DockerRuntime     string       `name:"docker-runtime" environ:"SANDBOX_DOCKER_RUNTIME" group:"sandbox" placeholder:"NAME" help:"The engine's OCI runtime for sandboxes, such as runsc or kata. Default: the engine's own."`
+	RunnersDir        string       `name:"runners-dir" environ:"SANDBOX_RUNNERS_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of your own runners, a directory each. Default: runners.d under the root."`
+	WrapperDir        string       `name:"nix-sandbox-dir" environ:"NIX_SANDBOX_DIR" group:"sandbox" type:"path" placeholder:"DIR" help:"Directory of environments that isolate themselves, a directory each with metadata.json and bin/run. Default: ~/.config/nix-sandbox-mcp/sandboxes."`
+	NixEnvs           []string     `name:"nix-sandbox-envs" environ:"NIX_SANDBOX_ENVS" group:"sandbox" placeholder:"REF" help:"Flake references of such environments, to build with nix at the start."`
+	ProjectDir        string       `name:"project-dir" environ:"PROJECT_DIR" group:"sandbox" placeholder:"DIR" help:"Directory that all code sees, read-only; an absolute path."`
+	ProjectMount      string       `name:"project-mount" environ:"PROJECT_MOUNT" group:"sandbox" default:"/project" placeholder:"DIR" help:"Where code sees it."`
+	MemoryLimit       byteSize     `name:"memory-limit" environ:"SANDBOX_MEMORY_LIMIT" group:"sandbox" default:"512MB" help:"Memory of a sandbox (512MB, 512m, or bytes; 1 KB is 1024 bytes)."`
+	CPULimit          float64      `name:"cpu-limit" environ:"SANDBOX_CPU_LIMIT" group:"sandbox" default:"1.0" help:"CPU cores of a sandbox."`
+	PIDsLimit         int          `name:"pids-limit" environ:"SANDBOX_PIDS_LIMIT" group:"sandbox" default:"256" help:"Processes and threads of a sandbox."`
+	TmpBytes          byteSize     `name:"tmp-bytes" environ:"SANDBOX_TMP_BYTES" group:"sandbox" default:"256MB" help:"Size of a run's private /tmp, and of its /dev/shm; both count as memory."`
+	SharedZygote      string       `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" group:"sandbox" default:"on" help:"Share the memory of Python's imported libraries among the jail's sandboxes (on), or have each import them for itself (off: about a second of CPU and 80 MB each, for separate address-space layouts)."`
+	Network           string       `name:"network" environ:"SANDBOX_NETWORK" group:"sandbox" default:"full" help:"What network: true gives a run: full (the internet, nothing private) or off."`
+	NetworkAllow      []string     `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" group:"sandbox" placeholder:"CIDR" help:"Private addresses or networks that runs with network may reach after all."`
+	NetworkDeny       []string     `name:"network-deny" environ:"SANDBOX_NETWORK_DENY" group:"sandbox" placeholder:"CIDR" help:"Public addresses or networks that runs with network and services must not reach either. Wins over --network-allow."`
+	ExecTimeout       seconds      `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" group:"sandbox" default:"60s" help:"Longest run that does not ask for more time (seconds, or 2m)."`
+	MaxExecTimeout    seconds      `name:"max-exec-timeout" environ:"SANDBOX_MAX_EXEC_TIMEOUT_S" group:"sandbox" default:"600s" help:"Most that a run can ask for with timeout_seconds (seconds, or 10m)."`
+	Handover          seconds      `name:"handover" environ:"SANDBOX_HANDOVER_S" group:"sandbox" default:"45s" help:"Time after which a run tool lets an MCP client's long code go on in the background (seconds); 0: never. Many clients give up after 60."`
+	MaxCodeBytes      byteSize     `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" group:"sandbox" default:"100KB" help:"Longest piece of code."`
+	MaxOutputBytes    byteSize     `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" group:"sandbox" default:"100KB" help:"Output kept of each of stdout and stderr; the middle of more is left out."`
+	ResultMemory      optionalSize `name:"result-memory" environ:"SANDBOX_RESULT_MEMORY" group:"sandbox" placeholder:"SIZE" help:"Server memory that the results of all runs may hold: output, plots, answers being sent. Callers share it; beyond it, plots and output are left out. Default: a sixteenth of the memory, 64MB to 1GB."`
+	MaxUploadBytes    byteSize     `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" group:"sandbox" default:"50MB" help:"Largest uploaded file."`
+	MaxReadBytes      byteSize     `name:"max-artifact-read-bytes" environ:"SANDBOX_MAX_ARTIFACT_READ_BYTES" group:"sandbox" default:"10MB" help:"Largest file that read_artifact returns; larger ones have a link."`
+	WorkspaceBytes    byteSize     `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
+	WorkspaceFiles    int          `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" group:"sandbox" default:"50000" help:"Number of a session's files and directories."`
+	CallerBytes       byteSize     `name:"caller-bytes" environ:"SANDBOX_CALLER_BYTES" group:"sandbox" default:"10GB" help:"Size of all files of one logged-in user, closed sessions included; 0: no limit. The API token's holder has none."`
+	CallerSessions    int          `name:"caller-sessions" environ:"SANDBOX_CALLER_SESSIONS" group:"sandbox" default:"1000" help:"Sessions of one logged-in user on disk, closed ones included; 0: no limit. The API token's holder has none."`
+	MaxSessions       int          `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" group:"sandbox" default:"10" help:"Sessions that have a live sandbox at one time."`
+	EvictIdle         seconds      `name:"evict-idle" environ:"SANDBOX_EVICT_IDLE_S" group:"sandbox" default:"60s" help:"Idle time after which an interpreter may be ended, and its variables lost, when there are too many sessions for a further one (seconds, or 2m)."`
+	PoolSize          *int         `name:"pool-size" environ:"SANDBOX_POOL_SIZE" group:"sandbox" placeholder:"N" help:"Sandboxes of each kind without network that serve keeps ready for new sessions, at most; 0: none. Default: 2 on the jail, 0 on docker."`
+	MaxRunsPerSession int          `name:"max-runs-per-session" environ:"SANDBOX_MAX_RUNS_PER_SESSION" group:"sandbox" default:"4" help:"Overlapping runs of one session."`
+	SessionTTL        minutes      `name:"session-ttl" environ:"SANDBOX_SESSION_TTL_M" group:"sandbox" default:"30m" help:"Idle time after which a session's processes end; files stay (minutes, or 1h30m)."`
+	IdleTimeout       seconds      `name:"session-idle-timeout" environ:"SESSION_IDLE_TIMEOUT" group:"sandbox" placeholder:"SECONDS" help:"The same in seconds; wins over --session-ttl."`
+	MaxLifetime       seconds      `name:"session-max-lifetime" environ:"SESSION_MAX_LIFETIME" group:"sandbox" placeholder:"SECONDS" help:"Longest life of a session's processes (seconds). Default: no limit."`
+	CleanupInterval   minutes      `name:"cleanup-interval" environ:"SANDBOX_CLEANUP_INTERVAL_M" group:"sandbox" default:"5m" help:"How often to clean up after idle sessions and dead instances (minutes)."`
+	ClosedRetention   hours        `name:"closed-retention" environ:"SANDBOX_CLOSED_RETENTION_H" group:"sandbox" default:"24h" help:"How long file links of a closed session go on working; then its files are deleted (hours, or 90m). Files of open sessions are never deleted."`
 
 	LogLevel  logLevel `name:"log-level" environ:"SANDBOX_LOG_LEVEL" group:"logs" default:"INFO" help:"DEBUG, INFO, WARN or ERROR."`
 	LogFile   string   `name:"log-file" environ:"SANDBOX_LOG_FILE" group:"logs" default:"logs/sandbox.log" help:"Log file besides stderr, relative to the root; none: stderr only."`
@@ -105,6 +105,7 @@ func (s *settings) validate(env map[string]string, euid int) error {
 			errs = append(errs, fmt.Errorf("%s: %s", setting, fmt.Sprintf(format, args...)))
 		}
 	}
+	s.trimLists()
 	if s.HTTPAddr != "" {
 		_, port, err := net.SplitHostPort(s.HTTPAddr)
 		n, perr := strconv.Atoi(port)
@@ -128,8 +129,9 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		}
 	}
 	for _, n := range s.TrustedProxies {
-		_, err := closednet.Parse(n)
+		p, err := closednet.Parse(n)
 		bad(err == nil, "SANDBOX_TRUSTED_PROXIES", "%q is not an address or a network; write it like 127.0.0.1 or 10.0.0.0/8", n)
+		bad(err != nil || p.Bits() > 0, "SANDBOX_TRUSTED_PROXIES", "%s trusts everybody, so that any client could choose its own address; name the proxy alone, such as 127.0.0.1", n)
 	}
 	for _, h := range s.AllowedHosts {
 		bad(h != "" && !strings.ContainsAny(h, "/@ "), "SANDBOX_ALLOWED_HOSTS", "%q is no host; write it like sandbox.example.com", h)
@@ -185,15 +187,14 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		bad(c.n > 0, c.name, "it must be greater than 0")
 	}
 	total := doctor.System().Memory()
-	if s.ResultMemory == 0 {
-		s.ResultMemory = byteSize(defaultResultMemory(total))
+	if !s.ResultMemory.given {
+		s.ResultMemory.byteSize = byteSize(defaultResultMemory(total))
 	}
-	bad(s.ResultMemory >= 16<<20, "SANDBOX_RESULT_MEMORY", "%s is less than one run may show; use 16MB or more", s.ResultMemory)
-	bad(total == 0 || int64(s.ResultMemory) <= max(total/2, leastResultMemory), "SANDBOX_RESULT_MEMORY", "%s is more than half of the %s of memory there is", s.ResultMemory, byteSize(total>>20<<20))
+	bad(s.ResultMemory.byteSize >= 16<<20, "SANDBOX_RESULT_MEMORY", "%s is less than one run may show; use 16MB or more, or unset it for the default", s.ResultMemory)
+	bad(total == 0 || int64(s.ResultMemory.byteSize) <= max(total/2, leastResultMemory), "SANDBOX_RESULT_MEMORY", "%s is more than half of the %s of memory there is", s.ResultMemory, byteSize(total>>20<<20))
 	bad(s.PoolSize == nil || *s.PoolSize >= 0, "SANDBOX_POOL_SIZE", "it must not be negative; 0 means none")
 	bad(s.MaxExecTimeout >= 0, "SANDBOX_MAX_EXEC_TIMEOUT_S", "it must not be negative")
 	bad(s.Handover >= 0, "SANDBOX_HANDOVER_S", "it must not be negative; 0 means never")
-	s.MaxExecTimeout = max(s.MaxExecTimeout, s.ExecTimeout)
 	bad(s.EvictIdle >= 0, "SANDBOX_EVICT_IDLE_S", "it must not be negative")
 	bad(s.URLTTL >= 0, "SANDBOX_URL_TTL", "it must not be negative")
 	bad(s.ClosedRetention >= 0, "SANDBOX_CLOSED_RETENTION_H", "it must not be negative")
@@ -276,6 +277,11 @@ func (s *settings) idleTTL() time.Duration {
 		return time.Duration(s.IdleTimeout)
 	}
 	return time.Duration(s.SessionTTL)
+}
+
+// maxExecTimeout is the most that a run can ask for: never less than what it has without asking.
+func (s *settings) maxExecTimeout() time.Duration {
+	return time.Duration(max(s.MaxExecTimeout, s.ExecTimeout))
 }
 
 // closedNetworks is the one list of what code cannot reach, for backends and proxy.

@@ -45,7 +45,7 @@ type byteSize int64
 var sizeUnits = []struct {
 	letter byte
 	shift  uint
-}{{'g', 30}, {'m', 20}, {'k', 10}}
+}{{'t', 40}, {'g', 30}, {'m', 20}, {'k', 10}}
 
 func (b *byteSize) UnmarshalText(p []byte) error {
 	s := strings.ToLower(strings.TrimSpace(string(p)))
@@ -59,7 +59,7 @@ func (b *byteSize) UnmarshalText(p []byte) error {
 	}
 	v, err := strconv.ParseFloat(strings.TrimSpace(s), 64)
 	if err != nil || v < 0 || v*factor > math.MaxInt64/2 {
-		return fmt.Errorf("%q is no size; write it like 512MB, 512m or 536870912", p)
+		return fmt.Errorf("%q is not a size; write it like 512MB, 512m or 536870912 (units: KB, MB, GB, TB)", p)
 	}
 	*b = byteSize(v * factor)
 	return nil
@@ -72,6 +72,17 @@ func (b byteSize) String() string {
 		}
 	}
 	return strconv.FormatInt(int64(b), 10)
+}
+
+// optionalSize tells a size of 0 from none.
+type optionalSize struct {
+	byteSize
+	given bool
+}
+
+func (o *optionalSize) UnmarshalText(p []byte) error {
+	o.given = true
+	return o.byteSize.UnmarshalText(p)
 }
 
 // seconds is a duration whose plain number counts seconds, as the contracts' names say.

@@ -38,17 +38,6 @@ func TestNearMiss(t *testing.T) {
 	}
 }
 
-func TestDistance(t *testing.T) {
-	for _, tt := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"abc", "abc", 0}, {"abc", "acb", 1}, {"abc", "axc", 1}, {"abc", "abcd", 1}, {"sesion", "session", 1}, {"ca", "abc", 3}, {"kitten", "sitting", 3}} {
-		if got := distance(tt.a, tt.b); got != tt.want || distance(tt.b, tt.a) != got {
-			t.Errorf("%q, %q: %d, want %d", tt.a, tt.b, got, tt.want)
-		}
-	}
-}
-
 // TestTwiceGiven: an argument that is there twice must not disagree with itself, whichever names and spellings it has.
 func TestTwiceGiven(t *testing.T) {
 	accepted := parameters{"session": "session", "session_id": "session", "network": "network"}
