@@ -41,17 +41,47 @@ func (e *Engine) hint(res Result, r runner.Runner, network bool) string {
 	if res.diskFull && (res.Cause == sandbox.CauseDiskQuota || res.Cause == "" && !res.Success() && noSpace.Match(lastOf(res.Stderr))) {
 		hint = diskFull
 	}
+	if res.oomKilled {
+		hint = e.childKilledHint(res, r, hint)
+	}
 	if r.Wrapper != "" {
 		hint = strings.TrimSpace(hint + " " + noWorkspace)
 	}
 	return hint
 }
 
-func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
+// childKilledHint adds to a hint that the run lost a process to the memory limit. Code often only waits for such a process, or fails
+// without the reason, and then neither more time nor what it printed helps.
+func (e *Engine) childKilledHint(res Result, r runner.Runner, hint string) string {
+	limit, setting := "its limit", ""
+	if n := e.limits(r).MemoryBytes; n > 0 {
+		limit = "the limit of " + size(n)
+	}
+	if r.MemoryMB == 0 {
+		setting = " (SANDBOX_MEMORY_LIMIT)"
+	}
+	killed := fmt.Sprintf("While the code ran, a process was killed because memory reached %s%s: code that waits for its result hangs or fails. "+
+		"Process the data in smaller pieces, or with fewer workers.", limit, setting)
+	switch {
+	case res.Cause == sandbox.CauseTimeout:
+		return res.TimeoutMessage() + ". " + killed
+	case hint == "" || hint == outOfMemory(e.limits(r)):
+		return killed
+	}
+	return hint + " " + killed
+}
+
+// limits are those of the sandboxes of a runner.
+func (e *Engine) limits(r runner.Runner) sandbox.Limits {
 	limits := e.cfg.Sessions.Limits()
 	if r.MemoryMB > 0 {
 		limits.MemoryBytes = int64(r.MemoryMB) << 20
 	}
+	return limits
+}
+
+func (e *Engine) failureHint(res Result, r runner.Runner, network bool) string {
+	limits := e.limits(r)
 	switch res.Cause {
 	case sandbox.CauseTimeout:
 		more := ""

@@ -94,6 +94,7 @@ func TestJail(t *testing.T) {
 		{"kills itself", `kill -9 $$`, sandbox.CauseKilled, "SIGKILL"},
 		{"eats memory", `tail /dev/zero`, sandbox.CauseOutOfMemory, "128 MB"},
 		{"forks a bomb", `perl -e 'for (1..300) { defined($p = fork) or exit 1; $p or do { sleep 60; exit } }'`, sandbox.CausePIDsLimit, "200"},
+		{"loses a child to memory", `tail /dev/zero; exit 1`, "", "a process was killed because memory reached the limit of 128 MB (SANDBOX_MEMORY_LIMIT)"},
 		{"writes outside", `echo x > /usr/x; exit 1`, "", "/data"},
 		{"asks the network", `getent hosts example.com || { echo "Could not resolve host" >&2; exit 6; }`, "", "no network"},
 	}
@@ -109,6 +110,14 @@ func TestJail(t *testing.T) {
 			}
 		})
 	}
+
+	t.Run("waits for a child that memory killed", func(t *testing.T) {
+		res, err := e.Run(t.Context(), session.Local, Request{Session: "waits", Runner: "shell", Code: `tail /dev/zero; sleep 600`, Timeout: 8 * time.Second})
+		want := "Execution timed out after 8 seconds. While the code ran, a process was killed because memory reached the limit of 128 MB"
+		if err != nil || res.Cause != sandbox.CauseTimeout || !strings.HasPrefix(res.Hint, want) || strings.Contains(res.Hint, "more time") {
+			t.Errorf("cause %q, hint %q, %v", res.Cause, res.Hint, err)
+		}
+	})
 
 	t.Run("cancel", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -101,6 +101,10 @@ type RunResult struct {
 	Evicted   bool // that one was ended to make room for other sessions
 	Switched  bool // the run before it used the interpreter with, or without, network, which is still alive
 
+	// OOMKilled says that a process was killed at the memory limit while the code ran, and that Cause is another: the code went on
+	// without it. Runs beside it in the sandbox may have caused that.
+	OOMKilled bool
+
 	CallerFull bool // with the cause disk_quota: the caller's bytes are used up, not the session's alone
 
 	// Scan has the files that were asked for, as of the end of the run. It is nil when none were, when the sandbox was lost, and when
@@ -337,11 +341,13 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		Fresh:       exit.Fresh,
 		StateLost:   exit.Lost,
 	}
+	used := usageOf(b.sb)
 	if cause != "" {
 		res.ExitCode = -1
 	} else if exit.Code != 0 || exit.Signal != 0 { // otherwise no limit made it fail
-		res.Cause = causeOf(exit, counted, usageOf(b.sb))
+		res.Cause = causeOf(exit, counted, used)
 	}
+	res.OOMKilled = res.Cause != sandbox.CauseOutOfMemory && oomKilled(exit, counted, used)
 	if limit == (workspace.Usage{}) && req.Files <= 0 && !s.limitsBytes() {
 		return res, nil
 	}
@@ -460,7 +466,7 @@ func (s *Session) lossCause(b *box, cause sandbox.Cause) sandbox.Cause {
 // the backend has no way to read them there, with the exit.
 func causeOf(exit *wire.Exit, before, after sandbox.Usage) sandbox.Cause {
 	killed := exit.Signal == sigkill
-	oom := after.OOMKills > before.OOMKills || exit.OOMKills > 0
+	oom := oomKilled(exit, before, after)
 	refused := after.PIDsRefused > before.PIDsRefused || exit.PIDsRefused > 0
 	switch {
 	case exit.Signal == sigxfsz || exit.Code == 128+sigxfsz: // also of a file that no walk sees, since it is deleted but open
@@ -473,6 +479,10 @@ func causeOf(exit *wire.Exit, before, after sandbox.Usage) sandbox.Cause {
 		return sandbox.CauseKilled
 	}
 	return ""
+}
+
+func oomKilled(exit *wire.Exit, before, after sandbox.Usage) bool {
+	return after.OOMKills > before.OOMKills || exit.OOMKills > 0
 }
 
 func usageOf(sb sandbox.Sandbox) sandbox.Usage {
