@@ -251,3 +251,36 @@ func TestCallersStorage(t *testing.T) {
 		t.Errorf("usage %+v, before the restart %+v", after, before)
 	}
 }
+
+// TestRefusedCallsLeaveNothing: whoever is refused in new sessions finds none of them afterwards, and a session that exists for an
+// upload link alone is listed.
+func TestRefusedCallsLeaveNothing(t *testing.T) {
+	p := serveProxied(t, "SANDBOX_CALLER_BYTES=5MB", "SANDBOX_CALLER_SESSIONS=3")
+	asAnn, _ := p.logIn(t, ann)
+	if r := asAnn.run(t, "c1", "shell", "head -c 8000000 /dev/zero > f"); r.Cause != "disk_quota" {
+		t.Fatalf("%+v", r)
+	}
+	for i := range 5 {
+		args := map[string]any{"conversationId": fmt.Sprint("more", i), "language": "shell", "code": "true"}
+		if got := asAnn.refusal(t, "run_code", args); got != "quota_exceeded" {
+			t.Errorf("a run beyond the share: %s", got)
+		}
+		if got := asAnn.refusal(t, "upload_file", map[string]any{"session_id": fmt.Sprint("up", i), "filename": "a", "content": "xxxx"}); got != "quota_exceeded" {
+			t.Errorf("an upload beyond the share: %s", got)
+		}
+	}
+	if u := asAnn.usage(t); u.Sessions != 1 {
+		t.Errorf("after refusals: %+v", u)
+	}
+	asAnn.call(t, "delete_file", map[string]any{"session_id": "c1", "filename": "f"})
+	if r := asAnn.run(t, "c2", "shell", "echo ok"); r.Output != "ok\n" {
+		t.Errorf("with room again: %+v", r)
+	}
+	asAnn.call(t, "upload_file", map[string]any{"session_id": "link", "filename": "a"})
+	p.stop(t)
+	p.restart(t)
+	asAnn, _ = p.logIn(t, ann)
+	if list := asAnn.call(t, "list_sessions", map[string]any{}).Content[0].Text; strings.Count(list, `"session_id"`) != 3 || !strings.Contains(list, `"link"`) {
+		t.Errorf("after a restart: %s", list)
+	}
+}

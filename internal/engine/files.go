@@ -62,6 +62,8 @@ func (e *Engine) UploadURL(ctx context.Context, caller session.Caller, sessionID
 	if err := e.cfg.Store.AddTicket(ctx, t); err != nil {
 		return "", time.Time{}, err
 	}
+	s.Keep() // the link is to this session
+	e.activity.used(caller, sessionID, false)
 	return e.cfg.Signer.UploadURL(e.linkID(caller, sessionID), name, t.ID, t.Expires), t.Expires, nil
 }
 

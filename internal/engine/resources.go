@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -88,25 +89,31 @@ func (e *Engine) recentlyUsed(ctx context.Context, caller session.Caller, limit 
 	if err != nil {
 		return nil, err
 	}
+	return appendNew(ids, stored, limit), nil
+}
+
+// appendNew appends to ids those of more that it does not have, up to limit in all.
+func appendNew(ids, more []string, limit int) []string {
 	known := make(map[string]bool, len(ids))
 	for _, id := range ids {
 		known[id] = true
 	}
-	for _, id := range stored {
+	for _, id := range more {
 		if !known[id] && len(ids) < limit {
 			ids = append(ids, id)
 		}
 	}
-	return ids, nil
+	return ids
 }
 
-// ListSessions lists the caller's sessions, last used first: at most limit of them, and whether there are, or may be, more. It knows the
-// same sessions as RecentFiles.
+// ListSessions lists the caller's sessions, last used first: at most limit of them, and whether there are, or may be, more. Besides
+// those that RecentFiles knows, it lists all that count towards the caller's share.
 func (e *Engine) ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []SessionInfo, more bool, err error) {
 	ids, err := e.recentlyUsed(ctx, caller, sessionCandidates)
 	if err != nil {
 		return nil, false, err
 	}
+	ids = appendNew(ids, e.cfg.Sessions.IDs(caller), math.MaxInt)
 	for _, id := range ids {
 		if err := ctx.Err(); err != nil {
 			return nil, false, err

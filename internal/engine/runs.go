@@ -466,7 +466,7 @@ func (e *Engine) carryOut(ctx context.Context, log *slog.Logger, r *run, rn runn
 	r.res, r.err = e.executeRecovering(ctx, log, r, rn, req)
 	if req.Once {
 		// Nothing of the session is kept but its files, for as long as those of closed sessions.
-		if err := e.closeSession(context.WithoutCancel(ctx), r.caller, req.Session); err != nil && r.err == nil {
+		if err := e.closeSession(context.WithoutCancel(ctx), r.caller, req.Session); err != nil && r.err == nil && !r.res.NotStarted {
 			log.WarnContext(ctx, "[MCP] Cannot close the session of a single run", "err", err)
 		}
 	}

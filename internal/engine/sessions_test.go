@@ -183,6 +183,26 @@ func TestListSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.activity.byID, r.activity.order = nil, list.List{}
-	want("after a restart", session.Local, 10, "ran:0:0*", false)
+	if got, _ := r.sessionsOf(t, session.Local, 10); !strings.HasPrefix(got, "ran:0:0* old:") {
+		t.Errorf("after a restart: %q", got)
+	}
 	r.record = nil // it is closed
+}
+
+// A session that exists for an upload link alone is listed, also after a restart, and a refused call makes none.
+func TestListSessionsOfLinks(t *testing.T) {
+	r := newRig(t, nil, nil)
+	if _, _, err := r.UploadURL(t.Context(), ann, "link", "a.txt", false); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.Upload(t.Context(), ann, UploadRequest{Session: "refused", Name: "a.txt", Content: strings.NewReader(strings.Repeat("x", 1001))})
+	if codeOf(err) != CodeFileTooLarge {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if got, _ := r.sessionsOf(t, ann, 10); got != "link:0:0" || r.Storage(ann).Sessions != 1 {
+			t.Errorf("%q, %+v", got, r.Storage(ann))
+		}
+		r.activity.byID, r.activity.order = nil, list.List{} // as a restart does
+	}
 }

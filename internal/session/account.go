@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,6 +46,7 @@ type accounts struct {
 // entry is one session's directory.
 type entry struct {
 	caller Caller
+	id     string
 	bytes  int64
 	closed time.Time // zero: it is open
 	known  bool      // bytes is a measurement
@@ -78,19 +80,19 @@ func (a *accounts) count(e *entry, sign int) {
 }
 
 // put notes a session's directory. Without bytes, what is known of it stays.
-func (a *accounts) put(dir string, caller Caller, closed time.Time, bytes *int64) {
+func (a *accounts) put(dir string, caller Caller, id string, closed time.Time, bytes *int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e := a.putLocked(dir, caller, closed)
+	e := a.putLocked(dir, caller, id, closed)
 	if bytes != nil {
 		a.setLocked(e, *bytes)
 	}
 }
 
-func (a *accounts) putLocked(dir string, caller Caller, closed time.Time) *entry {
+func (a *accounts) putLocked(dir string, caller Caller, id string, closed time.Time) *entry {
 	e := a.byDir[dir]
 	if e == nil {
-		e = &entry{caller: caller, closed: closed}
+		e = &entry{caller: caller, id: id, closed: closed}
 		a.byDir[dir] = e
 		a.of(caller).dirs[dir] = e
 		a.count(e, 1)
@@ -100,7 +102,7 @@ func (a *accounts) putLocked(dir string, caller Caller, closed time.Time) *entry
 
 // admit notes a new session's directory if its caller then has at most so many. Otherwise it takes the place of the session that the
 // caller closed first, which admit returns for its files to be deleted. ok is false when there is none.
-func (a *accounts) admit(dir string, caller Caller, most int) (closed string, ok bool) {
+func (a *accounts) admit(dir string, caller Caller, id string, most int) (closed string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if acc := a.of(caller); a.byDir[dir] == nil && acc.Sessions+acc.ClosedSessions >= most {
@@ -109,7 +111,7 @@ func (a *accounts) admit(dir string, caller Caller, most int) (closed string, ok
 		}
 		a.dropLocked(closed)
 	}
-	a.putLocked(dir, caller, time.Time{})
+	a.putLocked(dir, caller, id, time.Time{})
 	return closed, true
 }
 
@@ -158,9 +160,9 @@ func (a *accounts) retain(dir, target string, at time.Time) {
 	if e == nil {
 		return
 	}
-	caller, bytes, known := e.caller, e.bytes, e.known
+	caller, id, bytes, known := e.caller, e.id, e.bytes, e.known
 	a.drop(dir)
-	a.put(target, caller, at, nil)
+	a.put(target, caller, id, at, nil)
 	if known {
 		a.set(target, bytes)
 	}
@@ -174,6 +176,21 @@ func (a *accounts) use(c Caller) (Storage, int64) {
 		return acc.Storage, acc.uploading
 	}
 	return Storage{}, 0
+}
+
+// ids returns the ids of a caller's open sessions, in order.
+func (a *accounts) ids(c Caller) (ids []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if acc := a.callers[c]; acc != nil {
+		for _, e := range acc.dirs {
+			if e.closed.IsZero() {
+				ids = append(ids, e.id)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // uploading adds to the bytes of the caller's uploads in progress.

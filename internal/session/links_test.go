@@ -108,7 +108,7 @@ func TestOpenLink(t *testing.T) {
 func TestGenerationOfOldSessions(t *testing.T) {
 	root := t.TempDir()
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root = root })
-	open(t, m, session.Local, "x").Release()
+	put(t, m, "x", "a.txt", "")
 	path := filepath.Join(root, m.Key(session.Local, "x"), "meta.json")
 	age := func(created string) string {
 		t.Helper()

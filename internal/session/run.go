@@ -399,6 +399,7 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 		return nil, false, nil // the frame did not go out whole, and a part of one is not executed
 	}
 	run.opened(stream)
+	s.Keep()
 	if req.Started != nil {
 		req.Started()
 	}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"container/list"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type Session struct {
 	refs     int // of Open, Lookup and runs
 	runs     int
 	active   map[*activeRun]struct{} // of runs, those whose code was sent
+	unused   bool                    // this server has made its directory, and nothing has come of it; see Keep
 	stops    uint64                  // how often StopSession has ended its runs
 	begun    uint64                  // how many runs have been begun in it
 	kept     kept
@@ -110,20 +112,58 @@ func (m *Manager) forgetLocked(s *Session) []*Session {
 	}
 	s.gone = true
 	s.keepLocked(kept{})
-	m.dropLocked(s)
+	if s.unused && s.ended == nil {
+		s.ended = make(chan struct{}) // whoever asks for the session waits for forget
+	} else {
+		m.dropLocked(s)
+	}
 	return []*Session{s}
 }
 
 // forget closes what forgetLocked took out. It must be called without m.mu.
 func (m *Manager) forget(sessions []*Session) {
 	for _, s := range sessions {
-		if s.ws == nil {
-			continue // never loaded
+		m.mu.Lock()
+		discard := m.sessions[s.key] == s // see forgetLocked
+		m.mu.Unlock()
+		if discard {
+			s.discard()
+		} else if s.ws != nil {
+			s.save()
+			s.disclaim()
 		}
-		s.save()
-		s.disclaim()
-		_ = s.ws.Close()
+		if s.ws != nil {
+			_ = s.ws.Close()
+		}
+		if discard {
+			m.mu.Lock()
+			m.dropLocked(s)
+			m.mu.Unlock()
+			close(s.ended)
+		}
 	}
+}
+
+// Keep makes the session stay when it is released. Without it, one that was made for a call that
+// ran no code and stored no file is gone then, and does not count.
+func (s *Session) Keep() {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	s.unused = false
+}
+
+// discard deletes a session that nothing has come of, unless it has files, or another server on the same root uses it.
+func (s *Session) discard() {
+	user, err := os.Readlink(filepath.Join(s.dir, userLink))
+	entries, _ := os.ReadDir(filepath.Join(s.dir, filesDir))
+	if len(entries) > 0 || err == nil && user != s.m.name || err != nil && s.ws != nil {
+		return
+	}
+	if err := removeTree(context.Background(), s.dir); err != nil {
+		s.m.log.Warn("cannot delete the directory of a session that was not used", "session_id", s.id, "err", err)
+		return
+	}
+	s.m.stored.drop(s.dir)
 }
 
 const (
@@ -154,9 +194,14 @@ func (s *Session) load(create bool) error {
 	}
 	files := filepath.Join(s.dir, filesDir)
 	if create {
-		if err := s.makeDirs(files); err != nil {
+		made, err := s.makeDirs(files)
+		if err != nil {
+			s.m.stored.drop(s.dir) // there is none
 			return fmt.Errorf("make the session's directory: %w", err)
 		}
+		s.m.mu.Lock()
+		s.unused = made
+		s.m.mu.Unlock()
 	} else if _, err := os.Lstat(files); errors.Is(err, fs.ErrNotExist) {
 		return ErrNotFound
 	}
@@ -189,30 +234,30 @@ func (s *Session) load(create bool) error {
 	if md.Bytes != nil {
 		s.noted = *md.Bytes
 	}
-	s.m.stored.put(s.dir, s.caller, time.Time{}, nil)
+	s.m.stored.put(s.dir, s.caller, s.id, time.Time{}, nil)
 	if create && err != nil {
 		s.save()
 	}
 	return nil
 }
 
-// makeDirs makes <root>/<key>, which is the server's alone, and in it the directory that the sandbox sees.
+// makeDirs makes <root>/<key>, which is the server's alone, and in it the directory that the sandbox sees, unless it is there.
 // Nothing but the server can write to <key>, so its entries may be handled by path.
-func (s *Session) makeDirs(files string) error {
-	err := os.Mkdir(files, 0o700)
+func (s *Session) makeDirs(files string) (made bool, err error) {
+	err = os.Mkdir(files, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(s.dir, 0o700); err != nil {
-			return err
+			return false, err
 		}
 		if f, ok := s.m.cfg.Backend.(sandbox.Furnisher); ok && f.Furnish(files) {
-			return nil
+			return true, nil
 		}
 		err = os.Mkdir(files, 0o700)
 	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
 	}
-	return nil
+	return err == nil, err
 }
 
 func (s *Session) readMeta() (meta, error) {

@@ -23,6 +23,12 @@ func (m *Manager) Storage(caller Caller) Storage {
 	return st
 }
 
+// IDs returns the ids of the caller's open sessions, in order: those that count.
+func (m *Manager) IDs(caller Caller) []string {
+	m.awaitAccounts()
+	return m.stored.ids(caller)
+}
+
 // limited reports whether the caller has a share of the storage. The operator has all of it.
 func (m *Manager) limited(caller Caller) bool {
 	return caller != Local && (m.cfg.CallerBytes > 0 || m.cfg.CallerSessions > 0)
@@ -46,7 +52,7 @@ func (m *Manager) admit(s *Session, create bool) error {
 		return nil
 	}
 	m.awaitAccounts()
-	closed, ok := m.stored.admit(s.dir, s.caller, m.cfg.CallerSessions)
+	closed, ok := m.stored.admit(s.dir, s.caller, s.id, m.cfg.CallerSessions)
 	if !ok {
 		return &CallerError{Storage: m.Storage(s.caller), TooManySessions: true}
 	}
@@ -156,7 +162,7 @@ func (m *Manager) scanDir(dir, key string, closed time.Time, seen map[string]boo
 	} else if _, err := os.Readlink(filepath.Join(dir, userLink)); err == nil && !m.isAccounted() {
 		bytes = nil // in use when its server died
 	}
-	m.stored.put(dir, Caller{md.Caller}, closed, bytes)
+	m.stored.put(dir, Caller{md.Caller}, md.ID, closed, bytes)
 }
 
 func (m *Manager) isAccounted() bool {
@@ -231,10 +237,14 @@ func (s *Session) Write(name string, r io.Reader, opt workspace.WriteOptions) (w
 	if up.err != nil {
 		return workspace.File{}, up.err
 	}
-	if err == nil && !s.grow(f.Size) {
+	if err != nil {
+		return f, err
+	}
+	s.Keep()
+	if !s.grow(f.Size) {
 		s.walk(context.Background())
 	}
-	return f, err
+	return f, nil
 }
 
 // Remove is Workspace.Remove, and notes what the session holds then.

@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -117,9 +118,77 @@ func TestCallerSessions(t *testing.T) {
 	if after := later.Storage(annie); after != before || after.Sessions != 2 || after.ClosedSessions != 1 || after.ClosedBytes < 1<<20 || after.Bytes < 2<<20 {
 		t.Errorf("a later server: %+v, want %+v", after, before)
 	}
-	open(t, later, annie, "more").Release() // the closed one makes room
+	if err := store(t, later, annie, "more", 1); err != nil { // the closed one makes room
+		t.Error(err)
+	}
 	if st := later.Storage(annie); st.Sessions != 3 || st.ClosedSessions != 0 {
 		t.Errorf("after that: %+v", st)
+	}
+}
+
+// TestRefusedCallLeavesNothing: a session whose first call is refused does not exist after it, and does not count. Calls that
+// succeed beside refused ones keep it.
+func TestRefusedCallLeavesNothing(t *testing.T) {
+	root := t.TempDir()
+	begun := make(chan struct{})
+	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit { close(begun); return forever(p) }}
+	m := newManager(t, b, func(c *session.Config) { c.Root, c.MaxSessions, c.CallerBytes, c.CallerSessions = root, 1, 1<<20, 2 })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	busy := open(t, m, annie, "busy")
+	done := make(chan error, 1)
+	go func() {
+		_, err := busy.Run(ctx, python, session.RunRequest{})
+		busy.Release()
+		done <- err
+	}()
+	<-begun
+	check := func(what string, caller session.Caller, id string, sessions int) {
+		t.Helper()
+		if _, err := m.Lookup(caller, id); !errors.Is(err, session.ErrNotFound) {
+			t.Errorf("%s: Lookup: %v", what, err)
+		}
+		if st := m.Storage(caller); st.Sessions != sessions || len(m.IDs(caller)) != sessions {
+			t.Errorf("%s: %+v, %q", what, st, m.IDs(caller))
+		}
+		if _, err := os.Lstat(filepath.Join(root, m.Key(caller, id))); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: the directory: %v", what, err)
+		}
+	}
+	for i := range 5 {
+		id := fmt.Sprint("s", i)
+		if err := runAs(m, annie, id); !errors.Is(err, session.ErrMaxSessions) {
+			t.Fatalf("a run: %v", err)
+		}
+		check("a run without room", annie, id, 1)
+		if err := store(t, m, annie, id, 2<<20); !errors.Is(err, workspace.ErrQuota) {
+			t.Fatalf("an upload: %v", err)
+		}
+		check("an upload that is too large", annie, id, 1)
+	}
+	open(t, m, bobby, "x").Release()
+	check("nothing at all", bobby, "x", 0)
+
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			if i%2 == 0 { // as a refused call does
+				open(t, m, bobby, "y").Release()
+			} else if err := store(t, m, bobby, "y", 1); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if st := m.Storage(bobby); st.Sessions != 1 || st.Bytes == 0 {
+		t.Errorf("after uploads at once: %+v", st)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Lookup(annie, "busy"); err != nil {
+		t.Errorf("a session that ran code: %v", err)
 	}
 }
 
