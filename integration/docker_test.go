@@ -229,6 +229,26 @@ ENTRYPOINT ["/bin/sh", "-c", "cat > /tmp/main.sh && exec /bin/sh /tmp/main.sh"]
 	})
 }
 
+// TestImagesMisspelt: an operator who names images that the engine does not have gets no other isolation instead, and the start says
+// what to correct, once.
+func TestImagesMisspelt(t *testing.T) {
+	needEngine(t)
+	settings := []string{"SANDBOX_ROOT=" + t.TempDir(), "SANDBOX_BACKEND=auto", "DOCKER_HOST=" + os.Getenv(envEngine), "SANDBOX_IMAGES=no-such-runner", "SANDBOX_HTTP_PORT=0"}
+	for _, args := range [][]string{{"serve"}, {"doctor"}} {
+		out, code := commandWith(t, settings, args...)
+		if code == 0 || !strings.Contains(out, "SANDBOX_IMAGES is no-such-runner, but the jail would be used") || !strings.Contains(out, "correct SANDBOX_IMAGES") {
+			t.Errorf("%s: %d %s", args[0], code, out)
+		}
+	}
+	s := serveDocker(t, "SANDBOX_IMAGES=no-such-runner")
+	eventually(t, 30*time.Second, "the server to say what is missing", func() bool { return strings.Contains(s.log.String(), "a runner is missing something") })
+	text := s.log.String()
+	if !strings.Contains(text, "none yet: make images, or correct SANDBOX_IMAGES") || strings.Contains(text, "code can be run here, but") || strings.Contains(text, "images: images:") ||
+		strings.Count(text, "SANDBOX_IMAGES has no-such-runner") != 1 {
+		t.Errorf("the start says:\n%s", text)
+	}
+}
+
 // TestNoEngine: a server that is told to use an engine does not start without one. When the engine goes away later, it says so,
 // starts nothing else instead, and works when the engine is back.
 func TestNoEngine(t *testing.T) {

@@ -95,7 +95,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 
 	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
 	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
-	if err := a.isolation.checkRuntime(s); err != nil {
+	if err := a.isolation.checkAsked(s); err != nil {
 		return nil, err
 	}
 	if s.Backend == backendDocker {
@@ -115,8 +115,8 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 		a.onClose(p.Close)
 	}
 	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
-	if note := a.isolation.ignoredEngine(s, inv.env); note != "" {
-		a.log.Warn(note, "fix", "start it, or set SANDBOX_BACKEND=jail to say that this is intended")
+	if note := a.isolation.ignored(s, inv.env); note != "" {
+		a.log.Warn(note, "fix", fixIgnored)
 	}
 
 	if a.store, err = store.Open(ctx, filepath.Join(s.Root, "state.db")); err != nil {
@@ -261,7 +261,7 @@ func (a *app) judge(checks []sandbox.Check) error {
 		}
 	}
 	if len(a.environments.runners()) == 0 {
-		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: a.isolation.installFix()}
+		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: a.isolation.installFix(a.settings)}
 	}
 	return nil
 }

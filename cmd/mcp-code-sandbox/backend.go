@@ -100,7 +100,7 @@ func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key se
 	engine, engineErr := newEngine(s, i, key, closed, log)
 	iso := isolation{owner: workspace.Owner{UID: -1, GID: -1}, close: func() {}, closed: closed}
 	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (offer, error) {
-		if engineErr != nil {
+		if iso.noReply = engineErr; engineErr != nil {
 			return offer{}, engineErr
 		}
 		o, err := offered(ctx, s, engine)
@@ -158,26 +158,41 @@ func (i *isolation) reachEngine(ctx context.Context) error {
 	return fmt.Errorf("SANDBOX_BACKEND is docker, but no engine can be used: %s (%s)", reason(err), fix)
 }
 
-// checkRuntime returns an error when the settings ask for a runtime and the jail, which has none, was chosen: a server must
-// not isolate code less than its operator asked for.
-func (i *isolation) checkRuntime(s *settings) error {
-	if s.DockerRuntime == "" || i.name != backendJail {
+// checkAsked returns an error when the settings ask for a runtime or for images and the jail, which has none, was chosen: a
+// server must not isolate code in another way than its operator asked for.
+func (i *isolation) checkAsked(s *settings) error {
+	if i.name != backendJail {
 		return nil
 	}
-	fix := "start an engine that has runner images and set SANDBOX_BACKEND=docker, or unset SANDBOX_DOCKER_RUNTIME"
-	return &sandbox.Error{
-		Op: "choose a backend", Fix: fix,
-		Err: fmt.Errorf("SANDBOX_DOCKER_RUNTIME is %s, but the jail would be used, which has no such runtime (%s)", s.DockerRuntime, i.why),
+	refuse := func(fix, asked string) error {
+		return &sandbox.Error{Op: "choose a backend", Fix: fix, Err: fmt.Errorf("%s (%s)", asked, i.why)}
 	}
+	switch {
+	case s.DockerRuntime != "":
+		return refuse("start an engine that has runner images and set SANDBOX_BACKEND=docker, or unset SANDBOX_DOCKER_RUNTIME",
+			"SANDBOX_DOCKER_RUNTIME is "+s.DockerRuntime+", but the jail would be used, which has no such runtime")
+	case s.Backend == backendAuto && len(s.Images) > 0:
+		return refuse("correct SANDBOX_IMAGES (docker images lists what there is) or DOCKER_HOST, or set SANDBOX_BACKEND=jail",
+			"SANDBOX_IMAGES is "+strings.Join(s.Images, ",")+", but the jail would be used, which has no images")
+	}
+	return nil
 }
 
-// ignoredEngine says in a line that the engine that DOCKER_HOST names is not used; empty: it is, or nobody named one.
-func (i *isolation) ignoredEngine(s *settings, env map[string]string) string {
-	if i.name != backendJail || i.noReply == nil || s.DockerHost == defaultEngine(env) {
+// ignored says in a line that the engine or the image that the settings name is not used; empty: it is, or none is named.
+func (i *isolation) ignored(s *settings, env map[string]string) string {
+	switch {
+	case i.name != backendJail:
 		return ""
+	case i.noReply != nil && s.DockerHost != defaultEngine(env):
+		return fmt.Sprintf("the jail is used, because the engine at DOCKER_HOST (%s) cannot be used: %s", s.DockerHost, reason(i.noReply))
+	case s.Image != "" && s.Backend == backendAuto:
+		return fmt.Sprintf("the jail is used and not SANDBOX_IMAGE (%s): %s", s.Image, i.why)
 	}
-	return fmt.Sprintf("the jail is used, because the engine at DOCKER_HOST (%s) cannot be used: %s", s.DockerHost, reason(i.noReply))
+	return ""
 }
+
+// fixIgnored is what to do about that.
+const fixIgnored = "start the engine, correct the setting, or set SANDBOX_BACKEND=jail to say that this is intended"
 
 // offer is what an engine has for "auto".
 type offer struct {

@@ -81,11 +81,11 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 // checkBackend says which backend was chosen, and whether it is less than what the settings ask for.
 func checkBackend(iso isolation, s *settings, env map[string]string) sandbox.Check {
 	c := sandbox.Check{Name: "backend", Detail: iso.name + ": " + iso.why}
-	if note := iso.ignoredEngine(s, env); note != "" {
-		c.Status, c.Detail, c.Fix = sandbox.Warn, note, "start it, or set SANDBOX_BACKEND=jail to say that this is intended"
+	if note := iso.ignored(s, env); note != "" {
+		c.Status, c.Detail, c.Fix = sandbox.Warn, note, fixIgnored
 	}
 	var known *sandbox.Error
-	if errors.As(iso.checkRuntime(s), &known) {
+	if errors.As(iso.checkAsked(s), &known) {
 		c.Status, c.Detail, c.Fix = sandbox.Fail, known.Err.Error(), known.Fix
 	}
 	return c
@@ -128,7 +128,7 @@ func checkRunners(ctx context.Context, s *settings, iso isolation) []sandbox.Che
 		checks = append(checks, sandbox.Check{Name: p.Runner, Status: sandbox.Warn, Detail: p.Problem, Fix: p.Fix})
 	}
 	if len(set) == 0 {
-		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: "no language environment can be used", Fix: iso.installFix()})
+		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: "no language environment can be used", Fix: iso.installFix(s)})
 	}
 	return checks
 }

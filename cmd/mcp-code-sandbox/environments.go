@@ -72,8 +72,11 @@ func (a *app) discover(ctx context.Context, built ...string) (runner.Set, []runn
 }
 
 // installFix is what to do when there is no runner.
-func (i isolation) installFix() string {
-	if i.images != nil {
+func (i isolation) installFix(s *settings) string {
+	switch {
+	case i.images != nil && len(s.Images) > 0:
+		return "make images, or correct SANDBOX_IMAGES (docker images lists what there is)"
+	case i.images != nil:
 		return "make images"
 	}
 	return "mcp-code-sandbox runners install"

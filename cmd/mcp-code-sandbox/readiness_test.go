@@ -29,3 +29,13 @@ func TestReadinessWarns(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 }
+
+// Where no code can be run, no line says that it can.
+func TestReadinessDoesNotContradictItself(t *testing.T) {
+	var out bytes.Buffer
+	a := &app{settings: &settings{}, log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{Backend: lacking{}}} // no runners
+	a.reportReadiness(t.Context())
+	if got := out.String(); !strings.Contains(got, "no code can be run here") || strings.Contains(got, "code can be run here, but") || !strings.Contains(got, "cgroups: rlimits only") {
+		t.Errorf("%s", got)
+	}
+}

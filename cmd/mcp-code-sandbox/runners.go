@@ -25,10 +25,13 @@ type runnersListCmd struct{}
 func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 	iso := lookOnly(ctx, inv.settings)
 	defer iso.close()
+	if err := iso.checkAsked(inv.settings); err != nil {
+		return err
+	}
 	set, problems := discover(ctx, inv.settings, iso.images, slog.New(slog.DiscardHandler))
 	printRunners(inv.stdout, set, problems)
 	if len(set) == 0 {
-		return errors.New("no language environment can be used; try: " + iso.installFix())
+		return errors.New("no language environment can be used; try: " + iso.installFix(inv.settings))
 	}
 	return nil
 }

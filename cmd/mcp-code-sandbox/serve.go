@@ -2,15 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -139,102 +133,17 @@ func (a *app) reportReadiness(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
+	lacks := "code can be run here, but not with everything: "
 	if err := a.judge(checks); err != nil {
 		a.log.Error("no code can be run here; mcp-code-sandbox doctor says more", "error", err)
+		lacks = ""
 	}
 	for _, c := range checks {
 		if c.Status == sandbox.Warn && (c.Name != "network" || a.settings.Network != "off") {
-			a.log.Warn("code can be run here, but not with everything: "+c.Name+": "+c.Detail, "fix", c.Fix)
+			a.log.Warn(lacks+c.Name+": "+c.Detail, "fix", c.Fix)
 		}
 	}
 	for _, p := range a.environments.missing() {
 		a.log.Warn("a runner is missing something", "runner", p.Runner, "problem", p.Problem, "fix", p.Fix)
 	}
-}
-
-// banner tells the operator how to connect. It goes to stderr only, never to the log file. It shows the token to people at a
-// terminal: elsewhere it would be kept in a log, so it names the file that has it. A token that the operator chose is not shown.
-func banner(w io.Writer, a *app, base string, terminal bool) {
-	token, page, shown, inJSON := "$MCP_API_TOKEN", base+"/", "the one in MCP_API_TOKEN", "$MCP_API_TOKEN"
-	if a.keys.tokenIsOurs {
-		file := filepath.Join(a.settings.Root, "keys", "api-token")
-		token, shown, inJSON = "$(cat '"+file+"')", "in the file "+file, "TOKEN"
-		if terminal {
-			token = a.keys.token.Reveal()
-			page += "#token=" + token
-			shown, inJSON = token+"  (kept in "+file+")", token
-		}
-	}
-	more := ""
-	if a.services != nil {
-		more = "\n  Services      " + strings.Join(a.services.names, ", ")
-		if a.services.login != nil {
-			more += "\n  Connections   " + base + "/connections"
-		}
-	}
-	if wanted, err := wantedTools(a.settings.Tools); err == nil && len((tools.Options{Tools: wanted}).Offered()) == len((tools.Options{}).Offered()) {
-		more += "\n  Tools         all; for chat clients, SANDBOX_TOOLS=run offers fewer and is easier on the model"
-	}
-	languages := strings.Join(a.environments.runners().Names(), ", ")
-	if languages == "" {
-		languages = "none yet: run mcp-code-sandbox runners install"
-	}
-	fmt.Fprintf(w, `
-MCP Code Sandbox %s
-
-  Page          %s
-  MCP endpoint  %s/mcp
-  Token         %s
-  Languages     %s
-  Data          %s
-  Sessions      %s%s
-
-  Claude Code:
-    claude mcp add --transport http sandbox %s/mcp --header "Authorization: Bearer %s"
-
-  Cursor and others, as JSON:
-    %s
-
-`, versionString(), page, base, shown, languages, a.settings.Root, sessionsLine(a), more, base, token, clientJSON(base, inJSON))
-	if host, _, err := net.SplitHostPort(a.settings.listenAddr()); err == nil && a.settings.PublicBaseURL == "" && host == "" {
-		fmt.Fprintf(w, "  Listening on every interface. For file links that work from elsewhere, set PUBLIC_BASE_URL.\n\n")
-	}
-}
-
-// isTerminal reports whether what is written there is shown to a person and not kept.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	fi, err := f.Stat()
-	return err == nil && fi.Mode()&os.ModeCharDevice != 0
-}
-
-// sessionsLine says how many sessions there may be, and how many there could be on this machine.
-func sessionsLine(a *app) string {
-	line := fmt.Sprintf("%d at a time", a.settings.MaxSessions)
-	if !a.isolation.isLocal(a.settings) {
-		return line
-	}
-	if n, _ := doctor.System().SuggestSessions(a.isolation.sessionCost(a.settings)); n > 0 {
-		line += fmt.Sprintf("; SANDBOX_MAX_SESSIONS=%d would suit this machine if most of them are idle (a busy one may take %s: SANDBOX_MEMORY_LIMIT)",
-			n, a.settings.MemoryLimit)
-	}
-	return line
-}
-
-// clientJSON is the configuration that most clients take.
-func clientJSON(base, token string) string {
-	type server struct {
-		Type    string            `json:"type"`
-		URL     string            `json:"url"`
-		Headers map[string]string `json:"headers"`
-	}
-	config := map[string]map[string]server{"mcpServers": {"sandbox": {"http", base + "/mcp", map[string]string{"Authorization": "Bearer " + token}}}}
-	text, err := json.MarshalIndent(config, "    ", "  ")
-	if err != nil {
-		panic(err) // it is all strings
-	}
-	return string(text)
 }

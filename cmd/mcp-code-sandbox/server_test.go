@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/tools"
 )
 
@@ -171,38 +170,6 @@ func instances(t *testing.T, root string) (names []string) {
 		}
 	}
 	return names
-}
-
-// TestBannerAtTerminal: a person is shown the token, with an address that carries it.
-func TestBannerAtTerminal(t *testing.T) {
-	a := &app{settings: &settings{Root: "/root/of/it"}, keys: keys{token: secret.New("made-by-us"), tokenIsOurs: true}, isolation: isolation{}}
-	for terminal, want := range map[bool]string{true: "Page          http://h:1/#token=made-by-us\n", false: "Token         in the file /root/of/it/keys/api-token\n"} {
-		var out strings.Builder
-		banner(&out, a, "http://h:1", terminal)
-		if !strings.Contains(out.String(), want) || strings.Contains(out.String(), "made-by-us") != terminal {
-			t.Errorf("terminal %t:\n%s", terminal, out.String())
-		}
-	}
-	file, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer w.Close()
-	if isTerminal(file) || isTerminal(w) || isTerminal(new(strings.Builder)) {
-		t.Error("a file, a pipe or memory is taken for a terminal")
-	}
-	if tty, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0); err == nil {
-		defer tty.Close()
-		if !isTerminal(tty) {
-			t.Error("a terminal is not recognised")
-		}
-	}
 }
 
 func TestServeKeepsTheOperatorsTokenToItself(t *testing.T) {

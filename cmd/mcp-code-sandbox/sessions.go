@@ -46,6 +46,9 @@ type listedSession struct {
 
 // Run prints the sessions, those with something running first, then last used first.
 func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
+	if _, err := os.Stat(inv.settings.Root); errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("there is no data directory %s (SANDBOX_ROOT, or --root, names it)", inv.settings.Root)
+	}
 	list, _, err := listSessions(ctx, inv)
 	if err != nil {
 		return err
@@ -62,7 +65,7 @@ func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
 		return err
 	}
 	if len(list) == 0 {
-		_, err := fmt.Fprintln(inv.stdout, "There are no sessions.")
+		_, err := fmt.Fprintln(inv.stdout, "There are no sessions on "+inv.settings.Root+".")
 		return err
 	}
 	t := tabwriter.NewWriter(inv.stdout, 0, 0, 2, ' ', 0)

@@ -39,17 +39,14 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 		})
 	}
 	checks = append(checks, b.checkUser(e)...)
-	set, _, problems, err := b.Runners(ctx)
+	set, _, _, err := b.Runners(ctx) // whoever lists the runners reports their problems
 	if err != nil {
 		return append(checks, failure("images", err))
-	}
-	for _, p := range problems {
-		checks = append(checks, sandbox.Check{Name: "images", Status: sandbox.Warn, Detail: p.Runner + ": " + p.Problem, Fix: p.Fix})
 	}
 	if len(set) == 0 {
 		c := sandbox.Check{Name: "images", Status: sandbox.Fail, Detail: "no image on the engine is labelled sandbox.runner=true", Fix: "make images"}
 		if len(b.cfg.Images) > 0 {
-			c.Detail, c.Fix = "no labelled image on the engine is one of SANDBOX_IMAGES", "mend or unset SANDBOX_IMAGES; docker images lists what there is"
+			c.Detail, c.Fix = "no labelled image on the engine is one of SANDBOX_IMAGES", "correct or unset SANDBOX_IMAGES; docker images lists what there is"
 		}
 		return append(checks, c)
 	}
