@@ -22,6 +22,7 @@ var (
 	noMemory   = regexp.MustCompile(`(?m)^MemoryError|Cannot allocate memory|ENOMEM|heap out of memory|Unable to allocate`)
 	noSpace    = regexp.MustCompile(`No space left on device|ENOSPC`)
 	noProcess  = regexp.MustCompile(`can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|spawn \S+ EAGAIN`)
+	noMounts   = regexp.MustCompile(`cannot read table of mounted file systems`) // df's
 	fileTooBig = regexp.MustCompile(`File too large|EFBIG`)
 )
 
@@ -194,10 +195,21 @@ func (e *Engine) stderrHint(res Result, r runner.Runner, network bool, limits sa
 		return fmt.Sprintf("The %s's private /tmp holds at most %s. Write larger files to /data.", owner, size(limits.TmpBytes))
 	case noProcess.Match(p):
 		return tooManyProcesses(limits)
+	case noMounts.Match(p):
+		return e.noMountsHint()
 	case fileTooBig.Match(p):
 		return "A file grew beyond what one file may hold, or the workspace is full. Delete files in /data that are no longer needed, or write less."
 	}
 	return ""
+}
+
+// noMountsHint tells df's users what they want to know: df finds no list of mounts, and what it says of /data is the server's disk.
+func (e *Engine) noMountsHint() string {
+	hint := "The list of mounts is hidden here: use df -h /data, which shows the disk of the server."
+	if n := e.cfg.Quota.Bytes; n > 0 {
+		hint += fmt.Sprintf(" The files of this session may take %s of it (SANDBOX_WORKSPACE_BYTES); du -sh /data shows what they take.", size(n))
+	}
+	return hint
 }
 
 func (e *Engine) quotaHint(res Result) string {

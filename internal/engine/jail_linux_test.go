@@ -96,6 +96,7 @@ func TestJail(t *testing.T) {
 		{"forks a bomb", `perl -e 'for (1..300) { defined($p = fork) or exit 1; $p or do { sleep 60; exit } }'`, sandbox.CausePIDsLimit, "200"},
 		{"loses a child to memory", `tail /dev/zero; exit 1`, "", "a process was killed because memory reached the limit of 128 MB (SANDBOX_MEMORY_LIMIT)"},
 		{"writes outside", `echo x > /usr/x; exit 1`, "", "/data"},
+		{"asks for all disks", `df -h`, "", "df -h /data"},
 		{"asks the network", `getent hosts example.com || { echo "Could not resolve host" >&2; exit 6; }`, "", "no network"},
 	}
 	for _, tt := range tests {

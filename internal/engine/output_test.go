@@ -116,6 +116,7 @@ func TestHint(t *testing.T) {
 		{"disk", Result{ExitCode: 1, Stderr: []byte("No space left on device"), diskFull: true}, python, false, "operator of the server must free space"},
 		{"disk over its end", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota, diskFull: true}, python, false, "operator of the server must free space"},
 		{"another failure on a full disk", Result{ExitCode: 1, Stderr: []byte("KeyError: 'sales'"), diskFull: true}, python, false, ""},
+		{"mounts", Result{ExitCode: 1, Stderr: []byte("df: cannot read table of mounted file systems: No such file or directory")}, python, false, "use df -h /data, which shows the disk of the server. The files of this session may take 1 MB of it (SANDBOX_WORKSPACE_BYTES)"},
 		{"threads", Result{ExitCode: 1, Stderr: []byte("RuntimeError: can't start new thread")}, python, false, "64"},
 		{"timeout", Result{ExitCode: -1, Cause: sandbox.CauseTimeout, Timeout: time.Minute}, python, false, "Execution timed out after 60 seconds."},
 		{"out of memory", Result{ExitCode: 137, Cause: sandbox.CauseOutOfMemory}, python, false, "512 MB"},
