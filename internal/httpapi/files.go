@@ -118,7 +118,8 @@ func (f *files) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		writeError(w, r, http.StatusForbidden, "this link has expired; ask for a new one")
 		return
 	}
-	writeError(w, r, http.StatusForbidden, "the link's signature is missing or wrong; copy the whole link, the part after ? included")
+	writeError(w, r, http.StatusForbidden, "the link's signature is missing or wrong; copy the whole link, the part after ? included. "+
+		"A whole link is of earlier settings or an earlier release of the server: ask for a new one")
 }
 
 // statusOf maps the engine's refusals to HTTP, here and nowhere else.

@@ -147,6 +147,26 @@ func TestEscapedSlashIsASeparator(t *testing.T) {
 	}
 }
 
+// A whole link can be refused: it was made before links had to expire, or before the secret changed.
+func TestLinkOfEarlierSettings(t *testing.T) {
+	s := newFileServer(t)
+	s.write(t, "a.txt", "x")
+	link := target(s.signer.FileURL("chat-1", "a.txt"))
+	if w := do(s, request("GET", link)); w.Code != 200 {
+		t.Fatalf("at first: %d %s", w.Code, w.Body)
+	}
+	for name, signer := range map[string]*signedurl.Signer{
+		"SANDBOX_URL_TTL": signedurl.New([]byte("file-secret"), "http://localhost:8080", time.Hour, time.Now),
+		"FILE_SECRET":     signedurl.New([]byte("new-secret"), "http://localhost:8080", 0, time.Now),
+	} {
+		later := httpapi.New(config(func(c *httpapi.Config) { c.Files, c.Signer = s.engine, signer }))
+		w := do(later, request("GET", link))
+		if w.Code != 403 || !strings.Contains(w.Body.String(), "of earlier settings or an earlier release of the server: ask for a new one") {
+			t.Errorf("with another %s: %d %s", name, w.Code, w.Body)
+		}
+	}
+}
+
 func TestDownloadAttacks(t *testing.T) {
 	s := newFileServer(t)
 	s.write(t, "a.txt", "mine")
