@@ -165,8 +165,11 @@ func describeUsed(used *session.CallerError) string {
 		return fmt.Sprintf("You have %d sessions, the most that a user of this server may have. Close some with close_session; list_sessions lists them. "+
 			"Nothing was lost.", used.Sessions)
 	}
-	return fmt.Sprintf("Your sessions hold %s, and a user of this server may store %s. Delete files (delete_file) or close sessions (close_session); "+
-		"list_sessions tells what each holds. Nothing was lost.", size(used.Bytes), size(used.MaxBytes))
+	if used.Bytes <= 0 {
+		return fmt.Sprintf("This is more than the %s that a user of this server may store. Nothing was lost.", size(used.MaxBytes))
+	}
+	return fmt.Sprintf("There is no room for this: your sessions hold %s of the %s that a user of this server may store. Delete files (delete_file) "+
+		"or close sessions (close_session); list_sessions tells what each holds. Nothing was lost.", size(used.Bytes), size(used.MaxBytes))
 }
 
 // maxNamed is how many of the caller's own sessions a message names.
