@@ -18,8 +18,7 @@ type MaxSessionsError struct {
 	EvictIdle time.Duration // how long that is
 	// RunningOwn and RecentOwn are the ids of those that are the caller's own, in order.
 	RunningOwn, RecentOwn []string
-	// RetryAfter is when the first of them can be evicted if nobody uses it; zero: a run must end
-	// first.
+	// RetryAfter is when the first of them can be evicted if nobody uses it; zero: one must end first.
 	RetryAfter time.Duration
 }
 
@@ -61,9 +60,8 @@ func (m *Manager) rememberEvictedLocked(victim *Session) {
 }
 
 // victimLocked applies the eviction rule, or returns nil. A session without an interpreter comes
-// first; then one whose interpreter has been idle for EvictIdle, or whose caller is beyond its share.
-// Of these, the least recently used one of the caller that holds the most (of equals, the one that
-// asks). It skips sessions with a run, even one that waits.
+// first, then the longest idle interpreter that canTakeLocked allows, of the caller that holds the
+// most (of equals, the one that asks). It skips sessions with a run, even one that waits.
 func (m *Manager) victimLocked(asking Caller, now time.Time) (victim *Session) {
 	more := func(a, b Caller) bool {
 		if m.held[a] != m.held[b] {
@@ -78,7 +76,7 @@ func (m *Manager) victimLocked(asking Caller, now time.Time) (victim *Session) {
 			continue
 		}
 		has := s.statefulLocked()
-		if has && now.Sub(s.lastUsed) < m.cfg.EvictIdle && !m.isEntitledLocked(asking, s.caller) {
+		if has && !m.canTakeLocked(asking, s, now) {
 			continue
 		}
 		if victim == nil || stateful && !has || stateful == has && more(s.caller, victim.caller) {
@@ -86,6 +84,20 @@ func (m *Manager) victimLocked(asking Caller, now time.Time) (victim *Session) {
 		}
 	}
 	return victim
+}
+
+// canTakeLocked reports whether asking may end the idle interpreter of s: one that has been idle for
+// EvictIdle, or just now if the caller of s is beyond its share. Nobody takes from a caller that
+// holds less than the one that asks would.
+func (m *Manager) canTakeLocked(asking Caller, s *Session, now time.Time) bool {
+	if now.Sub(s.lastUsed) < m.cfg.EvictIdle {
+		return m.isEntitledLocked(asking, s.caller)
+	}
+	return m.mayGiveLocked(asking, s.caller)
+}
+
+func (m *Manager) mayGiveLocked(asking, from Caller) bool {
+	return from == asking || m.held[from] > m.heldLocked(asking)
 }
 
 // fullLocked says why no session can make room for one of caller's.
@@ -98,7 +110,8 @@ func (m *Manager) fullLocked(caller Caller, now time.Time) error {
 		count, own := &full.Recent, &full.RecentOwn
 		if s.runs > 0 || len(s.turns) > 0 {
 			count, own = &full.Running, &full.RunningOwn
-		} else if left := max(m.cfg.EvictIdle-now.Sub(s.lastUsed), 1); full.RetryAfter == 0 || left < full.RetryAfter {
+		} else if left := max(m.cfg.EvictIdle-now.Sub(s.lastUsed), 1); m.mayGiveLocked(caller, s.caller) &&
+			(full.RetryAfter == 0 || left < full.RetryAfter) {
 			full.RetryAfter = left
 		}
 		*count++

@@ -154,14 +154,52 @@ func TestEvictionRule(t *testing.T) {
 			mustCell(t, m, ann, "a4") // as many as bob: the one who asks gives
 			live(t, b, "a3", "a4", "b2", "b3", "c1")
 		},
-		"not the busy ones of the caller with most": func(t *testing.T) {
+		"not of a caller with less": func(t *testing.T) {
 			m, b := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 3 })
 			mustCell(t, m, bob, "b1")
 			time.Sleep(time.Hour)
 			mustCell(t, m, ann, "a1")
-			mustCell(t, m, ann, "a2")
-			mustCell(t, m, ann, "a3") // ann's have just been used
-			live(t, b, "a1", "a2", "a3")
+			mustCell(t, m, ann, "a2") // ann's have just been used
+			var full *session.MaxSessionsError
+			if _, err := cell(t, m, ann, "a3", ""); !errors.As(err, &full) || full.Recent != 3 || full.RetryAfter != time.Minute {
+				t.Errorf("ann's third: %+v, %v; she has to wait for her own", full, err)
+			}
+			live(t, b, "a1", "a2", "b1")
+			mustCell(t, m, carol, "c1") // ann has two, so she gives
+			live(t, b, "a2", "b1", "c1")
+			wantFull(t, m, ann) // not from an equal, either
+			time.Sleep(time.Hour)
+			mustCell(t, m, ann, "a4")
+			live(t, b, "a4", "b1", "c1")
+			mustCell(t, m, session.Local, "l1") // of equals, the longest idle
+			live(t, b, "a4", "c1", "l1")
+		},
+		"not even when all of the caller with most run": func(t *testing.T) {
+			m, b := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 10 })
+			mustCell(t, m, bob, "b")
+			mustCell(t, m, session.Local, "l")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			results := endless(t, ctx, m, ann, 8, func(int) bool { return true })
+			time.Sleep(time.Minute)
+			wantFull(t, m, ann)
+			for caller, id := range map[session.Caller]string{bob: "b", session.Local: "l"} {
+				if res := mustCell(t, m, caller, id); res.Fresh || res.Evicted {
+					t.Errorf("%s lost its notebook: %+v", caller.ID, res)
+				}
+			}
+			if err := m.CloseSession(ctx, bob, "b"); err != nil {
+				t.Error(err)
+			}
+			run(t, m, "plain", "")
+			mustCell(t, m, ann, "more") // an idle sandbox without an interpreter loses nothing
+			if got := liveIDs(b); got["plain"] || !got["more"] || !got["l"] {
+				t.Errorf("live: %v", got)
+			}
+			cancel()
+			for range 8 {
+				<-results
+			}
 		},
 		"never one with a run": func(t *testing.T) {
 			m, b := newNotebooks(t, func(c *session.Config) { c.MaxSessions, c.EvictIdle = 3, 0 })
