@@ -90,8 +90,9 @@ print("begun")`)
 	eventually(t, 30*time.Second, "the idle interpreter is ended", func() bool { return s.metric(t, "sandbox_live_sandboxes") == 0 })
 }
 
-// TestLargestWriterIsStopped: where the disk runs out, the session that fills it is stopped, and those beside it go on.
-func TestLargestWriterIsStopped(t *testing.T) {
+// smallRoot is newRoot on a tmpfs with these options.
+func smallRoot(t *testing.T, options string) string {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		skip(t, "only root can mount a small file system for this test")
 	}
@@ -99,7 +100,7 @@ func TestLargestWriterIsStopped(t *testing.T) {
 	if err := os.Remove(filepath.Join(root, "runners")); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=400m,mode=700"); err != nil {
+	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, options+",mode=700"); err != nil {
 		skip(t, "cannot mount a small file system: %v", err)
 	}
 	t.Cleanup(func() {
@@ -110,6 +111,12 @@ func TestLargestWriterIsStopped(t *testing.T) {
 	if err := os.Symlink(runners, filepath.Join(root, "runners")); err != nil {
 		t.Fatal(err)
 	}
+	return root
+}
+
+// TestLargestWriterIsStopped: where the disk runs out, the session that fills it is stopped, and those beside it go on.
+func TestLargestWriterIsStopped(t *testing.T) {
+	root := smallRoot(t, "size=400m")
 	s := serve(t, "SANDBOX_ROOT="+root, "SANDBOX_EXEC_TIMEOUT_S=60")
 	innocent := make([]<-chan string, 2)
 	for i := range innocent {
@@ -144,6 +151,8 @@ while True:
 func (s *server) usage(t *testing.T) (u struct {
 	Sessions       int   `json:"sessions"`
 	Bytes          int64 `json:"bytes"`
+	Files          int   `json:"files"`
+	MaxFiles       int   `json:"max_files"`
 	ClosedSessions int   `json:"closed_sessions"`
 	ClosedBytes    int64 `json:"closed_bytes"`
 	MaxSessions    int   `json:"max_sessions"`

@@ -148,7 +148,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 			// A little more than the quota, so that a file that is stopped by its size has exceeded it.
 			FileBytes: int64(s.WorkspaceBytes) + 4096,
 		},
-		Quota: quota, CallerBytes: int64(s.CallerBytes), CallerSessions: s.CallerSessions, MaxSessions: s.MaxSessions, EvictIdle: time.Duration(s.EvictIdle), MaxRunsPerSession: s.MaxRunsPerSession,
+		Quota: quota, CallerBytes: int64(s.CallerBytes), CallerFiles: s.CallerFiles, CallerSessions: s.CallerSessions, MaxSessions: s.MaxSessions, EvictIdle: time.Duration(s.EvictIdle), MaxRunsPerSession: s.MaxRunsPerSession,
 		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),
 		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
 		Dial: a.services.dial(),

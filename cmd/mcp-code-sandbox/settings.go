@@ -75,6 +75,7 @@ type settings struct {
 	WorkspaceBytes    byteSize     `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" group:"sandbox" default:"2GB" help:"Size of a session's files; a run that exceeds it is stopped."`
 	WorkspaceFiles    int          `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" group:"sandbox" default:"50000" help:"Number of a session's files and directories."`
 	CallerBytes       byteSize     `name:"caller-bytes" environ:"SANDBOX_CALLER_BYTES" group:"sandbox" default:"10GB" help:"Size of all files of one logged-in user, closed sessions included; 0: no limit. The API token's holder has none."`
+	CallerFiles       int          `name:"caller-files" environ:"SANDBOX_CALLER_FILES" group:"sandbox" default:"500000" help:"Number of files and directories of one logged-in user, closed sessions included; 0: no limit. The API token's holder has none."`
 	CallerSessions    int          `name:"caller-sessions" environ:"SANDBOX_CALLER_SESSIONS" group:"sandbox" default:"1000" help:"Sessions of one logged-in user on disk, closed ones included; 0: no limit. The API token's holder has none."`
 	MaxSessions       int          `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" group:"sandbox" default:"10" help:"Sessions that have a live sandbox at one time."`
 	EvictIdle         seconds      `name:"evict-idle" environ:"SANDBOX_EVICT_IDLE_S" group:"sandbox" default:"60s" help:"Idle time after which an interpreter may be ended, and its variables lost, when there are too many sessions for a further one (seconds, or 2m)."`
@@ -171,6 +172,7 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	bad(s.PIDsLimit >= 32, "SANDBOX_PIDS_LIMIT", "%d is too few to start an interpreter; use 32 or more", s.PIDsLimit)
 	bad(s.TmpBytes >= 1<<20, "SANDBOX_TMP_BYTES", "%s is too little; use 1MB or more", s.TmpBytes)
 	bad(s.CallerBytes == 0 || s.CallerBytes >= 1<<20, "SANDBOX_CALLER_BYTES", "%s is too little; use 1MB or more, or 0 for no limit", s.CallerBytes)
+	bad(s.CallerFiles == 0 || s.CallerFiles >= 1000, "SANDBOX_CALLER_FILES", "%d is too few; use 1000 or more, or 0 for no limit", s.CallerFiles)
 	bad(s.CallerSessions >= 0, "SANDBOX_CALLER_SESSIONS", "it must not be negative; 0 means no limit")
 	bad(s.WorkspaceBytes >= 1<<20, "SANDBOX_WORKSPACE_BYTES", "%s is too little; use 1MB or more", s.WorkspaceBytes)
 	for _, c := range []struct {

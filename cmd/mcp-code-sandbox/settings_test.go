@@ -85,6 +85,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_MAX_CODE_BYTES", "5kb", func(s *settings) any { return int64(s.MaxCodeBytes) }, int64(100 << 10), int64(5 << 10)},
 		{"SANDBOX_MAX_ARTIFACT_READ_BYTES", "1MB", func(s *settings) any { return int64(s.MaxReadBytes) }, int64(10 << 20), int64(1 << 20)},
 		{"SANDBOX_CALLER_BYTES", "3GB", func(s *settings) any { return int64(s.CallerBytes) }, int64(10 << 30), int64(3 << 30)},
+		{"SANDBOX_CALLER_FILES", "7000", func(s *settings) any { return s.CallerFiles }, 500_000, 7000},
 		{"SANDBOX_CALLER_SESSIONS", "7", func(s *settings) any { return s.CallerSessions }, 1000, 7},
 		{"SANDBOX_WORKSPACE_BYTES", "1.5GiB", func(s *settings) any { return int64(s.WorkspaceBytes) }, int64(2 << 30), int64(3 << 29)},
 		{"SANDBOX_WORKSPACE_FILES", "7", func(s *settings) any { return s.WorkspaceFiles }, 50000, 7},

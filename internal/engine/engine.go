@@ -193,7 +193,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	res.Stdout, res.StdoutTruncated = stdout.bytes()
 	res.Stderr, res.StderrTruncated = stderr.bytes()
 	res.stdoutTotal, res.stderrTotal = stdout.total, stderr.total
-	res.callerFull, res.oomKilled = sres.CallerFull, sres.OOMKilled
+	res.callerFull, res.diskShort, res.oomKilled = sres.CallerFull, sres.DiskShort, sres.OOMKilled
 	res.diskFull = !res.Success() && s.DiskIsFull()
 	res.Hint = e.hint(res, r, req.Network)
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),

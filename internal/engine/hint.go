@@ -227,6 +227,10 @@ func (e *Engine) quotaHint(res Result) string {
 	case 0:
 		what = "The code ran to its end, but the"
 	}
+	if res.diskShort {
+		return "The run was stopped because the disk of the server, which all users share, is nearly full, and you wrote the most lately. " +
+			"Your own quota is not the reason. Delete files that you no longer need, or close sessions; the operator of the server can free space."
+	}
 	if res.callerFull {
 		return what + " files of all your sessions together exceed what a user of this server may store. Delete some, or close sessions; list_sessions tells " +
 			"what each holds. Until then a run is stopped when its files grow."

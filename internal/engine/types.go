@@ -117,6 +117,7 @@ type Result struct {
 	Stopped    bool   // the server stopped and ended the run; Cause is sandbox_lost
 	callerFull bool   // all sessions of the caller together hold as much as they may
 	oomKilled  bool   // a process was killed at the memory limit, and the run went on
+	diskShort  bool   // the run was stopped because the file system that holds /data is nearly full
 	diskFull   bool   // the file system that holds /data has hardly any space left
 	Hint       string // one sentence on what to do about a known failure; may be empty
 

@@ -165,6 +165,10 @@ func describeUsed(used *session.CallerError) string {
 		return fmt.Sprintf("You have %d sessions, the most that a user of this server may have. Close some with close_session; list_sessions lists them. "+
 			"Nothing was lost.", used.Sessions)
 	}
+	if used.TooManyFiles {
+		return fmt.Sprintf("Your sessions hold %d files and directories, and a user of this server may have %d. Delete some (delete_file, or code that does) "+
+			"or close sessions (close_session); list_sessions tells what each holds. Nothing was lost.", used.Files, used.MaxFiles)
+	}
 	if used.Bytes <= 0 {
 		return fmt.Sprintf("This is more than the %s that a user of this server may store. Nothing was lost.", size(used.MaxBytes))
 	}

@@ -97,7 +97,7 @@ func (e *fakeEngine) DeleteFile(_ context.Context, caller session.Caller, id, pa
 }
 
 func (e *fakeEngine) Storage(session.Caller) session.Storage {
-	return session.Storage{Sessions: 2, Bytes: 14, ClosedSessions: 1, ClosedBytes: 3, MaxBytes: 100}
+	return session.Storage{Sessions: 2, Bytes: 14, ClosedSessions: 1, ClosedBytes: 3, Files: 7, ClosedFiles: 1, MaxBytes: 100, MaxFiles: 50}
 }
 
 func (e *fakeEngine) ListSessions(_ context.Context, caller session.Caller, limit int) ([]engine.SessionInfo, bool, error) {

@@ -27,8 +27,8 @@ func TestSessionsAndFiles(t *testing.T) {
 		want       string
 	}{
 		{"list_sessions", `{}`, nil, `{"sessions":[{"session_id":"new","last_used":"2026-02-06T11:34:56Z","files":2,"bytes":10,"live":true},` +
-			`{"session_id":"old","last_used":"2026-02-06T11:34:56Z","files":7,"files_truncated":true,"bytes":0,"live":false}],"usage":{"sessions":2,"bytes":14,"closed_sessions":1,"closed_bytes":3,"max_bytes":100}}`},
-		{"list_sessions", `{"limit":1}`, nil, `{"sessions":[{"session_id":"new","last_used":"2026-02-06T11:34:56Z","files":2,"bytes":10,"live":true}],"truncated":true,"usage":{"sessions":2,"bytes":14,"closed_sessions":1,"closed_bytes":3,"max_bytes":100}}`},
+			`{"session_id":"old","last_used":"2026-02-06T11:34:56Z","files":7,"files_truncated":true,"bytes":0,"live":false}],"usage":{"sessions":2,"bytes":14,"closed_sessions":1,"closed_bytes":3,"files":7,"closed_files":1,"max_bytes":100,"max_files":50}}`},
+		{"list_sessions", `{"limit":1}`, nil, `{"sessions":[{"session_id":"new","last_used":"2026-02-06T11:34:56Z","files":2,"bytes":10,"live":true}],"truncated":true,"usage":{"sessions":2,"bytes":14,"closed_sessions":1,"closed_bytes":3,"files":7,"closed_files":1,"max_bytes":100,"max_files":50}}`},
 		{"sandbox.delete_file", `{"session_id":"s","filename":"/mnt/data/a/b.png"}`, nil, `{"deleted":true,"filename":"a/b.png","path":"/mnt/data/a/b.png","session_id":"s"}`},
 		{"delete_file", `{"conversationId":"s","filename":"b.png"}`, nil, `{"deleted":true,"filename":"b.png","path":"/mnt/data/b.png","session_id":"s"}`},
 		{"delete_file", `{"session_id":"s","filename":"b.png"}`, &engine.Error{Code: engine.CodeNotFound, Message: "No file at /mnt/data/b.png"},

@@ -15,19 +15,26 @@ type Storage struct {
 	ClosedSessions int // that are closed and retained for their links
 	Bytes          int64
 	ClosedBytes    int64
+	Files          int // directories and everything else included
+	ClosedFiles    int
 	MaxSessions    int   // of both kinds; zero: any number
 	MaxBytes       int64 // of both kinds; zero: any number
+	MaxFiles       int   // of both kinds; zero: any number
 }
 
 // CallerError says that a caller's share of the server's storage is used up. It matches workspace.ErrQuota.
 type CallerError struct {
 	Storage
-	TooManySessions bool // otherwise the bytes are used up
+	TooManySessions bool
+	TooManyFiles    bool // otherwise the bytes are used up
 }
 
 func (e *CallerError) Error() string {
 	if e.TooManySessions {
 		return fmt.Sprintf("the caller has %d sessions of at most %d", e.Sessions, e.MaxSessions)
+	}
+	if e.TooManyFiles {
+		return fmt.Sprintf("the caller's sessions hold %d files of at most %d", e.Files, e.MaxFiles)
 	}
 	return fmt.Sprintf("the caller's sessions hold %d bytes of at most %d", e.Bytes, e.MaxBytes)
 }
@@ -47,14 +54,14 @@ type accounts struct {
 type entry struct {
 	caller Caller
 	id     string
-	bytes  int64
+	use    workspace.Usage
 	closed time.Time // zero: it is open
-	known  bool      // bytes is a measurement
+	known  bool      // use is a measurement
 }
 
 type account struct {
 	Storage
-	uploading int64 // bytes of uploads that are not a file yet
+	uploading workspace.Usage // of uploads that are not a file yet
 	dirs      map[string]*entry
 }
 
@@ -72,20 +79,22 @@ func (a *accounts) count(e *entry, sign int) {
 	acc := a.of(e.caller)
 	if e.closed.IsZero() {
 		acc.Sessions += sign
-		acc.Bytes += int64(sign) * e.bytes
+		acc.Bytes += int64(sign) * e.use.Bytes
+		acc.Files += sign * e.use.Files
 		return
 	}
 	acc.ClosedSessions += sign
-	acc.ClosedBytes += int64(sign) * e.bytes
+	acc.ClosedBytes += int64(sign) * e.use.Bytes
+	acc.ClosedFiles += sign * e.use.Files
 }
 
-// put notes a session's directory. Without bytes, what is known of it stays.
-func (a *accounts) put(dir string, caller Caller, id string, closed time.Time, bytes *int64) {
+// put notes a session's directory. Without a usage, what is known of it stays.
+func (a *accounts) put(dir string, caller Caller, id string, closed time.Time, use *workspace.Usage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e := a.putLocked(dir, caller, id, closed)
-	if bytes != nil {
-		a.setLocked(e, *bytes)
+	if use != nil {
+		a.setLocked(e, *use)
 	}
 }
 
@@ -116,17 +125,17 @@ func (a *accounts) admit(dir string, caller Caller, id string, most int) (closed
 }
 
 // set notes what a directory, if it is known, holds.
-func (a *accounts) set(dir string, bytes int64) {
+func (a *accounts) set(dir string, use workspace.Usage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if e := a.byDir[dir]; e != nil {
-		a.setLocked(e, bytes)
+		a.setLocked(e, use)
 	}
 }
 
-func (a *accounts) setLocked(e *entry, bytes int64) {
+func (a *accounts) setLocked(e *entry, use workspace.Usage) {
 	a.count(e, -1)
-	e.bytes, e.known = bytes, true
+	e.use, e.known = use, true
 	a.count(e, 1)
 }
 
@@ -146,7 +155,7 @@ func (a *accounts) dropLocked(dir string) bool {
 	delete(a.byDir, dir)
 	acc := a.callers[e.caller]
 	delete(acc.dirs, dir)
-	if len(acc.dirs) == 0 && acc.uploading == 0 {
+	if len(acc.dirs) == 0 && acc.uploading == (workspace.Usage{}) {
 		delete(a.callers, e.caller)
 	}
 	return true
@@ -160,22 +169,22 @@ func (a *accounts) retain(dir, target string, at time.Time) {
 	if e == nil {
 		return
 	}
-	caller, id, bytes, known := e.caller, e.id, e.bytes, e.known
+	caller, id, use, known := e.caller, e.id, e.use, e.known
 	a.drop(dir)
 	a.put(target, caller, id, at, nil)
 	if known {
-		a.set(target, bytes)
+		a.set(target, use)
 	}
 }
 
-// use returns a caller's sums, and the bytes of its uploads in progress.
-func (a *accounts) use(c Caller) (Storage, int64) {
+// use returns a caller's sums, and what its uploads in progress take.
+func (a *accounts) use(c Caller) (Storage, workspace.Usage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if acc := a.callers[c]; acc != nil {
 		return acc.Storage, acc.uploading
 	}
-	return Storage{}, 0
+	return Storage{}, workspace.Usage{}
 }
 
 // ids returns the ids of a caller's open sessions, in order.
@@ -193,11 +202,13 @@ func (a *accounts) ids(c Caller) (ids []string) {
 	return ids
 }
 
-// uploading adds to the bytes of the caller's uploads in progress.
-func (a *accounts) uploading(c Caller, n int64) {
+// uploading adds to what the caller's uploads in progress take.
+func (a *accounts) uploading(c Caller, bytes int64, files int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.of(c).uploading += n
+	acc := a.of(c)
+	acc.uploading.Bytes += bytes
+	acc.uploading.Files += files
 }
 
 // oldestClosed returns the directory of the caller's session that was closed first, or an empty string. With holding, those that
@@ -215,7 +226,7 @@ func (a *accounts) oldestClosedLocked(c Caller, holding bool) string {
 	}
 	oldest := ""
 	for dir, e := range acc.dirs {
-		if e.closed.IsZero() || holding && e.bytes == 0 {
+		if e.closed.IsZero() || holding && e.use == (workspace.Usage{}) {
 			continue
 		}
 		if oldest == "" || e.closed.Before(acc.dirs[oldest].closed) {

@@ -23,14 +23,14 @@ const (
 	// overshootBytes is added to twice the quota: what is beyond can only be removed without code.
 	overshootBytes = 64 << 20
 
-	// diskReserve is what runs and uploads must leave free of the file system. See reserve.
-	diskReserve = 1 << 30
+	// overshootFiles is likewise by how many files a caller may exceed its share and still run code to delete some.
+	overshootFiles = 10_000
 )
 
 // measure walks the workspace if nobody has, so that diskLimit knows what was there before, and if it held too much: files may have
 // been deleted since, and not by code.
 func (s *Session) measure(ctx context.Context) {
-	if s.m.cfg.Quota == (workspace.Usage{}) && !s.limitsBytes() {
+	if s.m.cfg.Quota == (workspace.Usage{}) && !s.limitsUsage() {
 		return
 	}
 	s.usageMu.Lock()
@@ -70,8 +70,11 @@ func (s *Session) grow(bytes int64) bool {
 	return true
 }
 
-// staleBytes is by how much meta.json may be wrong about a session's size before it is written for that alone.
-const staleBytes = 64 << 10
+// staleBytes and staleFiles are by how much meta.json may be wrong about a session's size before it is written for that alone.
+const (
+	staleBytes = 64 << 10
+	staleFiles = 100
+)
 
 // isStale reports whether meta.json is far from what the session holds.
 func (s *Session) isStale() bool {
@@ -81,7 +84,7 @@ func (s *Session) isStale() bool {
 		return false
 	}
 	now := s.m.countable(*s.usage)
-	return now > s.noted+staleBytes || now < s.noted-staleBytes
+	return max(now.Bytes-s.noted.Bytes, s.noted.Bytes-now.Bytes) > staleBytes || max(now.Files-s.noted.Files, s.noted.Files-now.Files) > staleFiles
 }
 
 // measured puts into a session's meta.json what it holds, if that is known.
@@ -89,8 +92,8 @@ func (s *Session) measured(md *meta) {
 	s.usageMu.Lock()
 	defer s.usageMu.Unlock()
 	if s.usage != nil {
-		bytes := s.m.countable(*s.usage)
-		md.Bytes, s.noted = &bytes, bytes
+		use := s.m.countable(*s.usage)
+		md.Bytes, md.Files, s.noted = &use.Bytes, &use.Files, use
 	}
 }
 
@@ -156,11 +159,4 @@ func (s *Session) diskUsage(limit workspace.Usage) workspace.Usage {
 
 func exceeds(u, limit workspace.Usage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
-}
-
-// DiskIsFull reports whether the file system that holds the session's files has hardly any space left.
-func (s *Session) DiskIsFull() bool {
-	const little = 4 << 20 // a write that failed may have left some
-	free, err := s.ws.Free()
-	return err == nil && free < little
 }

@@ -34,6 +34,7 @@ type Config struct {
 	Limits          sandbox.Limits
 	Quota           workspace.Usage // of one workspace
 	CallerBytes     int64           // of all sessions of one caller, closed and retained ones included; not of Local's
+	CallerFiles     int             // of all of them together, likewise
 	CallerSessions  int             // their number, likewise
 
 	MaxSessions       int           // sessions that have a live sandbox at one time

@@ -105,7 +105,8 @@ type RunResult struct {
 	// without it. Runs beside it in the sandbox may have caused that.
 	OOMKilled bool
 
-	CallerFull bool // with the cause disk_quota: the caller's bytes are used up, not the session's alone
+	CallerFull bool // with the cause disk_quota: the caller's bytes or files are used up, not the session's alone
+	DiskShort  bool // with the cause disk_quota: the disk ran short, and the caller's runs were those that filled it
 
 	// Scan has the files that were asked for, as of the end of the run. It is nil when none were, when the sandbox was lost, and when
 	// the workspace could not be looked through.
@@ -167,8 +168,8 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 	if err := s.checkDisk(ctx, req.Persistent); err != nil {
 		return RunResult{}, err
 	}
-	if s.limitsBytes() {
-		if _, err := s.checkCaller(); err != nil {
+	if s.limitsUsage() {
+		if err := s.checkCaller(); err != nil {
 			return RunResult{}, err
 		}
 	}
@@ -312,8 +313,8 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 	if full && !req.Persistent { // an interpreter keeps its limit for life, also when there is room again
 		limits.FileBytes = s.fullFileLimit(req.Code)
 	}
-	if s.limitsBytes() && !req.Persistent {
-		rest := max(-s.m.excess(s.caller), s.fullFileLimit(req.Code))
+	if s.limitsUsage() && s.m.cfg.CallerBytes > 0 && !req.Persistent {
+		rest := max(-s.m.excess(s.caller).Bytes, s.fullFileLimit(req.Code))
 		limits.FileBytes = min(cmp.Or(limits.FileBytes, rest+fileSlack), rest+fileSlack)
 	}
 	exit, started, err := s.execute(b, run, r, req, granted, limits)
@@ -327,6 +328,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		if lost.Cause == sandbox.CausePreempted {
 			lost.Preemption = b.preempted
 		}
+		lost.DiskShort = lost.Cause == sandbox.CauseDiskQuota && watch.starved.Load()
 		lost.Operator = lost.Cause == sandbox.CauseCancelled && s.stopCount() != req.stops
 		return lost, nil
 	}
@@ -340,6 +342,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		MaxRSSBytes: exit.MaxRSSB,
 		Fresh:       exit.Fresh,
 		StateLost:   exit.Lost,
+		DiskShort:   cause == sandbox.CauseDiskQuota && watch.starved.Load(),
 	}
 	used := usageOf(b.sb)
 	if cause != "" {
@@ -348,7 +351,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		res.Cause = causeOf(exit, counted, used)
 	}
 	res.OOMKilled = res.Cause != sandbox.CauseOutOfMemory && oomKilled(exit, counted, used)
-	if limit == (workspace.Usage{}) && req.Files <= 0 && !s.limitsBytes() {
+	if limit == (workspace.Usage{}) && req.Files <= 0 && !s.limitsUsage() {
 		return res, nil
 	}
 	found, err := s.scan(workspace.ScanOptions{Limit: limit, Files: req.Files, Since: before, Index: req.Changes})
@@ -357,11 +360,12 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		return res, nil
 	}
 	s.setUsage(found.Usage())
-	if res.Cause == "" && (exceeds(found.Usage(), limit) || watch.exceedsCaller(found.Usage().Bytes)) {
+	if res.Cause == "" && (exceeds(found.Usage(), limit) || watch.exceedsCaller(found.Usage())) {
 		res.Cause = sandbox.CauseDiskQuota
 	}
-	if res.Cause == sandbox.CauseDiskQuota && s.limitsBytes() {
-		res.CallerFull = s.m.excess(s.caller) >= -fileSlack
+	if res.Cause == sandbox.CauseDiskQuota && s.limitsUsage() {
+		over := s.m.excess(s.caller)
+		res.CallerFull = over.Bytes >= -fileSlack || over.Files >= 0
 	}
 	if req.Persistent && !res.StateLost && res.Cause == sandbox.CauseDiskQuota && watch.isHoarding() {
 		res.StateLost = true

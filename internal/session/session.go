@@ -30,7 +30,7 @@ type Session struct {
 
 	usageMu sync.Mutex
 	usage   *workspace.Usage // as of the last complete walk, and what was uploaded since; nil before the first
-	noted   int64            // the bytes of it that meta.json holds
+	noted   workspace.Usage  // what of it meta.json holds
 
 	// The rest is guarded by m.mu.
 	refs     int // of Open, Lookup and runs
@@ -181,8 +181,17 @@ type meta struct {
 	ClosedAt   *time.Time `json:"closed_at"`            // null while the session is open
 	Generation string     `json:"generation,omitempty"` // see links.go
 	Bytes      *int64     `json:"bytes,omitempty"`      // what the files took when they were last measured
+	Files      *int       `json:"files,omitempty"`      // their number, likewise
 	State      []string   `json:"state,omitempty"`      // the runners that have had an interpreter that lives on
 	Evicted    []string   `json:"evicted,omitempty"`    // those whose interpreter was evicted, until a run has said so
+}
+
+// usage is what the session held when it was last measured, or nil.
+func (md meta) usage() *workspace.Usage {
+	if md.Bytes == nil || md.Files == nil {
+		return nil // unknown, or written by an earlier release
+	}
+	return &workspace.Usage{Bytes: *md.Bytes, Files: *md.Files}
 }
 
 // load opens the workspace, once. Without create a session that is not on disk is ErrNotFound.
@@ -231,8 +240,8 @@ func (s *Session) load(create bool) error {
 	s.m.mu.Lock()
 	s.saved = md.LastUsed
 	s.m.mu.Unlock()
-	if md.Bytes != nil {
-		s.noted = *md.Bytes
+	if use := md.usage(); use != nil {
+		s.noted = *use
 	}
 	s.m.stored.put(s.dir, s.caller, s.id, time.Time{}, nil)
 	if create && err != nil {

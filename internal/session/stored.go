@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -18,7 +19,7 @@ func (m *Manager) Storage(caller Caller) Storage {
 	m.awaitAccounts()
 	st, _ := m.stored.use(caller)
 	if caller != Local {
-		st.MaxSessions, st.MaxBytes = m.cfg.CallerSessions, m.cfg.CallerBytes
+		st.MaxSessions, st.MaxBytes, st.MaxFiles = m.cfg.CallerSessions, m.cfg.CallerBytes, m.cfg.CallerFiles
 	}
 	return st
 }
@@ -31,7 +32,7 @@ func (m *Manager) IDs(caller Caller) []string {
 
 // limited reports whether the caller has a share of the storage. The operator has all of it.
 func (m *Manager) limited(caller Caller) bool {
-	return caller != Local && (m.cfg.CallerBytes > 0 || m.cfg.CallerSessions > 0)
+	return caller != Local && (m.cfg.CallerBytes > 0 || m.cfg.CallerFiles > 0 || m.cfg.CallerSessions > 0)
 }
 
 // awaitAccounts waits until every session's meta.json has been read once, which New begins.
@@ -62,13 +63,19 @@ func (m *Manager) admit(s *Session, create bool) error {
 	return nil
 }
 
-// excess is by how many bytes the caller's open sessions and uploads exceed its share, or, if it is negative, how much is left.
+// excess is by how much the caller's open sessions and uploads exceed its share, or, where it is negative, how much is left.
 // It deletes the caller's closed sessions, oldest first, while they and the open ones together exceed it.
-func (m *Manager) excess(caller Caller) int64 {
+func (m *Manager) excess(caller Caller) workspace.Usage {
 	for {
 		st, uploading := m.stored.use(caller)
-		over := st.Bytes + uploading - m.cfg.CallerBytes
-		if over+st.ClosedBytes <= 0 {
+		over := workspace.Usage{Bytes: math.MinInt64 / 2, Files: math.MinInt / 2}
+		if m.cfg.CallerBytes > 0 {
+			over.Bytes = st.Bytes + uploading.Bytes - m.cfg.CallerBytes
+		}
+		if m.cfg.CallerFiles > 0 {
+			over.Files = st.Files + uploading.Files - m.cfg.CallerFiles
+		}
+		if over.Bytes+st.ClosedBytes <= 0 && over.Files+st.ClosedFiles <= 0 {
 			return over
 		}
 		dir := m.stored.oldestClosed(caller, true)
@@ -79,29 +86,33 @@ func (m *Manager) excess(caller Caller) int64 {
 	}
 }
 
-// limitsBytes reports whether the session's caller has a share of bytes, once it is known what it holds.
-func (s *Session) limitsBytes() bool {
-	if s.caller == Local || s.m.cfg.CallerBytes <= 0 {
+// limitsUsage reports whether the session's caller has a share of bytes or files, once it is known what it holds.
+func (s *Session) limitsUsage() bool {
+	if s.caller == Local || s.m.cfg.CallerBytes <= 0 && s.m.cfg.CallerFiles <= 0 {
 		return false
 	}
 	s.m.awaitAccounts()
 	return true
 }
 
-// checkCaller returns a *CallerError when the caller's bytes are used up, except where code may run to delete files. rest is how much
-// the caller may still write.
-func (s *Session) checkCaller() (rest int64, err error) {
+// checkCaller returns a *CallerError when the caller's share is used up, except where code may run to delete files.
+func (s *Session) checkCaller() error {
 	over := s.m.excess(s.caller)
-	if over < 0 {
-		return -over, nil
+	if over.Bytes < 0 && over.Files < 0 {
+		return nil
 	}
 	s.usageMu.Lock()
 	hasFiles := s.usage != nil && s.usage.Files > 0
 	s.usageMu.Unlock()
-	if hasFiles && over <= overshootBytes {
-		return 0, nil
+	if hasFiles && over.Bytes <= overshootBytes && over.Files <= overshootFiles {
+		return nil
 	}
-	return 0, &CallerError{Storage: s.m.Storage(s.caller)}
+	return s.callerError(over)
+}
+
+// callerError says what of the caller's share is used up.
+func (s *Session) callerError(over workspace.Usage) error {
+	return &CallerError{Storage: s.m.Storage(s.caller), TooManyFiles: over.Bytes < 0 && over.Files >= 0}
 }
 
 // deleteClosed deletes a closed session before its time.
@@ -156,13 +167,13 @@ func (m *Manager) scanDir(dir, key string, closed time.Time, seen map[string]boo
 	m.mu.Lock()
 	_, used := m.sessions[key]
 	m.mu.Unlock()
-	bytes := md.Bytes
+	use := md.usage()
 	if used && closed.IsZero() {
-		bytes = nil // this server knows better
+		use = nil // this server knows better
 	} else if _, err := os.Readlink(filepath.Join(dir, userLink)); err == nil && !m.isAccounted() {
-		bytes = nil // in use when its server died
+		use = nil // in use when its server died
 	}
-	m.stored.put(dir, Caller{md.Caller}, md.ID, closed, bytes)
+	m.stored.put(dir, Caller{md.Caller}, md.ID, closed, use)
 }
 
 func (m *Manager) isAccounted() bool {
@@ -189,7 +200,7 @@ func (m *Manager) measureStored() {
 			continue
 		}
 		m.stored.set(dir, m.countable(u))
-		m.noteBytes(dir, m.countable(u))
+		m.noteUsage(dir, m.countable(u))
 		wait := walkShare * time.Since(began)
 		if m.limited(e.caller) {
 			wait = 0
@@ -202,8 +213,8 @@ func (m *Manager) measureStored() {
 	}
 }
 
-// noteBytes writes to a session's meta.json what it holds.
-func (m *Manager) noteBytes(dir string, bytes int64) {
+// noteUsage writes to a session's meta.json what it holds.
+func (m *Manager) noteUsage(dir string, use workspace.Usage) {
 	key := filepath.Base(dir)
 	if !isKey(key) {
 		key = filepath.Base(filepath.Dir(dir))
@@ -212,27 +223,32 @@ func (m *Manager) noteBytes(dir string, bytes int64) {
 	lock.Lock()
 	defer lock.Unlock()
 	if md, ok := m.metaOf(dir, key); ok {
-		md.Bytes = &bytes
+		md.Bytes, md.Files = &use.Bytes, &use.Files
 		_ = (&Session{dir: dir}).writeMeta(md) // the next start measures again
 	}
 }
 
 // countable is what a usage counts for. A tree that cannot be measured counts for the most that one is let grow to.
-func (m *Manager) countable(u workspace.Usage) int64 {
+func (m *Manager) countable(u workspace.Usage) workspace.Usage {
+	most := workspace.Usage{Bytes: 1 << 50, Files: 1 << 30}
 	if q := m.cfg.Quota.Bytes; q > 0 {
-		return min(u.Bytes, 2*q+overshootBytes)
+		most.Bytes = 2*q + overshootBytes
 	}
-	return min(u.Bytes, 1<<50)
+	if q := m.cfg.Quota.Files; q > 0 {
+		most.Files = 2*q + overshootFiles
+	}
+	return workspace.Usage{Bytes: min(u.Bytes, most.Bytes), Files: min(u.Files, most.Files)}
 }
 
 // Write is Workspace.Write within the caller's share and what must stay free of the disk. Besides the errors of that, it returns
 // a *CallerError, and one that is syscall.ENOSPC.
 func (s *Session) Write(name string, r io.Reader, opt workspace.WriteOptions) (workspace.File, error) {
-	up := &upload{s: s, r: r, limited: s.limitsBytes(), reserve: s.reserve()}
+	up := &upload{s: s, r: r, limited: s.limitsUsage(), reserve: s.reserve()}
+	s.m.stored.uploading(s.caller, 0, 1)
+	defer func() { s.m.stored.uploading(s.caller, -up.taken, -1) }()
 	if err := up.check(); err != nil {
 		return workspace.File{}, err
 	}
-	defer func() { s.m.stored.uploading(s.caller, -up.taken) }()
 	f, err := s.ws.Write(name, up, opt)
 	if up.err != nil {
 		return workspace.File{}, up.err
@@ -261,7 +277,7 @@ type upload struct {
 	s       *Session
 	r       io.Reader
 	limited bool
-	reserve int64
+	reserve workspace.Usage
 	taken   int64
 	checked int64 // taken at the last look at the disk
 	err     error // why it was refused
@@ -273,7 +289,7 @@ const uploadStep = 1 << 20
 func (u *upload) Read(p []byte) (int, error) {
 	n, err := u.r.Read(p)
 	u.taken += int64(n)
-	u.s.m.stored.uploading(u.s.caller, int64(n))
+	u.s.m.stored.uploading(u.s.caller, int64(n), 0)
 	if u.taken-u.checked >= uploadStep || u.limited && n > 0 {
 		if refused := u.check(); refused != nil {
 			return 0, refused
@@ -284,37 +300,17 @@ func (u *upload) Read(p []byte) (int, error) {
 
 func (u *upload) check() error {
 	if u.limited {
-		if over := u.s.m.excess(u.s.caller); over > 0 || over == 0 && u.taken == 0 {
-			u.err = &CallerError{Storage: u.s.m.Storage(u.s.caller)}
+		if over := u.s.m.excess(u.s.caller); over.Files > 0 || over.Bytes > 0 || over.Bytes == 0 && u.taken == 0 {
+			u.err = u.s.callerError(over)
 			return u.err
 		}
 	}
 	if u.taken == 0 || u.taken-u.checked >= uploadStep {
 		u.checked = u.taken
-		if free, err := u.s.ws.Free(); err == nil && free < u.reserve {
+		if disk, err := u.s.ws.Disk(); err == nil && shortageOf(disk, u.reserve) != enough {
 			u.err = &fs.PathError{Op: "write", Path: filesDir, Err: syscall.ENOSPC}
 			return u.err
 		}
 	}
 	return nil
-}
-
-// reserve is what the session's runs and uploads must leave free of the disk. The operator may use half of what is left.
-func (s *Session) reserve() int64 {
-	free, err := s.ws.Free()
-	if err != nil {
-		return 0
-	}
-	if s.caller != Local {
-		return min(diskReserve, s.diskSize()/16)
-	}
-	return min(diskReserve, free/2)
-}
-
-func (s *Session) diskSize() int64 {
-	size, err := s.ws.DiskSize()
-	if err != nil {
-		return 0
-	}
-	return size
 }

@@ -229,3 +229,81 @@ func TestUploadReserve(t *testing.T) {
 		t.Errorf("the operator's upload of half of what is left: %v", err)
 	}
 }
+
+// storeFiles uploads so many files.
+func storeFiles(tb testing.TB, m *session.Manager, caller session.Caller, id string, n int) error {
+	tb.Helper()
+	s, err := m.Open(caller, id)
+	if err != nil {
+		return err
+	}
+	defer s.Release()
+	for i := range n {
+		if _, err := s.Write(fmt.Sprint(i), strings.NewReader("x"), workspace.WriteOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestCallerFiles: the files of a caller are counted as its bytes are, by later servers as well, and closed sessions make room.
+func TestCallerFiles(t *testing.T) {
+	root := t.TempDir()
+	limit := func(c *session.Config) { c.Root, c.CallerFiles, c.ClosedRetention = root, 600, 1<<62 }
+	m := newManager(t, &sessiontest.Backend{}, limit)
+	for i := range 3 {
+		if err := storeFiles(t, m, annie, fmt.Sprint(i), 200); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var full *session.CallerError
+	if err := store(t, m, annie, "more", 1); !errors.As(err, &full) || !full.TooManyFiles || full.Files != 600 || full.MaxFiles != 600 {
+		t.Errorf("a file too many: %v", err)
+	}
+	s := open(t, m, annie, "more")
+	if _, err := s.Run(t.Context(), shell, session.RunRequest{}); !errors.As(err, &full) || !full.TooManyFiles {
+		t.Errorf("a run in an empty session: %v", err)
+	}
+	s.Release()
+	for _, c := range []session.Caller{bobby, session.Local} {
+		if err := store(t, m, c, "x", 1); err != nil {
+			t.Errorf("%s: %v", c.ID, err)
+		}
+	}
+	if err := m.CloseSession(t.Context(), annie, "0"); err != nil {
+		t.Fatal(err)
+	}
+	later := newManager(t, &sessiontest.Backend{}, limit)
+	if st := later.Storage(annie); st.Files != 400 || st.ClosedFiles != 200 {
+		t.Errorf("a later server: %+v", st)
+	}
+	if err := store(t, later, annie, "more", 1); err != nil {
+		t.Errorf("with a closed session to delete: %v", err)
+	}
+	if st := later.Storage(annie); st.Files != 401 || st.ClosedFiles != 0 {
+		t.Errorf("after that: %+v", st)
+	}
+}
+
+// TestUploadReserveFiles: uploads of users stop where the reserve of inodes begins, and the operator's do not.
+func TestUploadReserveFiles(t *testing.T) {
+	root := t.TempDir()
+	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=64m,nr_inodes=400"); err != nil {
+		t.Skipf("cannot mount a small disk: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(root, syscall.MNT_DETACH) })
+	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root = root })
+	var err error
+	n := 0
+	for ; err == nil && n < 400; n++ {
+		s := open(t, m, annie, "x")
+		_, err = s.Write(fmt.Sprint(n), strings.NewReader("x"), workspace.WriteOptions{})
+		s.Release()
+	}
+	if !errors.Is(err, syscall.ENOSPC) || n < 300 || n > 360 {
+		t.Errorf("after %d uploads: %v", n, err)
+	}
+	if err := store(t, m, session.Local, "x", 1); err != nil {
+		t.Errorf("the operator's upload: %v", err)
+	}
+}

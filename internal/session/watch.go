@@ -13,14 +13,17 @@ import (
 const (
 	// fileSlack lets a file that is stopped by its size exceed the room that there is.
 	fileSlack = 4096
-	// minGrowth is what somebody must have written to be the one that fills the disk.
-	minGrowth = 1 << 20
 	// heldTimeout is how long an agent may take to look at the files that its runs have open.
 	heldTimeout = 2 * time.Second
+	// nearLook is how often the free disk is looked at while it has less than nearReserve times the reserve.
+	nearLook    = 25 * time.Millisecond
+	nearReserve = 3
 	// idleLook is how often the free disk is looked at while interpreters are idle, and idleStep how much less of it must be free for
 	// their sessions to be measured.
 	idleLook = time.Second
 	idleStep = 64 << 20
+	// idleFiles is likewise how many files fewer there must be room for.
+	idleFiles = 10_000
 )
 
 // diskWatch watches what a session writes while a run of it goes. The session's other runs have watches of their own.
@@ -32,10 +35,12 @@ type diskWatch struct {
 	over    func()
 	began   time.Time
 	was     workspace.Usage // see diskUsage
-	base    int64           // the session's bytes when it began
-	free    int64           // that the disk had then
-	reserve int64
+	base    workspace.Usage // what the session held when it began
+	free    int64           // bytes that the disk had then
+	reserve workspace.Usage
 	grown   atomic.Int64 // bytes since then, as last measured
+	made    atomic.Int64 // files, likewise
+	starved atomic.Bool  // over was called because the disk is short
 
 	cancel context.CancelFunc
 	timer  *time.Timer
@@ -47,7 +52,7 @@ type diskWatch struct {
 // first walk costs a timer.
 func (s *Session) watchDisk(b *box, limit workspace.Usage, full bool, over func()) *diskWatch {
 	w := &diskWatch{s: s, b: b, limit: limit, full: full, over: over, began: time.Now(), was: s.diskUsage(limit)}
-	if limit == (workspace.Usage{}) && !s.limitsBytes() {
+	if limit == (workspace.Usage{}) && !s.limitsUsage() {
 		return w
 	}
 	s.usageMu.Lock()
@@ -55,7 +60,8 @@ func (s *Session) watchDisk(b *box, limit workspace.Usage, full bool, over func(
 		w.base = s.m.countable(*s.usage)
 	}
 	s.usageMu.Unlock()
-	w.free, _ = s.ws.Free()
+	disk, _ := s.ws.Disk()
+	w.free = disk.FreeBytes
 	w.reserve = s.reserve()
 	w.done = make(chan struct{})
 	var ctx context.Context
@@ -64,7 +70,7 @@ func (s *Session) watchDisk(b *box, limit workspace.Usage, full bool, over func(
 	s.m.watches[w] = struct{}{}
 	s.m.watchMu.Unlock()
 	first := firstWalk
-	if full {
+	if full || w.isNear(disk) {
 		first = fullWalk
 	}
 	w.timer = time.AfterFunc(first, func() {
@@ -98,8 +104,14 @@ func (w *diskWatch) stop() {
 func (w *diskWatch) watch(ctx context.Context) {
 	var next time.Time // of the walks, which cost more than a look at the disk
 	for {
-		if free, err := w.s.ws.Free(); err == nil && free < w.reserve {
-			w.s.m.stopLargestWriter(ctx)
+		pause := minWalk
+		if disk, err := w.s.ws.Disk(); err == nil {
+			if sh := shortageOf(disk, w.reserve); sh != enough {
+				w.s.m.stopLargestWriter(ctx, sh)
+			}
+			if w.isNear(disk) {
+				pause = nearLook
+			}
 		}
 		if now := time.Now(); !now.Before(next) {
 			if w.isOver(ctx, now) {
@@ -111,9 +123,14 @@ func (w *diskWatch) watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(minWalk):
+		case <-time.After(pause):
 		}
 	}
+}
+
+// isNear reports whether the disk is close to being short.
+func (w *diskWatch) isNear(d workspace.Disk) bool {
+	return shortageOf(d, workspace.Usage{Bytes: nearReserve * w.reserve.Bytes, Files: nearReserve * w.reserve.Files}) != enough
 }
 
 // isOver measures and reports whether the run must be stopped for what its session holds.
@@ -123,7 +140,7 @@ func (w *diskWatch) isOver(ctx context.Context, now time.Time) bool {
 		bound = w.was
 	}
 	u, ok := w.measure(ctx, bound)
-	return ok && (exceeds(u, bound) || w.exceedsCaller(u.Bytes))
+	return ok && (exceeds(u, bound) || w.exceedsCaller(u))
 }
 
 // measure walks the workspace, at most until bound is exceeded, and adds what the walk does not see.
@@ -133,14 +150,16 @@ func (w *diskWatch) measure(ctx context.Context, bound workspace.Usage) (workspa
 		return u, false
 	}
 	held := w.s.held(ctx)
-	bytes := w.s.m.countable(u) + held.Bytes
+	use := w.s.m.countable(u)
+	use.Bytes += held.Bytes
 	if held.Hidden {
-		bytes = max(bytes, w.base+w.unexplained())
+		use.Bytes = max(use.Bytes, w.base.Bytes+w.unexplained())
 	}
-	w.grown.Store(bytes - w.base)
-	w.s.m.stored.set(w.s.dir, bytes)
+	w.grown.Store(use.Bytes - w.base.Bytes)
+	w.made.Store(int64(use.Files - w.base.Files))
+	w.s.m.stored.set(w.s.dir, use)
 	if !u.Unknown() {
-		u.Bytes = bytes
+		u.Bytes = use.Bytes
 	}
 	return u, true
 }
@@ -151,22 +170,34 @@ func (w *diskWatch) isHoarding() bool {
 	defer cancel()
 	u, ok := w.measure(ctx, workspace.Usage{})
 	seen, err := w.s.ws.Usage(ctx, workspace.Usage{})
-	return ok && err == nil && u.Bytes-seen.Bytes >= minGrowth && (exceeds(u, w.limit) || w.exceedsCaller(u.Bytes))
+	return ok && err == nil && u.Bytes-seen.Bytes >= minGrowth && (exceeds(u, w.limit) || w.exceedsCaller(u))
 }
 
-// exceedsCaller reports whether the caller's bytes are used up while the session, which holds so many, has grown.
-func (w *diskWatch) exceedsCaller(bytes int64) bool {
-	return w.s.limitsBytes() && bytes > w.base && w.s.m.excess(w.s.caller) > 0
+// exceedsCaller reports whether the caller's share is used up while the session, which holds so much, has grown.
+func (w *diskWatch) exceedsCaller(u workspace.Usage) bool {
+	if !w.s.limitsUsage() {
+		return false
+	}
+	over := w.s.m.excess(w.s.caller)
+	return over.Bytes > 0 && u.Bytes > w.base.Bytes || over.Files > 0 && u.Files > w.base.Files
+}
+
+// growth is by how much the session has grown in what the disk is short of, as last measured.
+func (w *diskWatch) growth(sh shortage) int64 {
+	if sh == ofFiles {
+		return w.made.Load()
+	}
+	return w.grown.Load()
 }
 
 // unexplained is by how much the disk has filled since the watch began, less what other sessions have written. It stands in for
 // what cannot be seen of a run that hides open files.
 func (w *diskWatch) unexplained() int64 {
-	free, err := w.s.ws.Free()
+	disk, err := w.s.ws.Disk()
 	if err != nil || w.free == 0 {
 		return 0
 	}
-	taken := w.free - free
+	taken := w.free - disk.FreeBytes
 	others := map[*Session]int64{}
 	w.s.m.watchMu.Lock()
 	defer w.s.m.watchMu.Unlock()
@@ -234,7 +265,7 @@ func (b *box) held(ctx context.Context) (sandbox.Held, error) {
 
 // stopLargestWriter stops the runs of the session that has written the most since its runs began, or ends the sandboxes of an
 // idle one that has. It does nothing while the last one that it stopped has not ended, and where nobody has written anything.
-func (m *Manager) stopLargestWriter(ctx context.Context) {
+func (m *Manager) stopLargestWriter(ctx context.Context, sh shortage) {
 	if !m.choosing.TryLock() {
 		return
 	}
@@ -254,19 +285,21 @@ func (m *Manager) stopLargestWriter(ctx context.Context) {
 	var largest *diskWatch
 	for _, w := range watches {
 		w.measure(ctx, workspace.Usage{})
-		if w.grown.Load() >= minGrowth && (largest == nil || w.grown.Load() > largest.grown.Load()) {
+		if n := w.growth(sh); sh.isGrowth(n) && (largest == nil || n > largest.growth(sh)) {
 			largest = w
 		}
 	}
 	if largest == nil || ctx.Err() != nil {
 		return
 	}
-	m.log.Warn("the disk is nearly full: stopping the session that wrote the most", "session_id", largest.s.id, "bytes", largest.grown.Load())
+	m.log.Warn("the disk is nearly full: stopping the session that wrote the most", "session_id", largest.s.id,
+		"bytes", largest.grown.Load(), "files", largest.made.Load())
 	m.watchMu.Lock()
 	m.stopped = largest.s
 	m.watchMu.Unlock()
 	for _, w := range watches {
 		if w.s == largest.s {
+			w.starved.Store(true)
 			w.over()
 		}
 	}
@@ -280,7 +313,11 @@ func (m *Manager) idleLoop() {
 	if q := m.cfg.Quota.Bytes; q > 0 {
 		step = min(step, q/4)
 	}
-	var last int64
+	few := int64(idleFiles)
+	if q := m.cfg.Quota.Files; q > 0 {
+		few = min(few, int64(q)/4)
+	}
+	var last workspace.Disk
 	var next time.Time
 	for {
 		select {
@@ -290,18 +327,17 @@ func (m *Manager) idleLoop() {
 		}
 		sessions := m.idleInterpreters()
 		if len(sessions) == 0 {
-			last = 0
+			last = workspace.Disk{}
 			continue
 		}
-		free, err := sessions[0].ws.Free()
-		if last == 0 || free > last {
-			last = free
-		}
-		if began := time.Now(); err == nil && last-free >= step && began.After(next) {
+		disk, err := sessions[0].ws.Disk()
+		last.FreeBytes, last.FreeFiles = max(last.FreeBytes, disk.FreeBytes), max(last.FreeFiles, disk.FreeFiles)
+		filled := last.FreeBytes-disk.FreeBytes >= step || last.FreeFiles-disk.FreeFiles >= few
+		if began := time.Now(); err == nil && filled && began.After(next) {
 			for _, s := range sessions {
-				m.checkIdle(s, free)
+				m.checkIdle(s, disk)
 			}
-			last, next = free, began.Add((1+walkShare)*time.Since(began))
+			last, next = disk, began.Add((1+walkShare)*time.Since(began))
 		}
 		for _, s := range sessions {
 			s.Release()
@@ -323,9 +359,9 @@ func (m *Manager) idleInterpreters() (sessions []*Session) {
 }
 
 // checkIdle ends the sandboxes of an idle session that has grown beyond what it may hold, or that grows while the disk is short.
-func (m *Manager) checkIdle(s *Session, free int64) {
+func (m *Manager) checkIdle(s *Session, disk workspace.Disk) {
 	limit, full := s.diskLimit()
-	w := &diskWatch{s: s, limit: limit, was: s.diskUsage(limit), full: full, began: time.Now(), free: free}
+	w := &diskWatch{s: s, limit: limit, was: s.diskUsage(limit), full: full, began: time.Now(), free: disk.FreeBytes}
 	s.usageMu.Lock()
 	if s.usage != nil {
 		w.base = m.countable(*s.usage)
@@ -334,7 +370,7 @@ func (m *Manager) checkIdle(s *Session, free int64) {
 	ctx, cancel := context.WithTimeout(m.ctx, lastWalk)
 	defer cancel()
 	over := w.isOver(ctx, w.began)
-	if free < s.reserve() && w.grown.Load() >= minGrowth {
+	if sh := shortageOf(disk, s.reserve()); sh.isGrowth(w.growth(sh)) {
 		over = true
 	}
 	if !over {

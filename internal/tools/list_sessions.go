@@ -26,8 +26,11 @@ type usageJSON struct {
 	Bytes          int64 `json:"bytes"`
 	ClosedSessions int   `json:"closed_sessions"`
 	ClosedBytes    int64 `json:"closed_bytes"`
+	Files          int   `json:"files"`
+	ClosedFiles    int   `json:"closed_files"`
 	MaxSessions    int   `json:"max_sessions,omitempty"`
 	MaxBytes       int64 `json:"max_bytes,omitempty"`
+	MaxFiles       int   `json:"max_files,omitempty"`
 }
 
 type sessionJSON struct {
@@ -76,10 +79,13 @@ func listSessionsTool() *mcp.Tool {
 						"sessions": {Type: "integer"}, "bytes": {Type: "integer"},
 						"closed_sessions": {Type: "integer", Description: "Closed, and kept for a while for links to their files"},
 						"closed_bytes":    {Type: "integer"},
+						"files":           {Type: "integer", Description: "Directories included"},
+						"closed_files":    {Type: "integer"},
 						"max_sessions":    {Type: "integer", Description: "The most that you may have; the oldest closed ones go first"},
 						"max_bytes":       {Type: "integer"},
+						"max_files":       {Type: "integer"},
 					},
-					PropertyOrder: []string{"sessions", "bytes", "closed_sessions", "closed_bytes", "max_sessions", "max_bytes"},
+					PropertyOrder: []string{"sessions", "bytes", "closed_sessions", "closed_bytes", "files", "closed_files", "max_sessions", "max_bytes", "max_files"},
 				},
 			},
 			PropertyOrder: []string{"sessions", "truncated", "usage"},
@@ -102,7 +108,7 @@ func (t *toolset) listSessions(ctx context.Context, c call) (*mcp.CallToolResult
 	}
 	out := sessionsJSON{Sessions: make([]sessionJSON, len(list)), Truncated: more, Warnings: c.args.warnings}
 	st := t.engine.Storage(c.caller)
-	out.Usage = usageJSON{st.Sessions, st.Bytes, st.ClosedSessions, st.ClosedBytes, st.MaxSessions, st.MaxBytes}
+	out.Usage = usageJSON{st.Sessions, st.Bytes, st.ClosedSessions, st.ClosedBytes, st.Files, st.ClosedFiles, st.MaxSessions, st.MaxBytes, st.MaxFiles}
 	for i, s := range list {
 		out.Sessions[i] = sessionJSON{
 			SessionID: s.ID, LastUsed: s.LastUsed.UTC().Format(time.RFC3339), Files: s.Files, FilesTruncated: s.MoreFiles, Bytes: s.Bytes, Live: s.Live,

@@ -4,8 +4,5 @@ package workspace
 
 import "errors"
 
-// Free is not known here.
-func (w *Workspace) Free() (int64, error) { return 0, errors.ErrUnsupported }
-
-// DiskSize is not known here.
-func (w *Workspace) DiskSize() (int64, error) { return 0, errors.ErrUnsupported }
+// Disk is not known here.
+func (w *Workspace) Disk() (Disk, error) { return Disk{}, errors.ErrUnsupported }

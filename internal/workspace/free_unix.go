@@ -4,17 +4,14 @@ package workspace
 
 import "syscall"
 
-// Free returns how many bytes are left on the file system that holds the workspace. It is the only measure that
-// sees files which are deleted but open: they take room, but no walk finds them.
-func (w *Workspace) Free() (int64, error) {
+// Disk returns the file system that holds the workspace. What is free of it is the only measure that sees files which are deleted
+// but open: they take room, but no walk finds them.
+func (w *Workspace) Disk() (Disk, error) {
 	st, err := w.statfs()
-	return int64(st.Bavail) * int64(st.Bsize), err
-}
-
-// DiskSize returns how many bytes that file system has.
-func (w *Workspace) DiskSize() (int64, error) {
-	st, err := w.statfs()
-	return int64(st.Blocks) * int64(st.Bsize), err
+	return Disk{
+		Bytes: int64(st.Blocks) * int64(st.Bsize), FreeBytes: int64(st.Bavail) * int64(st.Bsize),
+		Files: int64(st.Files), FreeFiles: int64(st.Ffree),
+	}, err
 }
 
 func (w *Workspace) statfs() (st syscall.Statfs_t, err error) {

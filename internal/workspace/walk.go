@@ -25,6 +25,12 @@ type Usage struct {
 	Files int   // files, directories and everything else
 }
 
+// Disk is the size of a file system, and how much of it is free. Files is zero where it has no limit of their number (btrfs).
+type Disk struct {
+	Bytes, FreeBytes int64
+	Files, FreeFiles int64
+}
+
 // exceeds reports whether u is more than a nonzero field of limit.
 func (u Usage) exceeds(limit Usage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
