@@ -302,3 +302,32 @@ func callbackPort(t *testing.T) string {
 	}
 	return port
 }
+
+// TestRemovedFromTheList: who is taken off the list of those who may log in has no access after a restart; others keep theirs.
+func TestRemovedFromTheList(t *testing.T) {
+	p := serveProxied(t)
+	asAnn, _ := p.logIn(t, ann)
+	asBob, _ := p.logIn(t, bob)
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
+	for _, s := range []*server{asAnn, asBob} {
+		if status, body := s.post(t, list); status != http.StatusOK {
+			t.Fatalf("before: %d %s", status, body)
+		}
+	}
+	p.stop(t)
+	path, _ := strings.CutPrefix(p.config[0], "SANDBOX_CONFIG=")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = []byte(strings.Replace(string(text), `"allowedDomains": ["example.com"]`, `"allowedEmails": ["`+bob.Email+`"]`, 1))
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.restart(t, "MCP_HTTP_ADDR="+strings.TrimPrefix(p.URL, "http://")) // tokens are for this address
+	for s, want := range map[*server]int{asAnn: http.StatusUnauthorized, asBob: http.StatusOK} {
+		if status, body := s.post(t, list); status != want {
+			t.Errorf("after: %d %s, want %d", status, body, want)
+		}
+	}
+}

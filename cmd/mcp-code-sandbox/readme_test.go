@@ -21,7 +21,7 @@ func TestReadmeConfigurations(t *testing.T) {
 	}
 	found := 0
 	for _, block := range regexp.MustCompile("(?s)```json\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
-		if !strings.Contains(block[1], `"proxy"`) {
+		if !strings.Contains(block[1], `"proxy"`) && !strings.Contains(block[1], `"auth"`) {
 			continue // a client's
 		}
 		found++
@@ -33,7 +33,7 @@ func TestReadmeConfigurations(t *testing.T) {
 			t.Errorf("%v in\n%s", err, block[1])
 		}
 	}
-	if found != 2 {
+	if found != 3 {
 		t.Errorf("%d configurations", found)
 	}
 }
