@@ -323,7 +323,8 @@ func TestContract4Concurrency(t *testing.T) {
 	}
 	if got, want := s.answer(t, "run_python", map[string]any{"session_id": "b", "code": "print(1)"}),
 		"max_sessions: Maximum 1 concurrent sessions reached. Close an existing session first. "+
-			"1 session is running code (yours: a): try again when one of these runs has ended; closing a session deletes its files."; got != want {
+			"1 session is running code (yours: a): try again when one of these runs has ended. "+
+			"To make room sooner, end a run of yours with cancel_run, which keeps its files; closing a session deletes them."; got != want {
 		t.Errorf("a second session: %s", got)
 	}
 	s.run(t, "a", "shell", "touch stop") // run_code is not refused

@@ -13,7 +13,8 @@ import (
 
 // fullServer is contract 4's sentence, and the one that says what is there and when to try again.
 var fullServer = regexp.MustCompile(`^max_sessions: Maximum \d+ concurrent sessions reached\. Close an existing session first\. ` +
-	`[^.]*\d+ sessions? (is running code|are running code|was used|were used)[^.]*: try again (in \d+ seconds?|when one of these runs has ended)[^.]*\.$`)
+	`[^.]*\d+ sessions? (is running code|are running code|was used|were used)[^.]*: try again (in \d+ seconds?|when one of these runs has ended)[^.]*\. ` +
+	`(To make room sooner, end a run of yours|Closing a session of yours|None of these sessions is yours)[^.]*\.$`)
 
 // cellOrFull runs a cell. It returns false, and checks the refusal, when the server is full.
 func (s *server) cellOrFull(t *testing.T, session, env, code string) (r cellResult, ok bool) {
@@ -89,7 +90,7 @@ func TestNobodyMakesRoom(t *testing.T) {
 	run := asBob.state(t, "run", map[string]any{"env": "shell", "session": "bobs-running", "code": "until [ -e go ]; do sleep 0.05; done", "background": true})
 	want := regexp.MustCompile(`^max_sessions: Maximum 3 concurrent sessions reached\. Close an existing session first\. ` +
 		`1 session is running code and 2 sessions were used in the last 3600 seconds \(yours: anns-idle\): ` +
-		`try again in 3[56]\d\d seconds, when the first of them can make room; closing a session deletes its files\.$`)
+		`try again in 3[56]\d\d seconds, when the first of them can make room\. Closing a session of yours makes room now, but deletes its files\.$`)
 	if got := asAnn.answer(t, "run", map[string]any{"env": "shell", "session": "more", "code": "true"}); !want.MatchString(got) {
 		t.Errorf("ann is told: %s", got)
 	}

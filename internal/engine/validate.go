@@ -179,7 +179,8 @@ func describeUsed(used *session.CallerError) string {
 // maxNamed is how many of the caller's own sessions a message names.
 const maxNamed = 3
 
-// describeFull says in a sentence what keeps a further session out and when to try again. It names the caller's own sessions alone.
+// describeFull says what keeps a further session out, when to try again, and what the caller can do. It names the caller's own
+// sessions alone.
 func describeFull(full *session.MaxSessionsError) string {
 	var groups []string
 	group := func(n int, one, many string, own []string) {
@@ -206,5 +207,17 @@ func describeFull(full *session.MaxSessionsError) string {
 	if full.RetryAfter > 0 {
 		when = fmt.Sprintf("try again in %s, when the first of them can make room", seconds(full.RetryAfter.Truncate(time.Second)+time.Second))
 	}
-	return strings.Join(groups, " and ") + ": " + when + "; closing a session deletes its files."
+	return strings.Join(groups, " and ") + ": " + when + ". " + adviseFull(full)
+}
+
+// adviseFull says how the caller can make room without losing files, and that closing a session, which contract 4's sentence asks
+// for, deletes them.
+func adviseFull(full *session.MaxSessionsError) string {
+	switch {
+	case len(full.RunningOwn) > 0:
+		return "To make room sooner, end a run of yours with cancel_run, which keeps its files; closing a session deletes them."
+	case len(full.RecentOwn) > 0:
+		return "Closing a session of yours makes room now, but deletes its files."
+	}
+	return "None of these sessions is yours, so there is nothing for you to close."
 }
