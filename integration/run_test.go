@@ -20,6 +20,7 @@ type cellResult struct {
 	Stderr    string `json:"stderr"`
 	State     string `json:"state"`
 	Cause     string `json:"cause"`
+	Hint      string `json:"hint"`
 	Artifacts []struct {
 		Path, Filename string
 		MIMEType       string `json:"mime_type"`

@@ -293,3 +293,20 @@ func TestRefusedCallsLeaveNothing(t *testing.T) {
 		t.Errorf("after a restart: %s", list)
 	}
 }
+
+// TestLimitOfTheCallerIsNamed: near the caller's limit, a run whose file or image finds no room says which limit that was.
+func TestLimitOfTheCallerIsNamed(t *testing.T) {
+	p := serveProxied(t, "SANDBOX_CALLER_BYTES=5MB")
+	asAnn, _ := p.logIn(t, ann)
+	asAnn.run(t, "a", "shell", "head -c 2500000 /dev/zero > f")
+	r := asAnn.run(t, "a", "python", "open('g', 'wb').truncate(4 << 20)")
+	if !strings.Contains(r.Output, "File too large") || !strings.Contains(r.Hint, "5 MB that all your sessions together may store") {
+		t.Errorf("a file beyond what is left: %+v", r)
+	}
+	asAnn.run(t, "a", "shell", "rm -f g; head -c 2650000 /dev/zero > h")
+	cell := asAnn.cell(t, "a", "python", "import numpy, matplotlib.pyplot as plt\n"+
+		"plt.figure(figsize=(9, 9)); plt.imshow(numpy.random.rand(900, 900, 3)); plt.show()\nprint('done')")
+	if cell.Stdout != "done\n" || cell.ExitCode != 0 || !strings.Contains(cell.Hint, "1 image that the code showed was not saved as a file: all your sessions together may store 5 MB") {
+		t.Errorf("a plot beyond what is left: %+v", cell)
+	}
+}

@@ -155,9 +155,16 @@ func unbundle(data []byte) (mime string, markup, plain []byte) {
 	return bundleMIME, data, nil
 }
 
-// keepImages makes files of the images that a run showed, named after the run, notes their names in the displays, and returns
-// them, the last one first. A full workspace costs the file, not the result.
-func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, runID string, shown []Display) (files []workspace.File) {
+// images are those that a run showed.
+type images struct {
+	files  []workspace.File // the last one first
+	failed int              // how many are not files
+	err    error            // why the last of those is not
+}
+
+// keepImages makes files of the images that a run showed, named after the run, and notes their names in the displays. A full
+// workspace costs the file, not the result.
+func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, runID string, shown []Display) (kept images) {
 	n := 0
 	for i, d := range shown {
 		ext, ok := imageExtensions[d.MIME]
@@ -173,10 +180,11 @@ func (e *Engine) keepImages(ctx context.Context, log *slog.Logger, s *session.Se
 		f, err := s.Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota})
 		if err != nil {
 			log.WarnContext(ctx, "[MCP] Cannot keep an image that a run showed", "err", err)
+			kept.failed, kept.err = kept.failed+1, err
 			continue
 		}
 		shown[i].File = f.Name
-		files = slices.Insert(files, 0, f)
+		kept.files = slices.Insert(kept.files, 0, f)
 	}
-	return files
+	return kept
 }

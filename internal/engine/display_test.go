@@ -89,3 +89,20 @@ func TestImageIsItsRuns(t *testing.T) {
 		t.Errorf("the second run's files: %v, want %v", got, want)
 	}
 }
+
+// An image for which there is no room is not a file, and the result says so, though the code succeeded.
+func TestImageWithoutRoom(t *testing.T) {
+	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
+		for range 3 {
+			p.Display("image/png", []byte("plot"))
+		}
+		return wire.Exit{}
+	}, func(c *Config) { c.Quota.Files = 1 })
+	res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python"})
+	if err != nil || len(res.Files) != 1 || res.Hint != "2 images that the code showed were not saved as files: /data may hold 1 MB in 1 files. Delete files in it." {
+		t.Errorf("%d files, hint %q, %v", len(res.Files), res.Hint, err)
+	}
+	if len(res.Displays) != 3 || !res.Success() {
+		t.Errorf("%+v", res)
+	}
+}

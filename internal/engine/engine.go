@@ -149,7 +149,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	displays := displays{memory: &run.memory, redact: shown[wire.TypeStdout].redact}
 	release := sync.OnceFunc(func() { e.release(run, req) })
 	defer release() // also when it panics
-	var images []workspace.File
+	var shownImages images
 	sres, err := s.Run(ctx, r, session.RunRequest{
 		ID: run.id, KeepWaiting: run.isBackground, Background: run.isBackground,
 		Queued: func(b *session.Behind) {
@@ -168,7 +168,7 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 		}),
 		Started: run.begin,
 		Display: displays.add,
-		Ended:   func() { images = e.keepImages(ctx, log, s, run.id, displays.list) },
+		Ended:   func() { shownImages = e.keepImages(ctx, log, s, run.id, displays.list) },
 		Output:  func(t wire.Type, p []byte) { shown[t].write(p) },
 	})
 	release()
@@ -195,12 +195,15 @@ func (e *Engine) execute(ctx context.Context, log *slog.Logger, run *run, r runn
 	res.stdoutTotal, res.stderrTotal = stdout.total, stderr.total
 	res.callerFull, res.diskShort, res.oomKilled = sres.CallerFull, sres.DiskShort, sres.OOMKilled
 	res.diskFull = !res.Success() && s.DiskIsFull()
-	res.Hint = e.hint(res, r, req.Network)
+	if sres.CallerBound {
+		res.callerBytes = e.Storage(caller).MaxBytes
+	}
+	res.Hint = strings.TrimSpace(e.hint(res, r, req.Network) + " " + e.imagesHint(shownImages))
 	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
 		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
 	e.cfg.Metrics.ran(caller, r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
 	files, truncated := e.files(ctx, log, s, req, sres.Scan)
-	if len(images) > 0 {
+	if images := shownImages.files; len(images) > 0 {
 		files = append(images, files...)
 		files, truncated = files[:min(len(files), maxListed)], truncated || len(files) > maxListed
 	}

@@ -1,14 +1,18 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"regexp"
 	"strings"
+	"syscall"
 	"time"
 
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/workspace"
 )
 
 // hintWindow is how much of the end of stderr is searched for known failures.
@@ -197,6 +201,9 @@ func (e *Engine) stderrHint(res Result, r runner.Runner, network bool, limits sa
 		return tooManyProcesses(limits)
 	case noMounts.Match(p):
 		return e.noMountsHint()
+	case fileTooBig.Match(p) && res.callerBytes > 0:
+		return fmt.Sprintf("A file grew beyond what is left of the %s that all your sessions together may store. Delete files that are no longer needed, or close sessions; "+
+			"list_sessions tells what each holds.", size(res.callerBytes))
 	case fileTooBig.Match(p):
 		return "A file grew beyond what one file may hold, or the workspace is full. Delete files in /data that are no longer needed, or write less."
 	}
@@ -212,7 +219,32 @@ func (e *Engine) noMountsHint() string {
 	return hint
 }
 
-func (e *Engine) quotaHint(res Result) string {
+// imagesHint says why images that a run showed are not files.
+func (e *Engine) imagesHint(shown images) string {
+	if shown.err == nil {
+		return ""
+	}
+	var used *session.CallerError
+	why := "the server could not write to /data"
+	switch {
+	case errors.As(shown.err, &used) && used.TooManyFiles:
+		why = fmt.Sprintf("all your sessions together may have %d files and directories. Delete some or close sessions", used.MaxFiles)
+	case errors.As(shown.err, &used):
+		why = fmt.Sprintf("all your sessions together may store %s. Delete files or close sessions", size(used.MaxBytes))
+	case errors.Is(shown.err, workspace.ErrQuota):
+		why = fmt.Sprintf("/data may hold %s. Delete files in it", e.quota())
+	case errors.Is(shown.err, syscall.ENOSPC):
+		why = "the disk of the server is full"
+	}
+	what := "1 image that the code showed was not saved as a file"
+	if shown.failed > 1 {
+		what = fmt.Sprintf("%d images that the code showed were not saved as files", shown.failed)
+	}
+	return what + ": " + why + "."
+}
+
+// quota is what one workspace may hold.
+func (e *Engine) quota() string {
 	var most []string
 	if n := e.cfg.Quota.Bytes; n > 0 {
 		most = append(most, size(n))
@@ -220,6 +252,10 @@ func (e *Engine) quotaHint(res Result) string {
 	if n := e.cfg.Quota.Files; n > 0 {
 		most = append(most, fmt.Sprintf("%d files", n))
 	}
+	return strings.Join(most, " in ")
+}
+
+func (e *Engine) quotaHint(res Result) string {
 	what := "The"
 	switch res.ExitCode {
 	case -1:
@@ -237,7 +273,7 @@ func (e *Engine) quotaHint(res Result) string {
 	}
 	return fmt.Sprintf("%s files in /data, deleted ones that are still open included, exceed the quota (%s) or the disk. "+
 		"Delete some first: until then a run is stopped when its files grow, and a fresh process can write no file larger than 1 MB.",
-		what, strings.Join(most, " in "))
+		what, e.quota())
 }
 
 func outOfMemory(l sandbox.Limits) string {

@@ -53,7 +53,11 @@ func (e *Engine) answer(ctx context.Context, caller session.Caller, res Result, 
 	if e.room(ctx, caller, answerCopies*n-held, runWait) {
 		return res
 	}
-	res.DisplaysDropped += len(res.Displays)
+	for _, d := range res.Displays {
+		if d.File == "" {
+			res.DisplaysDropped++
+		}
+	}
 	res.Displays = nil
 	res.Stdout, res.StdoutTruncated = shorten(res.Stdout, res.stdoutTotal)
 	res.Stderr, res.StderrTruncated = shorten(res.Stderr, res.stderrTotal)

@@ -113,13 +113,14 @@ type Result struct {
 	Cause    sandbox.Cause
 	// NotStarted is true when it is certain that no line of the code was executed; it is set only with
 	// Cause sandbox_lost or cancelled.
-	NotStarted bool
-	Stopped    bool   // the server stopped and ended the run; Cause is sandbox_lost
-	callerFull bool   // all sessions of the caller together hold as much as they may
-	oomKilled  bool   // a process was killed at the memory limit, and the run went on
-	diskShort  bool   // the run was stopped because the file system that holds /data is nearly full
-	diskFull   bool   // the file system that holds /data has hardly any space left
-	Hint       string // one sentence on what to do about a known failure; may be empty
+	NotStarted  bool
+	Stopped     bool   // the server stopped and ended the run; Cause is sandbox_lost
+	callerFull  bool   // all sessions of the caller together hold as much as they may
+	oomKilled   bool   // a process was killed at the memory limit, and the run went on
+	callerBytes int64  // what they may, where that bound the size of the run's files; otherwise zero
+	diskShort   bool   // the run was stopped because the file system that holds /data is nearly full
+	diskFull    bool   // the file system that holds /data has hardly any space left
+	Hint        string // one sentence on what to do about a known failure; may be empty
 
 	// Each stream is whole, or its head and tail with a line between them that says how much is missing.
 	Stdout, Stderr                   []byte

@@ -1,7 +1,6 @@
 package session
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,8 +104,9 @@ type RunResult struct {
 	// without it. Runs beside it in the sandbox may have caused that.
 	OOMKilled bool
 
-	CallerFull bool // with the cause disk_quota: the caller's bytes or files are used up, not the session's alone
-	DiskShort  bool // with the cause disk_quota: the disk ran short, and the caller's runs were those that filled it
+	CallerBound bool // what is left of the caller's bytes, not the session's limit, was the most that a file could hold
+	CallerFull  bool // with the cause disk_quota: the caller's bytes or files are used up, not the session's alone
+	DiskShort   bool // with the cause disk_quota: the disk ran short, and the caller's runs were those that filled it
 
 	// Scan has the files that were asked for, as of the end of the run. It is nil when none were, when the sandbox was lost, and when
 	// the workspace could not be looked through.
@@ -313,9 +313,12 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 	if full && !req.Persistent { // an interpreter keeps its limit for life, also when there is room again
 		limits.FileBytes = s.fullFileLimit(req.Code)
 	}
+	callerBound := false
 	if s.limitsUsage() && s.m.cfg.CallerBytes > 0 && !req.Persistent {
-		rest := max(-s.m.excess(s.caller).Bytes, s.fullFileLimit(req.Code))
-		limits.FileBytes = min(cmp.Or(limits.FileBytes, rest+fileSlack), rest+fileSlack)
+		rest := max(-s.m.excess(s.caller).Bytes, s.fullFileLimit(req.Code)) + fileSlack
+		if limits.FileBytes == 0 || rest < limits.FileBytes {
+			limits.FileBytes, callerBound = rest, true
+		}
 	}
 	exit, started, err := s.execute(b, run, r, req, granted, limits)
 	watch.stop()
@@ -343,6 +346,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		Fresh:       exit.Fresh,
 		StateLost:   exit.Lost,
 		DiskShort:   cause == sandbox.CauseDiskQuota && watch.starved.Load(),
+		CallerBound: callerBound,
 	}
 	used := usageOf(b.sb)
 	if cause != "" {
