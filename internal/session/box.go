@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,9 +17,6 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
-
-// closeTimeout bounds the wait for the end of a sandbox. On a busy machine, one with hundreds of processes takes long to die.
-const closeTimeout = time.Minute
 
 // boxKey is what cannot change on a started sandbox.
 type boxKey struct {
@@ -144,11 +142,11 @@ func (m *Manager) takeLocked(want wanted) (*box, []*Session, error) {
 		b = nil
 	}
 	if b == nil {
-		var makeWay []*box
+		var way makeWay
 		if len(s.boxes) == 0 && m.isFullLocked(want.waiter) {
 			var gone []*Session
 			var err error
-			makeWay, gone, err = m.makeRoomLocked(s.caller, now, want.preempt)
+			way.victims, gone, err = m.makeRoomLocked(s.caller, now, want.preempt)
 			if forgotten = append(forgotten, gone...); err != nil {
 				return nil, forgotten, err
 			}
@@ -160,9 +158,10 @@ func (m *Manager) takeLocked(want wanted) (*box, []*Session, error) {
 			m.live++
 			m.held[s.caller]++
 		}
+		way.first = m.firstLocked(s.caller)
 		s.boxes[key] = b
 		m.boxes[b] = struct{}{}
-		m.wg.Go(func() { m.serve(b, spec, makeWay) })
+		m.wg.Go(func() { m.serve(b, spec, way) })
 	}
 	b.runs++
 	s.runs++
@@ -220,6 +219,7 @@ func (m *Manager) retireLocked(b *box) []*Session {
 		s.ending = map[*box]struct{}{}
 	}
 	s.ending[b] = struct{}{}
+	m.ending = append(m.ending, b)
 	if len(s.boxes) > 0 {
 		return nil
 	}
@@ -279,15 +279,16 @@ func (m *Manager) Warm(r runner.Runner) {
 }
 
 // serve is the life of one sandbox: it makes room, starts, lasts until it dies or is told to end, and goes.
-func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
+func (m *Manager) serve(b *box, spec sandbox.Spec, way makeWay) {
 	defer func() {
 		m.mu.Lock()
 		delete(m.boxes, b)
 		delete(b.s.ending, b)
+		m.ending = slices.DeleteFunc(m.ending, func(other *box) bool { return other == b })
 		m.mu.Unlock()
 		close(b.gone)
 	}()
-	if b.err = m.start(b, spec, makeWay); b.err != nil {
+	if b.err = m.start(b, spec, way); b.err != nil {
 		m.retire(b)
 		close(b.ready)
 		return
@@ -297,15 +298,11 @@ func (m *Manager) serve(b *box, spec sandbox.Spec, makeWay []*box) {
 	case <-b.conn.Done(): // also when the sandbox has died
 	case <-b.closing:
 	}
+	b.close() // it may have died by itself
 	m.retire(b)
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
 	b.hasten()
 	lost := b.conn.Err()
-	if err := b.sb.Close(ctx); err != nil {
-		m.log.Error("cannot end a sandbox", "session_id", b.s.id, "sandbox", b.id, "err", err)
-	}
-	b.exit, _ = b.sb.Wait(ctx)
+	m.end(b)
 	_ = b.conn.Close()
 	if lost != nil && !errors.Is(lost, wire.ErrClosed) {
 		m.log.Warn("sandbox lost", "session_id", b.s.id, "sandbox", b.id,

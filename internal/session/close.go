@@ -50,14 +50,14 @@ func (m *Manager) CloseSession(ctx context.Context, caller Caller, id string) er
 	}()
 
 	// Once begun it is finished, also when the one who asked is gone.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)
 	defer cancel()
 	for _, b := range boxes {
 		select {
 		case <-b.gone:
 		case <-ctx.Done():
-			// No run gets what is left of it, and it is seen to by its own goroutine.
-			m.log.Warn("a sandbox of a closed session takes long to end", "session_id", id)
+			// Its code is being killed, no run gets what is left of it, and its own goroutine waits for it.
+			m.log.Info("a sandbox of a closed session takes long to end", "session_id", id)
 		}
 	}
 	if err := s.retain(time.Now()); err != nil {

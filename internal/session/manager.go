@@ -69,6 +69,7 @@ type Manager struct {
 	closed   bool
 	sessions map[string]*Session // by key; only those in use or with a sandbox
 	boxes    map[*box]struct{}   // every sandbox that is starting, live or ending
+	ending   []*box              // retired ones of all sessions, in that order
 	live     int                 // sessions with at least one sandbox
 	held     map[Caller]int      // those of each caller
 	running  map[Caller]int      // sandboxes of each caller that run code and have a weight

@@ -42,13 +42,9 @@ func newStarts() *share.Pool {
 func (m *Manager) Starts() *share.Pool { return m.starts }
 
 // start starts the box's sandbox when those that make way are gone and it is the caller's turn. A wait does not count as start time.
-func (m *Manager) start(b *box, spec sandbox.Spec, makeWay []*box) error {
-	for _, old := range makeWay {
-		select {
-		case <-old.gone:
-		case <-m.ctx.Done():
-			return ErrClosed
-		}
+func (m *Manager) start(b *box, spec sandbox.Spec, way makeWay) error {
+	if err := m.awaitWay(b, way); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, startWait)
 	defer cancel()

@@ -52,6 +52,8 @@ type Backend struct {
 	OnStart func(ctx context.Context, spec sandbox.Spec) error
 	// IgnoreKill makes the agent deaf: kill frames have no effect.
 	IgnoreKill bool
+	// OnClose, if set, is called while a sandbox ends; it is not gone before OnClose has returned.
+	OnClose func(spec sandbox.Spec)
 	// Exit is what Wait tells.
 	Exit sandbox.Exit
 
@@ -183,7 +185,7 @@ func (s *Sandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 }
 
 // Close implements sandbox.Sandbox.
-func (s *Sandbox) Close(context.Context) error {
+func (s *Sandbox) Close(ctx context.Context) error {
 	s.once.Do(func() {
 		_ = s.server.Close() // first: nothing more comes from it
 		s.cancel()
@@ -191,14 +193,25 @@ func (s *Sandbox) Close(context.Context) error {
 		s.mu.Lock()
 		s.closed = true
 		s.mu.Unlock()
-		s.runs.Wait()
-		s.backend.mu.Lock()
-		delete(s.backend.live, s)
-		s.backend.mu.Unlock()
-		close(s.gone)
+		go s.end()
 	})
-	<-s.gone
-	return nil
+	select {
+	case <-s.gone:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *Sandbox) end() {
+	if s.backend.OnClose != nil {
+		s.backend.OnClose(s.spec)
+	}
+	s.runs.Wait()
+	s.backend.mu.Lock()
+	delete(s.backend.live, s)
+	s.backend.mu.Unlock()
+	close(s.gone)
 }
 
 func (s *Sandbox) run(stream *wire.Stream, f wire.Frame) {
