@@ -281,6 +281,13 @@ func TestRefusedCallsLeaveNothing(t *testing.T) {
 	if u := asAnn.usage(t); u.Sessions != 1 {
 		t.Errorf("after refusals: %+v", u)
 	}
+	for name, n := range map[string]float64{
+		`sandbox_refusals_total{caller="others",reason="quota_exceeded"}`: 10, `sandbox_runs_total{caller="others",outcome="refused",runner="shell"}`: 5,
+	} {
+		if got := p.metric(t, name); got != n {
+			t.Errorf("%s is %v, want %v", name, got, n)
+		}
+	}
 	asAnn.call(t, "delete_file", map[string]any{"session_id": "c1", "filename": "f"})
 	if r := asAnn.run(t, "c2", "shell", "echo ok"); r.Output != "ok\n" {
 		t.Errorf("with room again: %+v", r)

@@ -235,11 +235,16 @@ func (e *Engine) files(ctx context.Context, log *slog.Logger, s *session.Session
 
 // failed accounts for a run that could not be tried. Whoever waits for a run that is refused on a full server logs that.
 func (e *Engine) failed(ctx context.Context, log *slog.Logger, run *run, r runner.Runner, res Result, err error) error {
-	e.cfg.Metrics.ran(run.caller, r.Name, "error", time.Since(res.Started), 0)
+	wrapped := e.wrap(err)
+	outcome := "error"
+	if e.cfg.Metrics.refused(run.caller, wrapped) {
+		outcome = "refused"
+	}
+	e.cfg.Metrics.ran(run.caller, r.Name, outcome, time.Since(res.Started), 0)
 	if run.isBackground() || !errors.Is(err, session.ErrMaxSessions) {
 		log.WarnContext(ctx, "[MCP] Execution failed", "err", err)
 	}
-	return e.wrap(err)
+	return wrapped
 }
 
 func outcome(res Result) string {

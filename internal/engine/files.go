@@ -18,7 +18,8 @@ import (
 
 // Upload puts a file into the caller's session, which is made if need be. Errors that the caller can do
 // something about are of type *Error: invalid_id, invalid_path, file_exists, file_too_large, quota_exceeded, disk_full.
-func (e *Engine) Upload(ctx context.Context, caller session.Caller, req UploadRequest) (FileLink, error) {
+func (e *Engine) Upload(ctx context.Context, caller session.Caller, req UploadRequest) (link FileLink, err error) {
+	defer func() { e.cfg.Metrics.refused(caller, err) }()
 	name, err := workspace.CleanName(req.Name)
 	if err != nil {
 		return FileLink{}, e.wrap(err)

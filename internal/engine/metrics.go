@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +16,7 @@ type Metrics struct {
 	duration *prometheus.HistogramVec
 	output   prometheus.Counter
 	uploads  prometheus.Counter
+	refusals *prometheus.CounterVec
 	stats    atomic.Pointer[func() session.Stats]
 }
 
@@ -23,8 +25,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandbox_runs_total",
-			Help: "Runs by runner and outcome: success, failure (the program's own), a cause such as timeout, or error (the server's).",
+			Help: "Runs by runner and outcome: success, failure (the program's own), a cause such as timeout, refused (sandbox_refusals_total says why), or error (the server's).",
 		}, []string{"runner", "outcome", "caller"}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sandbox_refusals_total", Help: "Runs and uploads that were refused, by the code of the refusal, such as quota_exceeded or max_sessions.",
+		}, []string{"reason", "caller"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "sandbox_run_duration_seconds",
 			Help:    "Time from the request to the program's end, the start of a sandbox included.",
@@ -37,7 +42,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "sandbox_upload_bytes_total", Help: "Bytes of uploaded files.",
 		}),
 	}
-	reg.MustRegister(m.runs, m.duration, m.output, m.uploads, sessionMetrics{m})
+	reg.MustRegister(m.runs, m.duration, m.output, m.uploads, m.refusals, sessionMetrics{m})
 	return m
 }
 
@@ -103,6 +108,18 @@ func (m *Metrics) ran(caller session.Caller, runner, outcome string, d time.Dura
 	m.runs.WithLabelValues(runner, outcome, kindOf(caller)).Inc()
 	m.duration.WithLabelValues(runner).Observe(d.Seconds())
 	m.output.Add(float64(outputBytes))
+}
+
+// refused counts a refusal, and reports whether err is one: not a failure of the server or its backend.
+func (m *Metrics) refused(caller session.Caller, err error) bool {
+	var refusal *Error
+	if !errors.As(err, &refusal) || refusal.Code == CodeBackendUnavailable {
+		return false
+	}
+	if m != nil {
+		m.refusals.WithLabelValues(refusal.Code, kindOf(caller)).Inc()
+	}
+	return true
 }
 
 func (m *Metrics) uploaded(bytes int64) {

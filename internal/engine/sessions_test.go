@@ -2,6 +2,8 @@ package engine
 
 import (
 	"container/list"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/session/sessiontest"
 	"mcp-code-sandbox/internal/wire"
@@ -204,5 +207,30 @@ func TestListSessionsOfLinks(t *testing.T) {
 			t.Errorf("%q, %+v", got, r.Storage(ann))
 		}
 		r.activity.byID, r.activity.order = nil, list.List{} // as a restart does
+	}
+}
+
+// A refusal is not counted as an error of the server's, and a sandbox that cannot be started is.
+func TestRefusalsAreCounted(t *testing.T) {
+	r := newRig(t, nil, nil)
+	r.backend.OnStart = func(context.Context, sandbox.Spec) error { return errors.New("broken") }
+	if _, err := r.Run(t.Context(), ann, Request{Session: "x", Runner: "python"}); err == nil {
+		t.Fatal("it ran")
+	}
+	if err := r.cfg.Sessions.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.Run(t.Context(), ann, Request{Session: "x", Runner: "python"})
+	if codeOf(err) != CodeBackendUnavailable {
+		t.Fatal(err)
+	}
+	full := r.failed(t.Context(), r.Engine.log, &run{caller: ann}, python, Result{Started: time.Now()}, &session.MaxSessionsError{})
+	if codeOf(full) != CodeMaxSessions {
+		t.Fatal(full)
+	}
+	got := counters(t, r.reg)
+	if got["sandbox_runs_total python error others"] != 2 || got["sandbox_runs_total python refused others"] != 1 ||
+		got["sandbox_refusals_total max_sessions others"] != 1 || got["sandbox_refusals_total backend_unavailable others"] != 0 {
+		t.Errorf("%v", got)
 	}
 }
