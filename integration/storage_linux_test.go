@@ -147,6 +147,54 @@ while True:
 	}
 }
 
+// TestShortDiskStopsWhoFilledIt: where the disk runs out, it counts what a user has written lately in all sessions, finished runs
+// included. A user who wrote less goes on, though the other one has no run at that moment.
+func TestShortDiskStopsWhoFilledIt(t *testing.T) {
+	p := serveProxied(t, "SANDBOX_ROOT="+smallRoot(t, "size=400m"), "SANDBOX_EXEC_TIMEOUT_S=60")
+	asAnn, _ := p.logIn(t, ann)
+	asBob, _ := p.logIn(t, bob)
+	fill := func(session string, mb int) toolResult {
+		return asAnn.call(t, "run_code", map[string]any{"conversationId": session, "language": "shell", "code": fmt.Sprintf("head -c %d /dev/zero > f$RANDOM$RANDOM && echo wrote", mb<<20)})
+	}
+	for i := range 4 {
+		if r := fill(fmt.Sprint("a", i), 70); !strings.Contains(r.Content[0].Text, "wrote") {
+			t.Fatalf("%+v", r)
+		}
+	}
+	innocent := asBob.later(t, "run_code", map[string]any{"conversationId": "b", "language": "shell",
+		"code": "head -c 30000000 /dev/zero > mine; echo ready > ready; until [ -e go ]; do sleep 0.1; done; echo done"})
+	eventually(t, 30*time.Second, "the innocent run", func() bool {
+		res := asBob.call(t, "list_artifacts", map[string]any{"session_id": "b"})
+		return len(res.Content) > 0 && strings.Contains(res.Content[0].Text, `/ready"`)
+	})
+	refused := ""
+	for i := range 6 {
+		if r := fill(fmt.Sprint("a", i), 22); !strings.Contains(r.Content[0].Text, "wrote") {
+			refused = r.Content[0].Text
+			if !strings.Contains(refused, "The disk of the server") && !strings.Contains(refused, "because the disk of the server") {
+				t.Errorf("the one who filled the disk: %.600s", refused)
+			}
+		}
+	}
+	if refused == "" {
+		t.Error("the one who filled the disk was never refused")
+	}
+	if r := asBob.run(t, "b2", "shell", "echo x > f; cat f"); r.Output != "x\n" {
+		t.Errorf("another run of the innocent user: %+v", r)
+	}
+	p.run(t, "op", "shell", "true")
+	asAnn.call(t, "close_session", map[string]any{"session_id": "a0"})
+	if r := asAnn.run(t, "a1", "shell", "echo ok"); r.Output != "ok\n" {
+		t.Errorf("with a closed session to delete: %+v", r)
+	}
+	if res := asBob.call(t, "upload_file", map[string]any{"session_id": "b", "filename": "go", "content": "eA=="}); res.IsError {
+		t.Errorf("an upload with room for it: %+v", res)
+	}
+	if a := <-innocent; !strings.Contains(a, "done") || strings.Contains(a, "disk_quota") {
+		t.Errorf("the innocent run: %s", a)
+	}
+}
+
 // usage is what list_sessions says of all of the caller's sessions.
 func (s *server) usage(t *testing.T) (u struct {
 	Sessions       int   `json:"sessions"`

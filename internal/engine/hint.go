@@ -36,6 +36,10 @@ const NoNetworkHint = "This run had no network. Set network to true to have it."
 // diskFull is what runs and uploads fail with when the file system of all sessions is full.
 const diskFull = "The disk of the server, which holds /data, is full. The operator of the server must free space; until then nothing can be written to /data."
 
+// diskShort is what a run is refused with when it is its caller who has filled that file system.
+const diskShort = "The disk of the server, which all users share, is nearly full, and your sessions have grown the most lately: no code was run. " +
+	"Your own quota is not the reason. Delete files (delete_file) or close sessions (close_session), or try again in ten minutes."
+
 // noWorkspace is said with every result of an environment that isolates itself.
 const noWorkspace = "This environment has no /data: it sees no file of the session, and files it writes are not kept."
 
@@ -264,7 +268,7 @@ func (e *Engine) quotaHint(res Result) string {
 		what = "The code ran to its end, but the"
 	}
 	if res.diskShort {
-		return "The run was stopped because the disk of the server, which all users share, is nearly full, and you wrote the most lately. " +
+		return "The run was stopped because the disk of the server, which all users share, is nearly full, and your runs are among those that fill it. " +
 			"Your own quota is not the reason. Delete files that you no longer need, or close sessions; the operator of the server can free space."
 	}
 	if res.callerFull {

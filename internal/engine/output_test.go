@@ -120,6 +120,7 @@ func TestHint(t *testing.T) {
 		{"threads", Result{ExitCode: 1, Stderr: []byte("RuntimeError: can't start new thread")}, python, false, "64"},
 		{"timeout", Result{ExitCode: -1, Cause: sandbox.CauseTimeout, Timeout: time.Minute}, python, false, "Execution timed out after 60 seconds."},
 		{"out of memory", Result{ExitCode: 137, Cause: sandbox.CauseOutOfMemory}, python, false, "512 MB"},
+		{"short disk", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota, diskShort: true, callerFull: true}, python, false, "Your own quota is not the reason"},
 		{"quota", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota}, python, false, "The run was stopped: the files in /data, deleted ones that are still open included, exceed the quota (1 MB in 100 files) or the disk."},
 		{"quota at the end", Result{Cause: sandbox.CauseDiskQuota}, python, false, "The code ran to its end, but the files in /data"},
 		{"pids", Result{ExitCode: 1, Cause: sandbox.CausePIDsLimit}, python, false, "64"},

@@ -114,7 +114,9 @@ func (e *Engine) wrap(err error) error {
 		full *session.MaxSessionsError
 		used *session.CallerError
 		over *session.OverloadError
-		code Code
+
+		short *session.DiskError
+		code  Code
 	)
 	message := err.Error()
 	switch {
@@ -132,6 +134,8 @@ func (e *Engine) wrap(err error) error {
 		code = CodeQuotaExceeded
 	case errors.Is(err, workspace.ErrLeased):
 		code, message = CodeFileBusy, "The file "+workspace.ErrLeased.Error()+"."
+	case errors.As(err, &short):
+		code, message = CodeDiskFull, diskShort
 	case errors.Is(err, syscall.ENOSPC):
 		code, message = CodeDiskFull, diskFull
 	case errors.Is(err, session.ErrTooManyRuns):

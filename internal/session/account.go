@@ -62,6 +62,7 @@ type entry struct {
 type account struct {
 	Storage
 	uploading workspace.Usage // of uploads that are not a file yet
+	recent    [recentMinutes]growth
 	dirs      map[string]*entry
 }
 
@@ -134,6 +135,9 @@ func (a *accounts) set(dir string, use workspace.Usage) {
 }
 
 func (a *accounts) setLocked(e *entry, use workspace.Usage) {
+	if e.known {
+		a.of(e.caller).grow(use.Bytes-e.use.Bytes, use.Files-e.use.Files)
+	}
 	a.count(e, -1)
 	e.use, e.known = use, true
 	a.count(e, 1)
@@ -154,6 +158,7 @@ func (a *accounts) dropLocked(dir string) bool {
 	a.count(e, -1)
 	delete(a.byDir, dir)
 	acc := a.callers[e.caller]
+	acc.grow(-e.use.Bytes, -e.use.Files)
 	delete(acc.dirs, dir)
 	if len(acc.dirs) == 0 && acc.uploading == (workspace.Usage{}) {
 		delete(a.callers, e.caller)
@@ -164,17 +169,21 @@ func (a *accounts) dropLocked(dir string) bool {
 // retain notes that a session was closed, and that its directory is now another.
 func (a *accounts) retain(dir, target string, at time.Time) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	e := a.byDir[dir]
-	a.mu.Unlock()
 	if e == nil {
 		return
 	}
-	caller, id, use, known := e.caller, e.id, e.use, e.known
-	a.drop(dir)
-	a.put(target, caller, id, at, nil)
-	if known {
-		a.set(target, use)
+	acc := a.of(e.caller)
+	if twin := a.byDir[target]; twin != nil { // a scan was faster
+		a.count(twin, -1)
 	}
+	a.count(e, -1)
+	delete(a.byDir, dir)
+	delete(acc.dirs, dir)
+	e.closed = at
+	a.byDir[target], acc.dirs[target] = e, e
+	a.count(e, 1)
 }
 
 // use returns a caller's sums, and what its uploads in progress take.

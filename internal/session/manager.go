@@ -84,10 +84,15 @@ type Manager struct {
 	stored    accounts
 	accounted chan struct{} // closed when stored knows every session
 
-	choosing sync.Mutex // see stopLargestWriter
-	watchMu  sync.Mutex
-	watches  map[*diskWatch]struct{}
-	stopped  *Session // that stopLargestWriter has stopped last
+	choosing sync.Mutex // see stopWriter
+	spared   struct {   // see mustSpare
+		shortage shortage
+		free     int64
+		at       time.Time
+	}
+	watchMu sync.Mutex
+	watches map[*diskWatch]struct{}
+	stopped *Session // that stopWriter has stopped last
 }
 
 // New returns a Manager. Close ends it.

@@ -119,7 +119,7 @@ type RunResult struct {
 // Run executes code in the session's sandbox for that runner and network, which is started if need be.
 // The program's failure, and that of the sandbox while the code ran, is a result; code is never executed
 // twice. A done ctx, and the end of the session, end the run with the cause cancelled.
-// Errors are ErrBusy, a *MaxSessionsError, an *OverloadError, ErrClosed, workspace.ErrQuota, or the backend's when no sandbox could be started.
+// Errors are ErrBusy, a *MaxSessionsError, an *OverloadError, ErrClosed, workspace.ErrQuota, a *DiskError, or the backend's when no sandbox could be started.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	req.stops = s.stopCount()
 	if !req.Persistent {
@@ -172,6 +172,9 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		if err := s.checkCaller(); err != nil {
 			return RunResult{}, err
 		}
+	}
+	if err := s.checkShortage(); err != nil {
+		return RunResult{}, err
 	}
 	for retried := false; ; retried = true {
 		b, err := s.m.acquire(ctx, s, r, req.Network, req.stops)

@@ -243,7 +243,11 @@ func (s *Session) load(create bool) error {
 	if use := md.usage(); use != nil {
 		s.noted = *use
 	}
-	s.m.stored.put(s.dir, s.caller, s.id, time.Time{}, nil)
+	var use *workspace.Usage
+	if create && errors.Is(err, fs.ErrNotExist) {
+		use = &workspace.Usage{} // it is new
+	}
+	s.m.stored.put(s.dir, s.caller, s.id, time.Time{}, use)
 	if create && err != nil {
 		s.save()
 	}

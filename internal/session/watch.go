@@ -48,7 +48,7 @@ type diskWatch struct {
 }
 
 // watchDisk calls over once if the session's files, deleted ones that are open included, outgrow the limit or the caller's share, or if
-// the disk is short and nobody has written more. After stop has returned it does nothing any more. A run that is over before the
+// the disk is short and the caller has written the most. After stop has returned it does nothing any more. A run that is over before the
 // first walk costs a timer.
 func (s *Session) watchDisk(b *box, limit workspace.Usage, full bool, over func()) *diskWatch {
 	w := &diskWatch{s: s, b: b, limit: limit, full: full, over: over, began: time.Now(), was: s.diskUsage(limit)}
@@ -107,7 +107,7 @@ func (w *diskWatch) watch(ctx context.Context) {
 		pause := minWalk
 		if disk, err := w.s.ws.Disk(); err == nil {
 			if sh := shortageOf(disk, w.reserve); sh != enough {
-				w.s.m.stopLargestWriter(ctx, sh)
+				w.s.m.stopWriter(ctx, sh, disk)
 			}
 			if w.isNear(disk) {
 				pause = nearLook
@@ -259,48 +259,6 @@ func (b *box) held(ctx context.Context) (sandbox.Held, error) {
 		}
 		if f.Type == wire.TypeExit {
 			return sandbox.Held{Bytes: f.Exit.HeldBytes, Hidden: f.Exit.HeldMore}, nil
-		}
-	}
-}
-
-// stopLargestWriter stops the runs of the session that has written the most since its runs began, or ends the sandboxes of an
-// idle one that has. It does nothing while the last one that it stopped has not ended, and where nobody has written anything.
-func (m *Manager) stopLargestWriter(ctx context.Context, sh shortage) {
-	if !m.choosing.TryLock() {
-		return
-	}
-	defer m.choosing.Unlock()
-	m.watchMu.Lock()
-	watches := make([]*diskWatch, 0, len(m.watches))
-	for w := range m.watches {
-		watches = append(watches, w)
-	}
-	stopped := m.stopped
-	m.watchMu.Unlock()
-	for _, w := range watches {
-		if w.s == stopped {
-			return
-		}
-	}
-	var largest *diskWatch
-	for _, w := range watches {
-		w.measure(ctx, workspace.Usage{})
-		if n := w.growth(sh); sh.isGrowth(n) && (largest == nil || n > largest.growth(sh)) {
-			largest = w
-		}
-	}
-	if largest == nil || ctx.Err() != nil {
-		return
-	}
-	m.log.Warn("the disk is nearly full: stopping the session that wrote the most", "session_id", largest.s.id,
-		"bytes", largest.grown.Load(), "files", largest.made.Load())
-	m.watchMu.Lock()
-	m.stopped = largest.s
-	m.watchMu.Unlock()
-	for _, w := range watches {
-		if w.s == largest.s {
-			w.starved.Store(true)
-			w.over()
 		}
 	}
 }
