@@ -38,6 +38,12 @@ func (s *settings) warnings(env map[string]string) (list []warning) {
 			"raise it, or lower SANDBOX_WORKSPACE_BYTES",
 		})
 	}
+	if s.CallerFiles != 0 && s.CallerFiles < s.WorkspaceFiles {
+		list = append(list, warning{
+			"SANDBOX_CALLER_FILES", fmt.Sprintf("%d is less than one session may hold (SANDBOX_WORKSPACE_FILES is %d): no user can fill a session", s.CallerFiles, s.WorkspaceFiles),
+			"raise it, or lower SANDBOX_WORKSPACE_FILES",
+		})
+	}
 	// Who raises the usual time alone means to raise the maximum with it.
 	if s.ExecTimeout > s.MaxExecTimeout && time.Duration(s.MaxExecTimeout) != defaultMaxExecTimeout {
 		list = append(list, warning{

@@ -45,7 +45,8 @@ func TestWarnings(t *testing.T) {
 		{"SANDBOX_TRUSTED_PROXIES=2000::/3", "SANDBOX_TRUSTED_PROXIES: 2000::/3 trusts much"},
 		{"SANDBOX_NETWORK_DENY=0.0.0.0/0", "SANDBOX_NETWORK_DENY: 0.0.0.0/0 closes everything"},
 		{"SANDBOX_CALLER_BYTES=1GB", "SANDBOX_CALLER_BYTES: 1GB is less than one session may hold (SANDBOX_WORKSPACE_BYTES is 2GB)"},
-		{"SANDBOX_CALLER_BYTES=0", ""},
+		{"SANDBOX_CALLER_FILES=2000", "SANDBOX_CALLER_FILES: 2000 is less than one session may hold (SANDBOX_WORKSPACE_FILES is 50000)"},
+		{"SANDBOX_CALLER_BYTES=0 SANDBOX_CALLER_FILES=0", ""},
 		{"SANDBOX_EXEC_TIMEOUT_S=900", ""}, // the maximum follows
 		{"SANDBOX_MAX_EXEC_TIMEOUT_S=3", "SANDBOX_MAX_EXEC_TIMEOUT_S: 3s is less than SANDBOX_EXEC_TIMEOUT_S, so runs may take 1m0s"},
 		{"SANDBOX_CALLER_BYTE=1GB", "SANDBOX_CALLER_BYTE: there is no such setting, so it is ignored; did you mean SANDBOX_CALLER_BYTES?"},
