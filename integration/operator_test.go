@@ -65,6 +65,9 @@ func TestOperatorsSessions(t *testing.T) {
 		}
 	}
 	stop(got["anns"].Key[:12], "ended 1 run and 1 sandbox. Its files are kept.", 0)
+	if !strings.Contains(p.log.String(), "caller="+got["anns"].Caller+" session_id=anns") {
+		t.Error("the log does not say whose session was stopped")
+	}
 	st := asAnn.state(t, "wait_run", map[string]any{"run_id": run.RunID})
 	if st.Status != "cancelled" || !strings.Contains(string(st.Result), "The operator of the server ended the run.") {
 		t.Errorf("ann is told: %s %s", st.Status, st.Result)

@@ -73,12 +73,50 @@ func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
 	for _, s := range list {
 		size := "-"
 		if s.Bytes != nil {
-			size = fmt.Sprintf("%.1f MB", float64(*s.Bytes)/1e6)
+			size = megabytes(*s.Bytes)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", s.Key[:shortKey], printable(s.Caller), printable(s.ID), s.State, s.Runs, s.Sandboxes,
 			cmp.Or(printable(strings.Join(s.Interpreters, ",")), "-"), size, s.LastUsed.Format(time.RFC3339))
 	}
+	fmt.Fprintln(t)
+	fmt.Fprintln(t, "CALLER\tSESSIONS\tSIZE")
+	for _, total := range totals(list) {
+		fmt.Fprintf(t, "%s\t%d\t%s\n", printable(total.caller), total.sessions, megabytes(total.bytes))
+	}
 	return t.Flush()
+}
+
+func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
+
+// callerTotal is what the listed sessions of a caller hold, as far as they have been measured.
+type callerTotal struct {
+	caller   string
+	sessions int
+	bytes    int64
+}
+
+// totals returns the sums of all callers, those who hold most first.
+func totals(list []listedSession) []callerTotal {
+	byCaller := map[string]*callerTotal{}
+	for _, s := range list {
+		total := byCaller[s.Caller]
+		if total == nil {
+			total = &callerTotal{caller: s.Caller}
+			byCaller[s.Caller] = total
+		}
+		total.sessions++
+		if s.Bytes != nil {
+			total.bytes += *s.Bytes
+		}
+	}
+	var all []callerTotal
+	for _, total := range byCaller {
+		all = append(all, *total)
+	}
+	slices.SortFunc(all, func(a, b callerTotal) int {
+		return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.caller, b.caller))
+	})
+	return all
 }
 
 // Run has every server that has the session end its sandboxes.
@@ -174,8 +212,10 @@ func listSessions(ctx context.Context, inv *invocation) (list []listedSession, s
 		return nil, nil, fmt.Errorf("%s cannot be read: %w (%s)", root, err, fixRoot)
 	}
 	for _, info := range stored {
-		if byKey[info.Key] == nil {
+		if s := byKey[info.Key]; s == nil {
 			add(byKey, info, "")
+		} else {
+			s.Bytes = cmp.Or(s.Bytes, info.Bytes)
 		}
 	}
 	list = make([]listedSession, 0, len(byKey))

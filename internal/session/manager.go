@@ -172,6 +172,7 @@ func (m *Manager) get(caller Caller, id string, create bool) (*Session, error) {
 		if err == nil && s.current() {
 			if create {
 				s.claim()
+				s.save() // at most once a minute
 			}
 			return s, nil
 		}

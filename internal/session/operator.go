@@ -81,7 +81,7 @@ func (m *Manager) StopSession(ctx context.Context, key string) (Stopped, error) 
 	m.mu.Unlock()
 	defer s.Release()
 	stopped.Sandboxes = len(boxes)
-	m.log.Info("the operator ended a session's sandboxes", "session_id", s.id, "runs", stopped.Runs)
+	m.log.Info("the operator ended a session's sandboxes", "caller", s.caller.ID, "session_id", s.id, "runs", stopped.Runs)
 	for _, b := range boxes {
 		select {
 		case <-b.gone:
@@ -117,7 +117,7 @@ func Stored(root string) ([]Info, error) {
 		if err != nil {
 			continue // closed meanwhile, or about to be made
 		}
-		infos = append(infos, Info{Key: key, Caller: md.Caller, ID: md.ID, LastUsed: md.LastUsed.UTC()})
+		infos = append(infos, Info{Key: key, Caller: md.Caller, ID: md.ID, Bytes: md.Bytes, LastUsed: md.LastUsed.UTC()})
 	}
 	slices.SortFunc(infos, func(a, b Info) int { return b.LastUsed.Compare(a.LastUsed) })
 	return infos, err

@@ -2,11 +2,15 @@ package session_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/session/sessiontest"
+	"mcp-code-sandbox/internal/workspace"
 )
 
 // TestStopSession: the operator ends a session's runs, those that wait included, and its sandboxes.
@@ -62,5 +66,34 @@ func TestStopSession(t *testing.T) {
 		if err != nil || len(stored) != 2 || stored[0].ID != "x" {
 			t.Errorf("on disk: %+v, %v", stored, err)
 		}
+	})
+}
+
+// TestStoredInfos: what disk tells the operator of a session is its size, and its last use: to the second of one that is not in use,
+// otherwise to the minute.
+func TestStoredInfos(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		root := t.TempDir()
+		m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root = root })
+		check := func(bytes int64) {
+			t.Helper()
+			infos, err := session.Stored(root)
+			if err != nil || len(infos) != 1 || !infos[0].LastUsed.Equal(time.Now()) || infos[0].Bytes == nil || *infos[0].Bytes < bytes {
+				t.Errorf("%+v, %v; now %v", infos, err, time.Now())
+			}
+		}
+		for range 2 {
+			s := open(t, m, ann, "x")
+			if _, err := s.Write("f", strings.NewReader(strings.Repeat("x", 1<<20)), workspace.WriteOptions{Overwrite: true}); err != nil {
+				t.Fatal(err)
+			}
+			s.Release()
+			check(1 << 20)
+			time.Sleep(30 * time.Second)
+		}
+		time.Sleep(time.Minute)
+		s := open(t, m, ann, "x")
+		defer s.Release()
+		check(1 << 20)
 	})
 }

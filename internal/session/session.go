@@ -129,7 +129,7 @@ func (m *Manager) forget(sessions []*Session) {
 		if discard {
 			s.discard()
 		} else if s.ws != nil {
-			s.save()
+			s.saveAfter(minSave)
 			s.disclaim()
 		}
 		if s.ws != nil {
@@ -169,7 +169,8 @@ func (s *Session) discard() {
 const (
 	filesDir     = "files"
 	metaFile     = "meta.json"
-	saveInterval = time.Minute // how far meta.json's last_used may lag behind a session's use
+	saveInterval = time.Minute // how far meta.json's last_used may lag behind the use of a session that this server has
+	minSave      = time.Second // how far behind that of others
 )
 
 // meta is the content of meta.json. It is for people and for later servers; nothing but a generation's links is authorised by it.
@@ -283,14 +284,17 @@ func (s *Session) readMeta() (meta, error) {
 }
 
 // save writes meta.json. A failure costs the record of the last use and nothing else, so it is only logged.
-func (s *Session) save() {
+func (s *Session) save() { s.saveAfter(saveInterval) }
+
+// saveAfter is save unless meta.json lags behind by less than that.
+func (s *Session) saveAfter(lag time.Duration) {
 	lock := s.m.metaLock(s.key)
 	lock.Lock()
 	defer lock.Unlock()
 	s.m.mu.Lock()
 	used, saved, ended := s.lastUsed, s.saved, s.ended != nil
 	s.m.mu.Unlock()
-	if ended || used.Sub(saved) < saveInterval && !s.isStale() {
+	if ended || used.Sub(saved) < lag && !s.isStale() {
 		return
 	}
 	md, err := s.readMeta()
