@@ -52,6 +52,7 @@ type accounts struct {
 
 // entry is one session's directory.
 type entry struct {
+	dir    string
 	caller Caller
 	id     string
 	use    workspace.Usage
@@ -90,19 +91,20 @@ func (a *accounts) count(e *entry, sign int) {
 }
 
 // put notes a session's directory. Without a usage, what is known of it stays.
-func (a *accounts) put(dir string, caller Caller, id string, closed time.Time, use *workspace.Usage) {
+func (a *accounts) put(dir string, caller Caller, id string, closed time.Time, use *workspace.Usage) *entry {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e := a.putLocked(dir, caller, id, closed)
 	if use != nil {
 		a.setLocked(e, *use)
 	}
+	return e
 }
 
 func (a *accounts) putLocked(dir string, caller Caller, id string, closed time.Time) *entry {
 	e := a.byDir[dir]
 	if e == nil {
-		e = &entry{caller: caller, id: id, closed: closed}
+		e = &entry{dir: dir, caller: caller, id: id, closed: closed}
 		a.byDir[dir] = e
 		a.of(caller).dirs[dir] = e
 		a.count(e, 1)
@@ -132,6 +134,22 @@ func (a *accounts) set(dir string, use workspace.Usage) {
 	if e := a.byDir[dir]; e != nil {
 		a.setLocked(e, use)
 	}
+}
+
+// setEntry is set for the directory of an entry, which may have moved. It does nothing when there is no account of it any more.
+func (a *accounts) setEntry(e *entry, use workspace.Usage) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if e != nil && a.byDir[e.dir] == e {
+		a.setLocked(e, use)
+	}
+}
+
+// holds returns what an entry has.
+func (a *accounts) holds(e *entry) workspace.Usage {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return e.use
 }
 
 func (a *accounts) setLocked(e *entry, use workspace.Usage) {
@@ -181,7 +199,7 @@ func (a *accounts) retain(dir, target string, at time.Time) {
 	a.count(e, -1)
 	delete(a.byDir, dir)
 	delete(acc.dirs, dir)
-	e.closed = at
+	e.dir, e.closed = target, at
 	a.byDir[target], acc.dirs[target] = e, e
 	a.count(e, 1)
 }

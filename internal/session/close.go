@@ -60,6 +60,7 @@ func (m *Manager) CloseSession(ctx context.Context, caller Caller, id string) er
 			m.log.Info("a sandbox of a closed session takes long to end", "session_id", id)
 		}
 	}
+	s.settle(context.WithoutCancel(ctx), len(boxes) > 0)
 	if err := s.retain(time.Now()); err != nil {
 		return fmt.Errorf("close the session: %w", err)
 	}

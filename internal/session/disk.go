@@ -30,7 +30,7 @@ const (
 // measure walks the workspace if nobody has, so that diskLimit knows what was there before, and if it held too much: files may have
 // been deleted since, and not by code.
 func (s *Session) measure(ctx context.Context) {
-	if s.m.cfg.Quota == (workspace.Usage{}) && !s.limitsUsage() {
+	if !s.isMeasured() {
 		return
 	}
 	s.usageMu.Lock()
@@ -51,11 +51,27 @@ func (s *Session) walk(ctx context.Context) {
 	}
 }
 
+// isMeasured reports whether anything limits what the session holds, so that its runs are measured.
+func (s *Session) isMeasured() bool {
+	return s.m.cfg.Quota != (workspace.Usage{}) || s.limitsUsage()
+}
+
+// settle measures the workspace of a session whose sandboxes have ended if the account may differ from it: code may have written
+// since, and files that were deleted but open have counted.
+func (s *Session) settle(ctx context.Context, wasLive bool) {
+	s.usageMu.Lock()
+	same := s.usage != nil && s.m.countable(*s.usage) == s.m.stored.holds(s.entry)
+	s.usageMu.Unlock()
+	if s.isMeasured() && (wasLive || !same) {
+		s.walk(ctx)
+	}
+}
+
 func (s *Session) setUsage(u workspace.Usage) {
 	s.usageMu.Lock()
 	defer s.usageMu.Unlock()
 	s.usage = &u
-	s.m.stored.set(s.dir, s.m.countable(u))
+	s.m.stored.setEntry(s.entry, s.m.countable(u))
 }
 
 // grow adds a file to what is known of the workspace, and reports whether anything is.
@@ -66,7 +82,7 @@ func (s *Session) grow(bytes int64) bool {
 		return false
 	}
 	s.usage = &workspace.Usage{Bytes: s.usage.Bytes + bytes, Files: s.usage.Files + 1}
-	s.m.stored.set(s.dir, s.m.countable(*s.usage))
+	s.m.stored.setEntry(s.entry, s.m.countable(*s.usage))
 	return true
 }
 

@@ -336,6 +336,7 @@ func (s *Session) supervise(ctx context.Context, b *box, r runner.Runner, req Ru
 		}
 		lost.DiskShort = lost.Cause == sandbox.CauseDiskQuota && watch.starved.Load()
 		lost.Operator = lost.Cause == sandbox.CauseCancelled && s.stopCount() != req.stops
+		s.settle(context.Background(), true)
 		return lost, nil
 	}
 	res := RunResult{

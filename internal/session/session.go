@@ -27,6 +27,7 @@ type Session struct {
 	loadMu sync.Mutex
 	ws     *workspace.Workspace // set once, under loadMu
 	info   fs.FileInfo          // of the directory that ws has open; likewise
+	entry  *entry               // in m.stored; likewise
 
 	usageMu sync.Mutex
 	usage   *workspace.Usage // as of the last complete walk, and what was uploaded since; nil before the first
@@ -248,7 +249,7 @@ func (s *Session) load(create bool) error {
 	if create && errors.Is(err, fs.ErrNotExist) {
 		use = &workspace.Usage{} // it is new
 	}
-	s.m.stored.put(s.dir, s.caller, s.id, time.Time{}, use)
+	s.entry = s.m.stored.put(s.dir, s.caller, s.id, time.Time{}, use)
 	if create && err != nil {
 		s.save()
 	}

@@ -157,7 +157,7 @@ func (w *diskWatch) measure(ctx context.Context, bound workspace.Usage) (workspa
 	}
 	w.grown.Store(use.Bytes - w.base.Bytes)
 	w.made.Store(int64(use.Files - w.base.Files))
-	w.s.m.stored.set(w.s.dir, use)
+	w.s.m.stored.setEntry(w.s.entry, use)
 	if !u.Unknown() {
 		u.Bytes = use.Bytes
 	}

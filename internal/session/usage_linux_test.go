@@ -1,0 +1,69 @@
+package session_test
+
+import (
+	"testing"
+	"time"
+
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/session/sessiontest"
+	"mcp-code-sandbox/internal/wire"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+// TestUsageAfterTheSandbox: what a run held in deleted files counts while it runs, and no longer when the session was closed, or the
+// sandbox was lost, meanwhile.
+func TestUsageAfterTheSandbox(t *testing.T) {
+	for _, how := range []string{"closed", "lost"} {
+		t.Run(how, func(t *testing.T) {
+			lose := make(chan struct{})
+			b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+				p.Sandbox.Held.Store(32 << 20)
+				select {
+				case <-p.Done():
+				case <-lose:
+					_ = p.Sandbox.Close(t.Context())
+				}
+				return sessiontest.SIGKILL
+			}}
+			m := newManager(t, b, func(c *session.Config) { c.Quota, c.ClosedRetention = workspace.Usage{Bytes: 1 << 30}, 1<<62 })
+			if err := store(t, m, annie, "x", 1<<20); err != nil {
+				t.Fatal(err)
+			}
+			s := open(t, m, annie, "x")
+			ended := make(chan error, 1)
+			go func() {
+				_, err := s.Run(t.Context(), shell, session.RunRequest{})
+				ended <- err
+			}()
+			deadline := time.After(30 * time.Second)
+			for m.Storage(annie).Bytes < 32<<20 {
+				select {
+				case <-deadline:
+					t.Fatalf("deleted files do not count: %+v", m.Storage(annie))
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			if how == "closed" {
+				if err := m.CloseSession(t.Context(), annie, "x"); err != nil {
+					t.Fatal(err)
+				}
+				if st := m.Storage(annie); st.ClosedSessions != 1 || st.ClosedBytes > 2<<20 || st.Sessions != 0 {
+					t.Errorf("when it was closed: %+v", st)
+				}
+				if err := store(t, m, annie, "x", 1); err != nil { // another one, which the end of the run must not touch
+					t.Fatal(err)
+				}
+			} else {
+				close(lose)
+			}
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			s.Release()
+			st := m.Storage(annie)
+			if st.Bytes+st.ClosedBytes < 1<<20 || st.Bytes+st.ClosedBytes > 2<<20 || st.Sessions != 1 || how == "closed" && st.Bytes > 1<<19 {
+				t.Errorf("after the run: %+v", st)
+			}
+		})
+	}
+}
