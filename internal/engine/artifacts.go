@@ -12,13 +12,19 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// ListArtifacts returns the files of a session that exists, newest first. truncated says that there are more.
-func (e *Engine) ListArtifacts(_ context.Context, caller session.Caller, sessionID string) (files []FileLink, truncated bool, err error) {
+// ListArtifacts returns the files of a session that exists, newest first. truncated says that there are more. Refusals are
+// invalid_id, session_not_found and busy.
+func (e *Engine) ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []FileLink, truncated bool, err error) {
 	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
 	if err != nil {
 		return nil, false, e.wrapSession(sessionID, err)
 	}
 	defer s.Release()
+	done, err := e.beginRead(ctx, caller)
+	if err != nil {
+		return nil, false, err
+	}
+	defer done()
 	list, truncated, err := s.Workspace().List(maxArtifacts)
 	if err != nil {
 		return nil, false, err
@@ -62,6 +68,11 @@ func (e *Engine) readAll(ctx context.Context, caller session.Caller, sessionID, 
 		}
 		return Artifact{}, memoryShort(link.URL)
 	}
+	done, err := e.beginRead(ctx, caller)
+	if err != nil {
+		return Artifact{}, err
+	}
+	defer done()
 	// A run may be writing to it: the size of a moment ago promises nothing. What it has gained since is left out.
 	content := bytes.NewBuffer(make([]byte, 0, link.Size+bytes.MinRead))
 	if _, err := content.ReadFrom(io.LimitReader(f, link.Size)); err != nil {
@@ -142,7 +153,7 @@ func (e *Engine) CloseAndRevoke(ctx context.Context, caller session.Caller, sess
 }
 
 func (e *Engine) closeSession(ctx context.Context, caller session.Caller, sessionID string) error {
-	hadFiles := e.hasFiles(caller, sessionID)
+	hadFiles := e.hasFiles(ctx, caller, sessionID)
 	if err := e.cfg.Sessions.CloseSession(ctx, caller, sessionID); err != nil {
 		return e.wrapSession(sessionID, err)
 	}

@@ -65,13 +65,14 @@ type Engine struct {
 	record *recorder
 	runs   runs
 	memory *share.Pool // of results, in bytes; nil: no limit
+	reads  *share.Pool // see beginRead
 
 	activity activity
 }
 
 // New returns an Engine. Close ends it; the session manager and the store it was given outlive it.
 func New(cfg Config) *Engine {
-	e := &Engine{cfg: cfg, log: cfg.Logger, runs: runs{byID: map[string]*run{}}}
+	e := &Engine{cfg: cfg, log: cfg.Logger, runs: runs{byID: map[string]*run{}}, reads: newReads()}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
@@ -106,10 +107,11 @@ func (e *Engine) Close(ctx context.Context) error {
 
 // Shares returns what callers share, by name.
 func (e *Engine) Shares() map[string]*share.Pool {
-	if e.memory == nil {
-		return nil
+	shares := map[string]*share.Pool{"reads": e.reads}
+	if e.memory != nil {
+		shares["result_bytes"] = e.memory
 	}
-	return map[string]*share.Pool{"result_bytes": e.memory}
+	return shares
 }
 
 // Runners returns the language environments that can be used now.

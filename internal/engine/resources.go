@@ -58,7 +58,7 @@ func (e *Engine) RecentFiles(ctx context.Context, caller session.Caller, after P
 		if found == recentSessions {
 			break
 		}
-		of, err := e.sessionFiles(caller, id)
+		of, err := e.sessionFiles(ctx, caller, id)
 		if errors.Is(err, session.ErrNotFound) {
 			continue
 		}
@@ -146,6 +146,11 @@ func (e *Engine) sessionInfo(ctx context.Context, caller session.Caller, id stri
 		return SessionInfo{}, err
 	}
 	defer s.Release()
+	done, err := e.beginRead(ctx, caller)
+	if err != nil {
+		return SessionInfo{}, err
+	}
+	defer done()
 	info := SessionInfo{ID: id, LastUsed: s.LastUsed(), Live: s.Live()}
 	if at := e.activity.lastUsed(caller, id); at.After(info.LastUsed) {
 		info.LastUsed = at
@@ -154,12 +159,17 @@ func (e *Engine) sessionInfo(ctx context.Context, caller session.Caller, id stri
 	return info, err
 }
 
-func (e *Engine) sessionFiles(caller session.Caller, id string) ([]FileLink, error) {
+func (e *Engine) sessionFiles(ctx context.Context, caller session.Caller, id string) ([]FileLink, error) {
 	s, err := e.cfg.Sessions.Lookup(caller, id)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Release()
+	done, err := e.beginRead(ctx, caller)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	found, _, err := s.Workspace().List(maxArtifacts)
 	if err != nil {
 		return nil, err
@@ -197,15 +207,15 @@ func (e *Engine) Watch(changed func(session.Caller)) {
 	e.activity.watchers = append(e.activity.watchers, changed)
 }
 
-// hasFiles reports whether a session has any file that may have been listed.
-func (e *Engine) hasFiles(caller session.Caller, sessionID string) bool {
+// hasFiles reports whether a session has, or may have, any file that was listed.
+func (e *Engine) hasFiles(ctx context.Context, caller session.Caller, sessionID string) bool {
 	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
 	if err != nil {
 		return false
 	}
 	defer s.Release()
-	files, _, err := s.Workspace().List(1)
-	return err != nil || len(files) > 0
+	files, _, more, err := s.Workspace().Count(ctx, countedEntries)
+	return err != nil || files > 0 || more
 }
 
 // activity is which sessions were used last, and who wants to know when files change. The zero value is ready.

@@ -26,6 +26,7 @@ type Scan struct {
 	usage     Usage
 	files     []File
 	truncated bool
+	oldest    time.Time // of as many files as were asked for; zero: there are fewer
 
 	partial bool // there is more than was seen
 	seed    maphash.Seed
@@ -94,6 +95,10 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 			s.truncated = true
 			return nil
 		}
+		if !s.oldest.IsZero() && fi.ModTime().Before(s.oldest) {
+			s.truncated = true // it would be cut
+			return nil
+		}
 		s.files = append(s.files, File{Name: in + fi.Name(), Size: fi.Size(), ModTime: fi.ModTime()})
 		if len(s.files) >= 2*opt.Files { // names can be long: do not keep what will be cut
 			s.cut(opt.Files)
@@ -118,7 +123,8 @@ const (
 )
 
 // cut keeps the newest files.
-func (s *Scan) cut(limit int) {
+func (s *Scan) cut(most int) {
+	limit := most
 	slices.SortFunc(s.files, func(a, b File) int {
 		return cmp.Or(b.ModTime.Compare(a.ModTime), cmp.Compare(a.Name, b.Name))
 	})
@@ -132,6 +138,9 @@ func (s *Scan) cut(limit int) {
 	if len(s.files) > limit {
 		clear(s.files[limit:])
 		s.files, s.truncated = s.files[:limit], true
+	}
+	if most > 0 && len(s.files) == most {
+		s.oldest = s.files[most-1].ModTime
 	}
 }
 
