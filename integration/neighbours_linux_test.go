@@ -76,3 +76,63 @@ func TestHostileNeighbours(t *testing.T) {
 		t.Errorf("innocent runs take %v beside hostile ones, %v without", beside, calm)
 	}
 }
+
+// TestForkBombsEndEarly: code whose every process forks is ended before it has reached its limit, when it takes a second of the
+// kernel's time to end it. Code that only has many processes goes on.
+func TestForkBombsEndEarly(t *testing.T) {
+	if onDocker() {
+		skip(t, "only the jail sees which processes fork")
+	}
+	s := serve(t)
+	if s.ids = instancesOn(t, s.Root); !s.hasCgroups(t) {
+		skip(t, "no control groups")
+	}
+	const bomb = `
+import os
+while True:
+    try: os.fork()
+    except OSError: open("/data/refused", "w").close()
+`
+	early := false
+	for attempt := 0; attempt < 4 && !early; attempt++ { // a server that gets no processor looks too late
+		id := fmt.Sprint("bomb-", attempt)
+		if res := s.run(t, id, "python", bomb); res.Cause != "pids_limit" {
+			t.Fatalf("the bomb: %+v", res)
+		}
+		early = s.run(t, id, "python", `import os; print(os.path.exists("/data/refused"))`).Output == "False\n"
+	}
+	if !early {
+		t.Error("the bombs have reached their limit")
+	}
+	for name, code := range map[string]string{
+		"workers": `
+import os
+pids = []
+for _ in range(40):
+    if (pid := os.fork()) == 0: os._exit(sum(range(1000000)) % 7)
+    pids.append(pid)
+print(12 * sum(os.waitpid(p, 0)[0] == p for p in pids))
+`,
+		"a tree": `
+import os
+def divide(depth):
+    if depth == 0:
+        sum(range(1000000))
+        return 1
+    pids = []
+    for _ in range(2):
+        if (pid := os.fork()) == 0: os._exit(divide(depth - 1))
+        pids.append(pid)
+    return sum(os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in pids)
+print(15 * divide(5))
+`,
+		"commands": `
+import subprocess
+print(len(subprocess.run("seq 480 | xargs -P 48 -I{} sh -c 'expr {} + 1 >/dev/null; /bin/echo {}; true'", shell=True, capture_output=True, text=True).stdout.split()))
+`,
+	} {
+		if res := s.run(t, "honest", "python", code); res.Output != "480\n" {
+			t.Errorf("%s: %+v", name, res)
+		}
+	}
+}

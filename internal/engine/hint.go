@@ -293,7 +293,7 @@ func tooManyProcesses(l sandbox.Limits) string {
 	if l.PIDs > 0 {
 		limit = fmt.Sprintf(" of %d", l.PIDs)
 	}
-	return fmt.Sprintf("The program reached its limit%s on processes and threads. Use fewer workers.", limit)
+	return fmt.Sprintf("The program reached its limit%s on processes and threads, or was about to. Use fewer workers.", limit)
 }
 
 // seconds writes a duration as contract 4 does: "60 seconds".

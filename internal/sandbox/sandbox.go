@@ -191,6 +191,7 @@ type Sweeper interface {
 // Usage is what a sandbox has used so far.
 type Usage struct {
 	OOMKills    uint64 // processes killed because the memory limit was reached
+	PIDs        int    // processes and threads there are
 	PIDsRefused uint64 // forks refused because the process limit was reached
 }
 
@@ -213,6 +214,8 @@ type Weigher interface {
 	CPUTime() (time.Duration, error)
 	// Weigh sets the sandbox's weight beside others that want the processors: 1 is that of a new one, 0 the least there is.
 	Weigh(share float64) error
+	// Forking is how many processes compute at this moment though they have children, and so do their parents.
+	Forking() (int, error)
 }
 
 // Meter is implemented by sandboxes that can tell their usage. The session reads it before and after a

@@ -25,6 +25,10 @@ const (
 	// maxRefused is how many forks a run is refused before it is ended. A program that only needs too much gives up long before,
 	// and a refusal costs the kernel about as much as a fork.
 	maxRefused = 256
+	// maxForking is how many processes of a run that has grown by a part of its limit may fork on beside their own parents. Each
+	// fork, and each end, locks every library that the process has mapped: hundreds of them hold up everybody's processes.
+	maxForking = 12
+	grownPart  = 8
 )
 
 // weight is what a sandbox has beside others that want the processors.
@@ -34,6 +38,8 @@ type weight struct {
 	began   time.Time     // of the first of them, as base and refused
 	base    time.Duration // the sandbox's CPU time
 	refused uint64        // forks
+	pids    int           // processes
+	bomb    bool          // they fork without end
 	share   float64       // as it was set last
 	dying   bool          // a run is being ended: its processes have the full weight to do so
 	done    chan struct{} // closed with the last run
@@ -57,8 +63,9 @@ func (m *Manager) weigh(b *box, run *supervised) (done func()) {
 		w.runs = map[*supervised]struct{}{}
 	}
 	if w.runs[run] = struct{}{}; len(w.runs) == 1 {
-		w.began, w.base, w.refused = time.Now(), used, usageOf(b.sb).PIDsRefused
-		w.dying, w.done = false, make(chan struct{})
+		usage := usageOf(b.sb)
+		w.began, w.base, w.refused, w.pids = time.Now(), used, usage.PIDsRefused, usage.PIDs
+		w.bomb, w.dying, w.done = false, false, make(chan struct{})
 		m.addRunning(b.s.caller, 1)
 		w.setLocked(sb, m.callerShare(b.s.caller))
 		done := w.done
@@ -92,16 +99,17 @@ func (m *Manager) watchUse(b *box, sb sandbox.Weigher, done <-chan struct{}) {
 		case <-done:
 			return
 		default:
-			timer.Reset(b.weight.adjust(sb, used, usageOf(b.sb).PIDsRefused, m.callerShare(b.s.caller)))
+			timer.Reset(b.weight.adjust(sb, used, m.isBomb(b, sb), m.callerShare(b.s.caller)))
 		}
 	}
 }
 
 // adjust acts on what the sandbox has used, and returns when to look again.
-func (w *weight) adjust(sb sandbox.Weigher, used time.Duration, refused uint64, full float64) time.Duration {
+func (w *weight) adjust(sb sandbox.Weigher, used time.Duration, bomb bool, full float64) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if refused > w.refused+maxRefused {
+	if bomb {
+		w.bomb = true
 		for run := range w.runs {
 			go run.stop(sandbox.CausePIDsLimit) // which takes the lock
 		}
@@ -116,6 +124,22 @@ func (w *weight) adjust(sb sandbox.Weigher, used time.Duration, refused uint64, 
 		w.setLocked(sb, share)
 	}
 	return min(max(time.Since(w.began)/8, minLook), maxLook)
+}
+
+// isBomb reports whether the sandbox's runs are a fork bomb: at its limit, or on the way there.
+func (m *Manager) isBomb(b *box, sb sandbox.Weigher) bool {
+	b.weight.mu.Lock()
+	refused, pids := b.weight.refused, b.weight.pids
+	b.weight.mu.Unlock()
+	usage := usageOf(b.sb)
+	if usage.PIDsRefused > refused+maxRefused {
+		return true
+	}
+	if limit := m.cfg.Limits.PIDs; limit == 0 || usage.PIDs < pids+limit/grownPart {
+		return false
+	}
+	forking, err := sb.Forking()
+	return err == nil && forking >= maxForking
 }
 
 // hasten gives a sandbox of which something is being ended the full weight: hundreds of processes that die slowly are in
@@ -136,7 +160,7 @@ func (b *box) isCrowded() bool {
 	w := &b.weight
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.runs) > 0 && usageOf(b.sb).PIDsRefused > w.refused
+	return len(w.runs) > 0 && (w.bomb || usageOf(b.sb).PIDsRefused > w.refused)
 }
 
 // setLocked sets the weight if it is another. That it could not be set only costs fairness.

@@ -104,3 +104,42 @@ func TestForkBombIsEnded(t *testing.T) {
 		}
 	})
 }
+
+// TestForkBombIsEndedEarly: code whose processes all fork is ended long before its limit, and code that only has many processes is not.
+func TestForkBombIsEndedEarly(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		grown, forks int64
+		cause        sandbox.Cause
+	}{
+		{"bomb", 32, 12, sandbox.CausePIDsLimit},
+		{"few of many fork", 200, 11, ""},
+		{"few processes", 31, 31, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := &sessiontest.Backend{IgnoreKill: true, Program: func(p *sessiontest.Process) wire.Exit {
+					p.Sandbox.PIDs.Add(tt.grown)
+					p.Sandbox.Forks.Store(tt.forks)
+					select {
+					case <-p.Done():
+						return wire.Exit{Signal: 9}
+					case <-time.After(10 * time.Second):
+						return wire.Exit{}
+					}
+				}}
+				m := newManager(t, b, func(c *session.Config) { c.Limits.PIDs = 256 })
+				s := open(t, m, ann, "a")
+				defer s.Release()
+				began := time.Now()
+				res, err := s.Run(context.Background(), python, session.RunRequest{Code: "x", Timeout: time.Minute})
+				if err != nil || res.Cause != tt.cause {
+					t.Errorf("%+v, %v; want the cause %q", res, err, tt.cause)
+				}
+				if took := time.Since(began); tt.cause != "" && took > 100*time.Millisecond {
+					t.Errorf("it was ended after %v", took)
+				}
+			})
+		})
+	}
+}

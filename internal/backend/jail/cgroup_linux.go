@@ -2,6 +2,7 @@ package jail
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -357,6 +358,9 @@ func (g *cgroup) usage() (sandbox.Usage, error) {
 	if g.socketsExceeded() {
 		u.OOMKills++ // by watchSockets
 	}
+	if text, err := os.ReadFile(filepath.Join(g.dirs["pids"], "pids.current")); err == nil {
+		u.PIDs, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
 	u.PIDsRefused = readCounter(filepath.Join(g.dirs["pids"], "pids.events"), "max")
 	return u, nil
 }
@@ -388,6 +392,31 @@ func (g *cgroup) weigh(share float64) error {
 	}
 	weight := max(int(full*share), least)
 	return os.WriteFile(filepath.Join(g.dirs["cpu"], file), []byte(strconv.Itoa(weight)), 0)
+}
+
+// forking counts the processes that have children and compute, as their own parents do: those that divide work wait for it.
+func (g *cgroup) forking() (int, error) {
+	if g == nil {
+		return 0, errors.ErrUnsupported
+	}
+	procs, err := os.ReadFile(filepath.Join(g.dirs["pids"], "cgroup.procs"))
+	busy, parent, hasChild := map[string]bool{}, map[string]string{}, map[string]bool{}
+	for pid := range strings.FieldsSeq(string(procs)) {
+		stat, _ := os.ReadFile("/proc/" + pid + "/stat") // "<pid> (<any name>) <state> <parent> ..."
+		f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(f) < 2 {
+			continue // it has ended
+		}
+		busy[pid] = f[0] == "R" || f[0] == "D" // D is for a lock of the kernel's, in a fork
+		parent[pid], hasChild[f[1]] = f[1], true
+	}
+	n := 0
+	for pid := range hasChild {
+		if busy[pid] && busy[parent[pid]] {
+			n++
+		}
+	}
+	return n, err
 }
 
 // kill kills the group's processes but one. A process that is being killed forks no more, so one look is enough.

@@ -419,6 +419,7 @@ func (s *jailed) Usage() (sandbox.Usage, error) { return s.group.usage() }
 
 func (s *jailed) CPUTime() (time.Duration, error) { return s.group.cpuTime() }
 func (s *jailed) Weigh(share float64) error       { return s.group.weigh(share) }
+func (s *jailed) Forking() (int, error)           { return s.group.forking() }
 
 // killDelay bounds the wait for a bubblewrap that is slow to say what to kill, and for an output that
 // somebody holds open after its end.

@@ -115,6 +115,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 // Sandbox is one of the Backend's. Its fields may be changed while runs go.
 type Sandbox struct {
 	OOMKills, PIDsRefused atomic.Uint64
+	PIDs, Forks           atomic.Int64 // processes, and those of them that fork
 	Held                  atomic.Int64 // bytes of files that are deleted but open
 	CPU                   atomic.Int64 // nanoseconds
 
@@ -156,7 +157,7 @@ func (s *Sandbox) Conn() io.ReadWriteCloser { return s.server }
 
 // Usage implements sandbox.Meter.
 func (s *Sandbox) Usage() (sandbox.Usage, error) {
-	return sandbox.Usage{OOMKills: s.OOMKills.Load(), PIDsRefused: s.PIDsRefused.Load()}, nil
+	return sandbox.Usage{OOMKills: s.OOMKills.Load(), PIDs: int(s.PIDs.Load()), PIDsRefused: s.PIDsRefused.Load()}, nil
 }
 
 // CPUTime implements sandbox.Weigher.
@@ -167,6 +168,9 @@ func (s *Sandbox) Weigh(share float64) error {
 	s.weight.Store(share)
 	return nil
 }
+
+// Forking implements sandbox.Weigher.
+func (s *Sandbox) Forking() (int, error) { return int(s.Forks.Load()), nil }
 
 // Weight is what Weigh was told last.
 func (s *Sandbox) Weight() float64 {
