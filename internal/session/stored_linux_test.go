@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/session/sessiontest"
 	"mcp-code-sandbox/internal/wire"
@@ -209,7 +210,7 @@ func TestHeldFiles(t *testing.T) {
 func TestUploadReserve(t *testing.T) {
 	root := t.TempDir()
 	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=64m"); err != nil {
-		t.Skipf("cannot mount a small disk: %v", err)
+		sandboxtest.Skip(t, fmt.Sprintf("cannot mount a small disk: %v", err))
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(root, syscall.MNT_DETACH) })
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root = root })
@@ -289,7 +290,7 @@ func TestCallerFiles(t *testing.T) {
 func TestUploadReserveFiles(t *testing.T) {
 	root := t.TempDir()
 	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=64m,nr_inodes=400"); err != nil {
-		t.Skipf("cannot mount a small disk: %v", err)
+		sandboxtest.Skip(t, fmt.Sprintf("cannot mount a small disk: %v", err))
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(root, syscall.MNT_DETACH) })
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root = root })

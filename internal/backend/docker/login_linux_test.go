@@ -2,11 +2,11 @@ package docker
 
 import (
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
 func TestLoginOf(t *testing.T) {
@@ -40,8 +40,8 @@ func TestLoginOf(t *testing.T) {
 // TestCheckUser asks the real engine, and this machine's list of accounts.
 func TestCheckUser(t *testing.T) {
 	host := os.Getenv("SANDBOX_TEST_DOCKER_HOST")
-	if host == "" || os.Geteuid() != 0 || runtime.GOOS != "linux" {
-		t.Skip("needs root and SANDBOX_TEST_DOCKER_HOST")
+	if host == "" || os.Geteuid() != 0 {
+		sandboxtest.Skip(t, "needs root and SANDBOX_TEST_DOCKER_HOST")
 	}
 	b, err := New(Config{Host: host})
 	if err != nil {
