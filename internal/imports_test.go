@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"internal/oauth", "internal/oauth/oauthtest"},
 	{"internal/serviceconfig"},
 	{"internal/session"},
-	{"internal/engine", "internal/session/sessiontest"},
+	{"internal/executor", "internal/session/sessiontest"},
 	{"internal/tools"},
 	{"internal/mcpserver", "internal/httpapi", "internal/control"},
 	{"cmd/mcp-code-sandbox", "cmd/sandbox-agent", "bench"},

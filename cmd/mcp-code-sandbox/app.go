@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/logging"
 	"mcp-code-sandbox/internal/sandbox"
@@ -41,7 +41,7 @@ type app struct {
 	log      *slog.Logger
 	keys     keys
 	signer   *signedurl.Signer
-	engine   *engine.Engine
+	executor *executor.Executor
 	sessions *session.Manager
 	metrics  http.Handler
 	registry *prometheus.Registry // what metrics shows
@@ -153,19 +153,19 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
 		Dial: a.services.dial(),
 	})
-	a.engine = engine.New(engine.Config{
+	a.executor = executor.New(executor.Config{
 		Services: a.services.granter(),
 		Sessions: a.sessions, Runners: a.environments.runners, Signer: a.signer, Store: a.store,
-		Logger: a.log, Metrics: engine.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: s.maxExecTimeout(),
+		Logger: a.log, Metrics: executor.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: s.maxExecTimeout(),
 		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), ResultMemory: int64(s.ResultMemory.byteSize), MaxUploadBytes: int(s.MaxUploadBytes),
 		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 	})
-	for name, pool := range a.engine.Shares() {
+	for name, pool := range a.executor.Shares() {
 		a.showShares(name, pool)
 	}
 	a.onClose(a.sessions.Close)
-	a.onClose(a.engine.Close) // first: what runs in the background closes its own sessions
+	a.onClose(a.executor.Close) // first: what runs in the background closes its own sessions
 	a.serveControl()
 
 	a.tasks = newTasks()
@@ -231,7 +231,7 @@ func (a *app) clean(ctx context.Context) {
 			a.log.Warn("cannot look for what dead instances left; trying again later", "error", err)
 		}
 	}
-	if err := a.store.PurgeResults(ctx, time.Now().Add(-engine.ResultRetention), a.instance.ID()); err != nil && ctx.Err() == nil {
+	if err := a.store.PurgeResults(ctx, time.Now().Add(-executor.ResultRetention), a.instance.ID()); err != nil && ctx.Err() == nil {
 		a.log.Warn("cannot forget old results", "error", err)
 	}
 	if err := a.store.Purge(ctx, time.Now().Add(-recordRetention)); err != nil && ctx.Err() == nil {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 )
@@ -57,10 +57,10 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 	defer a.Close()
 
 	stdout, stderr := newSpool(inv.stdout), newSpool(inv.stderr)
-	res, err := a.engine.Run(ctx, session.Local, engine.Request{
+	res, err := a.executor.Run(ctx, session.Local, executor.Request{
 		Session: c.Session, Runner: language, Code: code, Network: c.Net, Env: c.Env,
-		Output: func(stream engine.Stream, p []byte) {
-			if stream == engine.Stderr {
+		Output: func(stream executor.Stream, p []byte) {
+			if stream == executor.Stderr {
 				stderr.write(p)
 			} else {
 				stdout.write(p)
@@ -69,8 +69,8 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 	})
 	stdout.close()
 	stderr.close()
-	var refusal *engine.Error
-	if errors.As(err, &refusal) && refusal.Code != engine.CodeBackendUnavailable {
+	var refusal *executor.Error
+	if errors.As(err, &refusal) && refusal.Code != executor.CodeBackendUnavailable {
 		inv.code = exitUsage
 	}
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 }
 
 // exitCode follows the shell's and timeout(1)'s conventions.
-func exitCode(res engine.Result) int {
+func exitCode(res executor.Result) int {
 	switch {
 	case res.Cause == sandbox.CauseTimeout:
 		return exitTimeout

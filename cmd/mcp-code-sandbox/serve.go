@@ -93,7 +93,7 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 	return mcpserver.New(mcpserver.Config{
 		Version:      versionString(),
 		Instructions: tools.Instructions(opt),
-		Tools:        func(srv *mcp.Server) { tools.Register(srv, a.engine, opt) },
+		Tools:        func(srv *mcp.Server) { tools.Register(srv, a.executor, opt) },
 		MaxBodyBytes: httpapi.MCPBodyLimit(int64(a.settings.MaxUploadBytes)),
 		Operator:     session.Local.ID,
 		Logger:       a.log,
@@ -109,7 +109,7 @@ func newHandler(a *app, base string, mcpHandler http.Handler, page *httpapi.Page
 	}
 	return httpapi.New(httpapi.Config{
 		Users: users, Proxy: proxy, API: api, Login: login,
-		MCP: mcpHandler, Files: a.engine, Signer: a.signer, Token: a.keys.token,
+		MCP: mcpHandler, Files: a.executor, Signer: a.signer, Token: a.keys.token,
 		AllowedHosts: allowedHosts(a.settings, base), AllowedOrigins: a.settings.AllowedOrigins, TrustedProxies: prefixes(a.settings.TrustedProxies),
 		MaxUploadBytes: int64(a.settings.MaxUploadBytes), Ready: a.ready, Metrics: a.metrics, Page: page, Logger: a.log,
 	})

@@ -12,8 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"mcp-code-sandbox/internal/credential"
-	"mcp-code-sandbox/internal/engine"
 	"mcp-code-sandbox/internal/executiontoken"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/oauth"
@@ -160,7 +160,7 @@ func (v *services) dial() func(context.Context, string, *wire.Stream) {
 }
 
 // granter is the engine's side; nil without services.
-func (v *services) granter() engine.Services {
+func (v *services) granter() executor.Services {
 	if !v.any() {
 		return nil
 	}
@@ -172,7 +172,7 @@ func (v *services) forTools() *tools.Services {
 	if !v.any() {
 		return nil
 	}
-	return &tools.Services{Names: v.names, List: v.app.engine.Services}
+	return &tools.Services{Names: v.names, List: v.app.executor.Services}
 }
 
 // handlers are what httpapi serves; nil what there is not.
@@ -189,26 +189,26 @@ func (v *services) handlers() (proxy, api, login http.Handler) {
 // granter lets runs call services.
 type granter struct{ *services }
 
-var _ engine.Services = granter{}
+var _ executor.Services = granter{}
 
-func (g granter) List(ctx context.Context, caller session.Caller) []engine.ServiceState {
-	var list []engine.ServiceState
+func (g granter) List(ctx context.Context, caller session.Caller) []executor.ServiceState {
+	var list []executor.ServiceState
 	for _, s := range g.proxy.Services(ctx, caller.ID) {
-		list = append(list, engine.ServiceState(s))
+		list = append(list, executor.ServiceState(s))
 	}
 	return list
 }
 
-func (g granter) Grant(ctx context.Context, caller session.Caller, runID, sandboxID string, ttl time.Duration, rs []engine.ServiceRequest) (engine.Grant, error) {
+func (g granter) Grant(ctx context.Context, caller session.Caller, runID, sandboxID string, ttl time.Duration, rs []executor.ServiceRequest) (executor.Grant, error) {
 	requests := make([]proxy.GrantRequest, len(rs))
 	for i, r := range rs {
 		requests[i] = proxy.GrantRequest{Service: r.Name, Paths: r.Paths, Methods: r.Methods, MaxRequests: r.MaxRequests}
 	}
 	tokens, err := g.proxy.IssueForRun(ctx, caller.ID, runID, sandboxID, ttl, requests)
 	if err != nil {
-		return engine.Grant{}, g.refusal(ctx, caller, rs, err)
+		return executor.Grant{}, g.refusal(ctx, caller, rs, err)
 	}
-	grant := engine.Grant{Env: map[string]string{}}
+	grant := executor.Grant{Env: map[string]string{}}
 	for _, t := range tokens {
 		address := "http://" + sandbox.ForwardAddr + "/proxy/" + t.Service
 		prefix := serviceconfig.VariablePrefix(t.Service)
@@ -222,28 +222,28 @@ func (g granter) Grant(ctx context.Context, caller session.Caller, runID, sandbo
 }
 
 // refusal puts the proxy's words into the tools'.
-func (g granter) refusal(ctx context.Context, caller session.Caller, rs []engine.ServiceRequest, err error) error {
+func (g granter) refusal(ctx context.Context, caller session.Caller, rs []executor.ServiceRequest, err error) error {
 	var e *proxy.Error
 	if !errors.As(err, &e) {
 		return err
 	}
 	_, message, _ := strings.Cut(e.Message, ": ") // the HTTP status is in front
 	message = strings.NewReplacer("allowed_paths", "paths", "allowed_methods", "methods").Replace(message)
-	refused := &engine.Error{Code: engine.CodeBackendUnavailable, Message: message, Err: err}
+	refused := &executor.Error{Code: executor.CodeBackendUnavailable, Message: message, Err: err}
 	switch e.Code {
 	case proxy.CodeNotConnected: // between the check and now
 		for _, s := range g.List(ctx, caller) {
 			for _, r := range rs {
 				if s.Name == r.Name && !s.Connected {
-					return engine.NotConnected(s)
+					return executor.NotConnected(s)
 				}
 			}
 		}
-		refused.Code, refused.ConnectURL = engine.CodeServiceNotConnected, e.ConnectURL
+		refused.Code, refused.ConnectURL = executor.CodeServiceNotConnected, e.ConnectURL
 	case proxy.CodeNotConfigured, proxy.CodeNotEnabled:
-		refused.Code = engine.CodeUnknownService
+		refused.Code = executor.CodeUnknownService
 	case proxy.CodeInvalidRequest:
-		refused.Code = engine.CodeInvalidServices
+		refused.Code = executor.CodeInvalidServices
 	}
 	return refused
 }

@@ -13,7 +13,7 @@ import (
 
 // languages is an engine of which only the runners are asked.
 type languages struct {
-	tools.Engine
+	tools.Executor
 }
 
 func (languages) Runners() (all runner.Set) {

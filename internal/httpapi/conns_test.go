@@ -76,7 +76,7 @@ func (s *fileServer) writeLarge(t *testing.T, name string) (link string) {
 func limited(t *testing.T, max int) *fileServer {
 	s := newFileServer(t)
 	s.Handler = httpapi.New(config(func(c *httpapi.Config) {
-		c.Files, c.Signer, c.MaxConnections = s.engine, s.signer, max
+		c.Files, c.Signer, c.MaxConnections = s.executor, s.signer, max
 	}))
 	return s
 }

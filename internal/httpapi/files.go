@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/mediatype"
 	"mcp-code-sandbox/internal/signedurl"
 )
@@ -122,24 +122,24 @@ func (f *files) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		"A whole link is of earlier settings or an earlier release of the server: ask for a new one")
 }
 
-// statusOf maps the engine's refusals to HTTP, here and nowhere else.
-var statusOf = map[engine.Code]int{
-	engine.CodeInvalidID:       http.StatusBadRequest,
-	engine.CodeInvalidPath:     http.StatusBadRequest,
-	engine.CodeFileExists:      http.StatusConflict,
-	engine.CodeFileTooLarge:    http.StatusRequestEntityTooLarge,
-	engine.CodeQuotaExceeded:   http.StatusInsufficientStorage,
-	engine.CodeDiskFull:        http.StatusInsufficientStorage,
-	engine.CodeLinkExpired:     http.StatusGone,
-	engine.CodeSessionNotFound: http.StatusNotFound,
-	engine.CodeMaxSessions:     http.StatusServiceUnavailable,
-	engine.CodeSessionBusy:     http.StatusServiceUnavailable,
-	engine.CodeBusy:            http.StatusServiceUnavailable,
-	engine.CodeFileBusy:        http.StatusServiceUnavailable,
+// statusOf maps the executor's refusals to HTTP, here and nowhere else.
+var statusOf = map[executor.Code]int{
+	executor.CodeInvalidID:       http.StatusBadRequest,
+	executor.CodeInvalidPath:     http.StatusBadRequest,
+	executor.CodeFileExists:      http.StatusConflict,
+	executor.CodeFileTooLarge:    http.StatusRequestEntityTooLarge,
+	executor.CodeQuotaExceeded:   http.StatusInsufficientStorage,
+	executor.CodeDiskFull:        http.StatusInsufficientStorage,
+	executor.CodeLinkExpired:     http.StatusGone,
+	executor.CodeSessionNotFound: http.StatusNotFound,
+	executor.CodeMaxSessions:     http.StatusServiceUnavailable,
+	executor.CodeSessionBusy:     http.StatusServiceUnavailable,
+	executor.CodeBusy:            http.StatusServiceUnavailable,
+	executor.CodeFileBusy:        http.StatusServiceUnavailable,
 }
 
 func (f *files) fail(w http.ResponseWriter, r *http.Request, err error) {
-	var refusal *engine.Error
+	var refusal *executor.Error
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):

@@ -17,13 +17,13 @@ import (
 	"testing"
 	"time"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/signedurl"
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// oneSession is the engine's file side over one real workspace, that of the session "chat-1".
+// oneSession is the executor's file side over one real workspace, that of the session "chat-1".
 type oneSession struct {
 	ws      *workspace.Workspace
 	tickets map[string]bool
@@ -32,31 +32,31 @@ type oneSession struct {
 
 func (o *oneSession) OpenLink(_ context.Context, id, name string) (*os.File, fs.FileInfo, error) {
 	if id != "chat-1" {
-		return nil, nil, &engine.Error{Code: engine.CodeSessionNotFound, Message: "There is no such session."}
+		return nil, nil, &executor.Error{Code: executor.CodeSessionNotFound, Message: "There is no such session."}
 	}
 	return o.ws.Open(name)
 }
 
 func (o *oneSession) LinkCaller(id string) string { return "caller of " + id }
 
-func (o *oneSession) ReceiveUpload(_ context.Context, ticket, id, name string, body io.Reader) (engine.FileLink, error) {
+func (o *oneSession) ReceiveUpload(_ context.Context, ticket, id, name string, body io.Reader) (executor.FileLink, error) {
 	if !o.tickets[ticket] {
-		return engine.FileLink{}, &engine.Error{Code: engine.CodeLinkExpired, Message: "used"}
+		return executor.FileLink{}, &executor.Error{Code: executor.CodeLinkExpired, Message: "used"}
 	}
 	delete(o.tickets, ticket)
 	f, err := o.ws.Write(name, body, workspace.WriteOptions{MaxBytes: o.max})
 	if errors.Is(err, workspace.ErrExists) {
-		err = &engine.Error{Code: engine.CodeFileExists, Message: "exists"}
+		err = &executor.Error{Code: executor.CodeFileExists, Message: "exists"}
 	}
-	return engine.FileLink{File: f}, err
+	return executor.FileLink{File: f}, err
 }
 
 type fileServer struct {
 	http.Handler
-	signer *signedurl.Signer
-	engine *oneSession
-	dir    string
-	log    *bytes.Buffer
+	signer   *signedurl.Signer
+	executor *oneSession
+	dir      string
+	log      *bytes.Buffer
 }
 
 func newFileServer(t *testing.T) *fileServer {
@@ -67,9 +67,9 @@ func newFileServer(t *testing.T) *fileServer {
 	}
 	t.Cleanup(func() { ws.Close() })
 	s := &fileServer{signer: signedurl.New([]byte("file-secret"), "http://localhost:8080", 0, time.Now),
-		engine: &oneSession{ws: ws, tickets: map[string]bool{"t1": true, "t2": true}, max: 1000}, dir: dir, log: new(bytes.Buffer)}
+		executor: &oneSession{ws: ws, tickets: map[string]bool{"t1": true, "t2": true}, max: 1000}, dir: dir, log: new(bytes.Buffer)}
 	s.Handler = httpapi.New(config(func(c *httpapi.Config) {
-		c.Files, c.Signer, c.Logger = s.engine, s.signer, slog.New(slog.NewTextHandler(s.log, nil))
+		c.Files, c.Signer, c.Logger = s.executor, s.signer, slog.New(slog.NewTextHandler(s.log, nil))
 	}))
 	return s
 }
@@ -159,7 +159,7 @@ func TestLinkOfEarlierSettings(t *testing.T) {
 		"SANDBOX_URL_TTL": signedurl.New([]byte("file-secret"), "http://localhost:8080", time.Hour, time.Now),
 		"FILE_SECRET":     signedurl.New([]byte("new-secret"), "http://localhost:8080", 0, time.Now),
 	} {
-		later := httpapi.New(config(func(c *httpapi.Config) { c.Files, c.Signer = s.engine, signer }))
+		later := httpapi.New(config(func(c *httpapi.Config) { c.Files, c.Signer = s.executor, signer }))
 		w := do(later, request("GET", link))
 		if w.Code != 403 || !strings.Contains(w.Body.String(), "of earlier settings or an earlier release of the server: ask for a new one") {
 			t.Errorf("with another %s: %d %s", name, w.Code, w.Body)

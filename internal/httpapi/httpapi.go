@@ -17,19 +17,19 @@ import (
 	"strings"
 	"time"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/secret"
 )
 
 // ServerName is how /healthz names the program; another instance recognises it by that.
 const ServerName = "mcp-code-sandbox"
 
-// Files is what of the engine the file links need.
+// Files is what of the executor the file links need.
 type Files interface {
 	// OpenLink opens the regular file that a link names by the id of the session and the file's name, and never makes the session.
 	OpenLink(ctx context.Context, id, name string) (*os.File, fs.FileInfo, error)
 	// ReceiveUpload takes the ticket of an upload link and stores body under its name.
-	ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (engine.FileLink, error)
+	ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (executor.FileLink, error)
 	// LinkCaller returns whose session a link names by its id; empty when there is no such session.
 	LinkCaller(id string) string
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/tools"
 )
 
@@ -62,18 +62,18 @@ func TestAliases(t *testing.T) {
 		cs := p.connect(t, transport, version, nil)
 		for tool, args := range toolArguments {
 			for _, alias := range []string{"session", "session_id", "conversationId"} {
-				p.engine.session = ""
-				if text, isError := textOf(t, cs, tool, with(args, alias, "mine")); isError || p.engine.session != "mine" {
-					t.Errorf("%s with %s: session %q, %s", tool, alias, p.engine.session, text)
+				p.executor.session = ""
+				if text, isError := textOf(t, cs, tool, with(args, alias, "mine")); isError || p.executor.session != "mine" {
+					t.Errorf("%s with %s: session %q, %s", tool, alias, p.executor.session, text)
 				}
 			}
-			if text, isError := textOf(t, cs, tool, with(args, "session", "mine", "session_id", "mine", "conversationId", nil)); isError || p.engine.session != "mine" {
+			if text, isError := textOf(t, cs, tool, with(args, "session", "mine", "session_id", "mine", "conversationId", nil)); isError || p.executor.session != "mine" {
 				t.Errorf("%s with two equal names: %s", tool, text)
 			}
-			p.engine.session = ""
+			p.executor.session = ""
 			text, isError := textOf(t, cs, tool, with(args, "session", "mine", "conversationId", "yours"))
-			if !isError || !strings.Contains(text, "are the same argument; give one of them") || p.engine.session != "" {
-				t.Errorf("%s with two names that disagree: %s, session %q", tool, text, p.engine.session)
+			if !isError || !strings.Contains(text, "are the same argument; give one of them") || p.executor.session != "" {
+				t.Errorf("%s with two names that disagree: %s, session %q", tool, text, p.executor.session)
 			}
 			if text, isError := textOf(t, cs, tool, with(args, "conversationId", 7)); !isError || text != "conversationId must be a string" {
 				t.Errorf("%s with a number: %s", tool, text)
@@ -81,8 +81,8 @@ func TestAliases(t *testing.T) {
 		}
 		for _, args := range []map[string]any{{"language": "python"}, {"env": "python"}, {"env": "python", "language": "python"}} {
 			for _, tool := range []string{"run", "run_code"} {
-				p.engine.request = engine.Request{}
-				if text, isError := textOf(t, cs, tool, with(args, "session", "s", "code", "1")); isError || p.engine.request.Runner != "python" {
+				p.executor.request = executor.Request{}
+				if text, isError := textOf(t, cs, tool, with(args, "session", "s", "code", "1")); isError || p.executor.request.Runner != "python" {
 					t.Errorf("%s %v: %s", tool, args, text)
 				}
 			}
@@ -115,7 +115,7 @@ func TestAliases(t *testing.T) {
 // without it. Others are ignored.
 func TestNearMisses(t *testing.T) {
 	p := newProduct(t)
-	p.engine.result = engine.Result{RunID: "run_1", Session: "s", Stdout: []byte("1\n")}
+	p.executor.result = executor.Result{RunID: "run_1", Session: "s", Stdout: []byte("1\n")}
 	cs := p.connect(t, "http", "2025-11-25", nil)
 	ignored := func(name, meant string) string {
 		return fmt.Sprintf("argument %q is not known and was ignored; did you mean %s?", name, meant)
@@ -149,12 +149,12 @@ func TestNearMisses(t *testing.T) {
 	if plain, _ := compact(t, p.call(t, "run", mustJSON(with(run, "timeout", 5)))); warned(plain) != ignored("timeout", "timeout_seconds") {
 		t.Errorf("run of a plain caller: %s", plain)
 	}
-	// A refusal of the engine's says it, too.
-	p.engine.err = &engine.Error{Code: engine.CodeSessionBusy, Message: "Wait."}
+	// A refusal of the executor's says it, too.
+	p.executor.err = &executor.Error{Code: executor.CodeSessionBusy, Message: "Wait."}
 	if text, isError := textOf(t, cs, "run_python", with(toolArguments["run_python"], "timeout", 5)); !isError || warned(text) != ignored("timeout", "timeout_seconds") {
 		t.Errorf("a refusal: %s", text)
 	}
-	p.engine.err = nil
+	p.executor.err = nil
 
 	for _, tt := range []struct {
 		tool string
@@ -173,9 +173,9 @@ func TestNearMisses(t *testing.T) {
 		{"run", []any{"session", "a", "sesion", "b"}, ""},
 		{"run", []any{"sessionId", nil}, ""},
 	} {
-		p.engine.session = ""
+		p.executor.session = ""
 		text, isError := textOf(t, cs, tt.tool, with(toolArguments[tt.tool], tt.more...))
-		if isError != (tt.want != "") || !strings.Contains(text, tt.want) || isError != (p.engine.session == "") {
+		if isError != (tt.want != "") || !strings.Contains(text, tt.want) || isError != (p.executor.session == "") {
 			t.Errorf("%s %v: error %t, %s", tt.tool, tt.more, isError, text)
 		}
 	}
@@ -186,14 +186,14 @@ func TestNearMisses(t *testing.T) {
 			{"session", "s", "sessionId", "chat/1"}, {"session", "s", "toolCallId", "call_1", "metadata", map[string]any{"a": 1}, "version", 2},
 		} {
 			for _, answer := range []string{p.call(t, tool, mustJSON(with(args, own...))), p.call(t, tool, mustJSON(with(args, own...)), "Mcp-Protocol-Version: 2025-06-18")} {
-				if strings.Contains(answer, "not known") || strings.Contains(answer, `"error":{`) || p.engine.session != "s" {
+				if strings.Contains(answer, "not known") || strings.Contains(answer, `"error":{`) || p.executor.session != "s" {
 					t.Errorf("%s %v: %s", tool, own, answer)
 				}
 			}
 		}
 	}
-	if text, isError := textOf(t, cs, "run", with(run, "sessionId", "chat", "action", "sendMessage", "chatInput", "hi", "toolCallId", "call_1")); isError || text != "1\n" || p.engine.session == "chat" {
-		t.Errorf("n8n's run without a session: %s, session %q", text, p.engine.session)
+	if text, isError := textOf(t, cs, "run", with(run, "sessionId", "chat", "action", "sendMessage", "chatInput", "hi", "toolCallId", "call_1")); isError || text != "1\n" || p.executor.session == "chat" {
+		t.Errorf("n8n's run without a session: %s, session %q", text, p.executor.session)
 	}
 	// However many there are, and however long, the answer stays small.
 	flood := map[string]any{"code": "1", "env": "python", strings.Repeat("timeout_", 10000): 1}
@@ -218,7 +218,7 @@ func TestOtherInterpreter(t *testing.T) {
 	p := newProduct(t)
 	cs := p.connect(t, "http", "2025-11-25", nil)
 	for _, network := range []bool{true, false} {
-		p.engine.result = engine.Result{RunID: "run_1", Session: "s", Persistent: true, Switched: true, Network: network, Stdout: []byte("1\n")}
+		p.executor.result = executor.Result{RunID: "run_1", Session: "s", Persistent: true, Switched: true, Network: network, Stdout: []byte("1\n")}
 		text, _ := textOf(t, cs, "run", with(toolArguments["run"], "session", "s", "network", network))
 		want := map[bool]string{true: "the one with network: variables, functions and imports of runs without network", false: "the one without network: variables, functions and imports of runs with network"}[network]
 		notice, output, _ := strings.Cut(text, "]\n")
@@ -242,7 +242,7 @@ func TestOtherInterpreter(t *testing.T) {
 func TestHandedOver(t *testing.T) {
 	p := newProductWith(t, tools.Options{Handover: 45 * time.Second})
 	cs := p.connect(t, "http", "2025-11-25", nil)
-	p.engine.result = engine.Result{Running: true, RunID: "run_1", Session: "s", Timeout: time.Minute, Started: time.Now(), Recent: engine.Output{Data: []byte("so far\nwarn\n"), Stderr: [][2]int{{7, 12}}, Cursor: 12}}
+	p.executor.result = executor.Result{Running: true, RunID: "run_1", Session: "s", Timeout: time.Minute, Started: time.Now(), Recent: executor.Output{Data: []byte("so far\nwarn\n"), Stderr: [][2]int{{7, 12}}, Cursor: 12}}
 	for tool, required := range map[string][]string{
 		"run_code":   {"success", "output", "files"},
 		"run_python": {"session_id", "run_id", "exit_code", "stdout", "stderr", "stdout_truncated", "stderr_truncated", "artifacts", "duration_ms"},
@@ -264,20 +264,20 @@ func TestHandedOver(t *testing.T) {
 		if tool == "run_python" && (out["stdout"] != "so far\n" || out["stderr"] != "warn\n") {
 			t.Errorf("the streams so far: %s", text)
 		}
-		if p.engine.request.Handover != 45*time.Second {
-			t.Errorf("%s of a client: %+v", tool, p.engine.request)
+		if p.executor.request.Handover != 45*time.Second {
+			t.Errorf("%s of a client: %+v", tool, p.executor.request)
 		}
 		p.call(t, tool, mustJSON(with(toolArguments[tool], "session", "s")))
-		if p.engine.request.Handover != 0 {
-			t.Errorf("%s of a plain caller: %+v", tool, p.engine.request)
+		if p.executor.request.Handover != 0 {
+			t.Errorf("%s of a plain caller: %+v", tool, p.executor.request)
 		}
 	}
 	// Without wait_run, nobody could get the rest.
 	p = newProductWith(t, tools.Options{Handover: 45 * time.Second, Tools: []string{"run", "run_code", "run_python"}})
 	cs = p.connect(t, "http", "2025-11-25", nil)
 	for _, tool := range []string{"run", "run_code", "run_python"} {
-		if textOf(t, cs, tool, with(toolArguments[tool], "session", "s")); p.engine.request.Handover != 0 {
-			t.Errorf("%s without wait_run: %+v", tool, p.engine.request)
+		if textOf(t, cs, tool, with(toolArguments[tool], "session", "s")); p.executor.request.Handover != 0 {
+			t.Errorf("%s without wait_run: %+v", tool, p.executor.request)
 		}
 	}
 }
@@ -285,7 +285,7 @@ func TestHandedOver(t *testing.T) {
 // TestResourceLinksOfTheOperator: SANDBOX_RESOURCE_LINKS=on is for all clients that know links.
 func TestResourceLinksOfTheOperator(t *testing.T) {
 	p := newProductWith(t, tools.Options{ResourceLinks: true})
-	p.engine.result = exampleResult()
+	p.executor.result = exampleResult()
 	for version, want := range map[string]int{"2025-03-26": 0, "2025-06-18": 1, "2026-07-28": 1} {
 		cs := p.connect(t, "http", version, nil)
 		for _, tool := range []string{"run", "run_code", "run_python"} {
@@ -340,7 +340,7 @@ func TestOnlyOfferedToolsAreNamed(t *testing.T) {
 				}
 			}
 			said += mustJSON(list)
-			p.engine.result = engine.Result{Running: slices.Contains(offered, "wait_run"), RunID: "x_1", Session: "s"}
+			p.executor.result = executor.Result{Running: slices.Contains(offered, "wait_run"), RunID: "x_1", Session: "s"}
 			for _, tool := range offered {
 				if args, ok := toolArguments[tool]; ok {
 					for _, more := range [][]any{nil, {"background", true}, {"content", "!"}} {

@@ -8,22 +8,22 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 )
 
-func (e *fakeEngine) WaitRun(_ context.Context, caller session.Caller, id string, req engine.WaitRequest) (engine.Result, error) {
+func (e *fakeExecutor) WaitRun(_ context.Context, caller session.Caller, id string, req executor.WaitRequest) (executor.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.caller, e.request = caller, engine.Request{Session: id, Timeout: req.Timeout}
+	e.caller, e.request = caller, executor.Request{Session: id, Timeout: req.Timeout}
 	return e.result, e.err
 }
 
-func (e *fakeEngine) CancelRun(_ context.Context, caller session.Caller, id string) (engine.Result, error) {
+func (e *fakeExecutor) CancelRun(_ context.Context, caller session.Caller, id string) (executor.Result, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.caller, e.request = caller, engine.Request{Session: id}
+	e.caller, e.request = caller, executor.Request{Session: id}
 	return e.result, e.err
 }
 
@@ -31,20 +31,20 @@ func (e *fakeEngine) CancelRun(_ context.Context, caller session.Caller, id stri
 func TestLongWork(t *testing.T) {
 	p := newProduct(t)
 	const goOn = "The code goes on running, for 13 seconds at most. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it."
-	going := engine.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run_code", Timeout: time.Minute, TimeLeft: 12_100 * time.Millisecond,
-		Recent: engine.Output{Data: []byte("so far\n"), Cursor: 7}}
-	ended := engine.Result{RunID: "run_1", Session: "s", Tool: "run_code", Stdout: []byte("so far\nall\n"), Duration: time.Second,
-		Recent: engine.Output{Data: []byte("all\n"), Cursor: 11}}
+	going := executor.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run_code", Timeout: time.Minute, TimeLeft: 12_100 * time.Millisecond,
+		Recent: executor.Output{Data: []byte("so far\n"), Cursor: 7}}
+	ended := executor.Result{RunID: "run_1", Session: "s", Tool: "run_code", Stdout: []byte("so far\nall\n"), Duration: time.Second,
+		Recent: executor.Output{Data: []byte("all\n"), Cursor: 11}}
 	cancelled := ended
 	cancelled.Tool, cancelled.ExitCode, cancelled.Cause = "run_python", -1, sandbox.CauseCancelled
-	queued := engine.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run", Timeout: time.Minute,
-		Queued: &engine.Queue{RunID: "run_0", Tool: "run", Running: 12 * time.Second, Ahead: 2}}
+	queued := executor.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run", Timeout: time.Minute,
+		Queued: &executor.Queue{RunID: "run_0", Tool: "run", Running: 12 * time.Second, Ahead: 2}}
 	const waits = "The code waits for run_0 (run, running for 12 s) and 1 more, then it runs for 60 seconds at most. " +
 		"Call wait_run with the run_id and the cursor for its output and the result, or cancel_run to end it."
 	runCode := `{"success":true,"output":"so far\nall\n","files":[],"exit_code":0,"run_id":"run_1","duration_ms":1000}`
 	for _, tt := range []struct {
 		name, tool, args string
-		result           engine.Result
+		result           executor.Result
 		err              error
 		want             string
 	}{
@@ -66,16 +66,16 @@ func TestLongWork(t *testing.T) {
 		{"cancelled", "cancel_run", `{"run_id":"run_1"}`, cancelled, nil,
 			`{"status":"cancelled","run_id":"run_1","session_id":"s","cursor":11,"result":{"session_id":"s","run_id":"run_1","exit_code":-1,"stdout":"so far\nall\n","stderr":"",` +
 				`"stdout_truncated":false,"stderr_truncated":false,"artifacts":[],"duration_ms":1000,"cause":"cancelled"}}`},
-		{"unknown", "wait_run", `{"run_id":"run_2"}`, engine.Result{}, &engine.Error{Code: engine.CodeRunNotFound, Message: "There is none."},
+		{"unknown", "wait_run", `{"run_id":"run_2"}`, executor.Result{}, &executor.Error{Code: executor.CodeRunNotFound, Message: "There is none."},
 			`{"error":"run_not_found","message":"There is none."}`},
 	} {
-		p.engine.result, p.engine.err = tt.result, tt.err
+		p.executor.result, p.executor.err = tt.result, tt.err
 		got, isError := compact(t, p.call(t, tt.tool, tt.args))
 		if got != tt.want || isError != (tt.err != nil) {
 			t.Errorf("%s: error %t, %s\nwant %s", tt.name, isError, got, tt.want)
 		}
 	}
-	p.engine.err = nil
+	p.executor.err = nil
 
 	for _, tt := range []struct{ tool, args, want string }{
 		{"run_python", `{"code":"1","timeout_seconds":601}`, "timeout_seconds must be between 1 and 600"},
@@ -95,13 +95,13 @@ func TestLongWork(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]time.Duration{`{"run_id":"r"}`: 30 * time.Second, `{"run_id":"r","timeout_seconds":0}`: 0, `{"run_id":"r","timeout_seconds":0.5}`: 500 * time.Millisecond} {
-		if p.call(t, "wait_run", args); p.engine.request.Timeout != want || p.engine.request.Session != "r" || p.engine.caller != session.Local {
-			t.Errorf("wait_run %s: %+v, want %v", args, p.engine.request, want)
+		if p.call(t, "wait_run", args); p.executor.request.Timeout != want || p.executor.request.Session != "r" || p.executor.caller != session.Local {
+			t.Errorf("wait_run %s: %+v, want %v", args, p.executor.request, want)
 		}
 	}
 	p.call(t, "run_python", `{"code":"1","background":true,"timeout_seconds":90}`)
-	if r := p.engine.request; !r.Background || r.Timeout != 90*time.Second || r.Tool != "run_python" {
-		t.Errorf("asked of the engine: %+v", r)
+	if r := p.executor.request; !r.Background || r.Timeout != 90*time.Second || r.Tool != "run_python" {
+		t.Errorf("asked of the executor: %+v", r)
 	}
 
 	// A client's run is plain text, and the line at its end says how to go on.
@@ -120,20 +120,20 @@ func TestLongWork(t *testing.T) {
 		return all
 	}
 	going.Tool, ended.Tool = "run", "run"
-	p.engine.result = going
+	p.executor.result = going
 	if got := strings.Join(texts("run", map[string]any{"env": "python", "code": "1", "session": "s"}), "|"); got != "so far\n[status: running; run_id: run_1; session: s; cursor: 7. "+goOn+"]" {
 		t.Errorf("a client's run: %q", got)
 	}
-	p.engine.result = queued
+	p.executor.result = queued
 	if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1"}), "|"); got != "[status: queued; run_id: run_1; session: s; cursor: 0. "+waits+"]" {
 		t.Errorf("a client's queued run: %q", got)
 	}
-	p.engine.result = ended
+	p.executor.result = ended
 	failed, missed, silent := ended, ended, ended
 	failed.ExitCode, missed.Recent.Missed, silent.Recent.Data = 3, 5, nil
 	for _, tt := range []struct {
 		cursor int
-		result engine.Result
+		result executor.Result
 		want   string
 	}{
 		{0, ended, "so far\nall\n[status: completed; run_1]"},
@@ -143,7 +143,7 @@ func TestLongWork(t *testing.T) {
 		{11, silent, "[status: completed; run_1]"},
 		{12, ended, "so far\nall\n[status: completed; run_1]"}, // not a cursor of this run's
 	} {
-		p.engine.result = tt.result
+		p.executor.result = tt.result
 		if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1", "cursor": tt.cursor}), "|"); got != tt.want {
 			t.Errorf("a client's wait_run from %d: %q, want %q", tt.cursor, got, tt.want)
 		}

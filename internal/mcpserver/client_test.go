@@ -16,7 +16,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/tools"
 )
@@ -77,7 +77,7 @@ func TestClients(t *testing.T) {
 		for range 30 {
 			res.Files = append(res.Files, res.Files[0])
 		}
-		p.engine.result = res
+		p.executor.result = res
 		cs := p.connect(t, transport, version, nil)
 		list, err := cs.ListTools(t.Context(), nil)
 		if err != nil || len(list.Tools) != len(tools.Names())-1 /* list_services: there are none */ {
@@ -144,12 +144,12 @@ func TestStreamedOutput(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
 		progress := make(chan *mcp.ProgressNotificationParams, 100)
-		p.engine.run = func(ctx context.Context, req engine.Request) (engine.Result, error) {
+		p.executor.run = func(ctx context.Context, req executor.Request) (executor.Result, error) {
 			var last float64
 			for _, part := range []string{"one\n", "zwölf\n", "три"} {
 				// The parts are cut in the middle of characters.
 				for i := range len(part) {
-					req.Output(engine.Stdout, []byte(part[i:i+1]))
+					req.Output(executor.Stdout, []byte(part[i:i+1]))
 				}
 				for got := ""; got != part; {
 					select {
@@ -157,16 +157,16 @@ func TestStreamedOutput(t *testing.T) {
 						got += n.Message
 						if n.Progress <= last || n.ProgressToken != "tok" || !strings.HasPrefix(part, got) {
 							t.Errorf("after progress %v: %+v; have %q of %q", last, n, got, part)
-							return engine.Result{}, nil
+							return executor.Result{}, nil
 						}
 						last = n.Progress
 					case <-time.After(5 * time.Second):
 						t.Errorf("no progress; have %q of %q", got, part)
-						return engine.Result{}, nil
+						return executor.Result{}, nil
 					}
 				}
 			}
-			return engine.Result{}, nil
+			return executor.Result{}, nil
 		}
 		cs := p.connect(t, transport, version, &mcp.ClientOptions{
 			ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) { progress <- r.Params },
@@ -179,16 +179,16 @@ func TestStreamedOutput(t *testing.T) {
 	})
 }
 
-// TestCancelledRun: when the client gives up a call, the engine's context ends.
+// TestCancelledRun: when the client gives up a call, the executor's context ends.
 func TestCancelledRun(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
 		started, ended := make(chan struct{}), make(chan struct{})
-		p.engine.run = func(ctx context.Context, req engine.Request) (engine.Result, error) {
+		p.executor.run = func(ctx context.Context, req executor.Request) (executor.Result, error) {
 			close(started)
 			<-ctx.Done()
 			close(ended)
-			return engine.Result{Cause: sandbox.CauseCancelled}, nil
+			return executor.Result{Cause: sandbox.CauseCancelled}, nil
 		}
 		cs := p.connect(t, transport, version, nil)
 		ctx, giveUp := context.WithCancel(t.Context())
@@ -213,8 +213,8 @@ func TestLargeUpload(t *testing.T) {
 	p := newProduct(t)
 	const size = 3600 << 10 // 4.9 MB in base64
 	got := p.call(t, "upload_file", `{"conversationId":"a","filename":"big","content":"`+strings.Repeat("AAAA", size/3)+`"}`)
-	if !strings.Contains(got, "uploaded successfully") || len(p.engine.uploaded) != size {
-		t.Errorf("%d bytes: %.300s", len(p.engine.uploaded), got)
+	if !strings.Contains(got, "uploaded successfully") || len(p.executor.uploaded) != size {
+		t.Errorf("%d bytes: %.300s", len(p.executor.uploaded), got)
 	}
 	for _, tt := range []struct {
 		length int64

@@ -9,7 +9,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/workspace"
 )
@@ -17,8 +17,8 @@ import (
 // pixel is the smallest PNG.
 const pixel = "\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
 
-func link(name string, size int64) engine.FileLink {
-	return engine.FileLink{File: workspace.File{Name: name, Size: size}, URL: "http://h:8080/files/sess_1/" + name + "?sig=5ec2e7"}
+func link(name string, size int64) executor.FileLink {
+	return executor.FileLink{File: workspace.File{Name: name, Size: size}, URL: "http://h:8080/files/sess_1/" + name + "?sig=5ec2e7"}
 }
 
 // compact is the only text item of a plain caller's answer, without white space, and whether it is an error.
@@ -41,23 +41,23 @@ func compact(t *testing.T, answer string) (text string, isError bool) {
 // TestContract4 is contract 4's examples, as a plain caller sees them.
 func TestContract4(t *testing.T) {
 	p := newProduct(t)
-	ran := engine.Result{Session: "sess_1", RunID: "run_20260206T123456Z_a1b2", Runner: "python", Duration: 1340 * time.Millisecond, Timeout: time.Minute}
-	run := func(change func(*engine.Result)) engine.Result {
+	ran := executor.Result{Session: "sess_1", RunID: "run_20260206T123456Z_a1b2", Runner: "python", Duration: 1340 * time.Millisecond, Timeout: time.Minute}
+	run := func(change func(*executor.Result)) executor.Result {
 		res := ran
 		change(&res)
 		return res
 	}
 	for _, tt := range []struct {
 		name, tool, args string
-		result           engine.Result
-		artifact         engine.Artifact
+		result           executor.Result
+		artifact         executor.Artifact
 		err              error
 		want             string
 	}{
 		{
 			name: "success", tool: "run_python", args: `{"session_id":"sess_1","code":"1"}`,
-			result: run(func(r *engine.Result) {
-				r.Stdout, r.Files = []byte("Processed 1500 rows\n"), []engine.FileLink{link("out/report.pdf", 120000)}
+			result: run(func(r *executor.Result) {
+				r.Stdout, r.Files = []byte("Processed 1500 rows\n"), []executor.FileLink{link("out/report.pdf", 120000)}
 			}),
 			want: `{"session_id":"sess_1","run_id":"run_20260206T123456Z_a1b2","exit_code":0,"stdout":"Processed 1500 rows\n","stderr":"",` +
 				`"stdout_truncated":false,"stderr_truncated":false,"artifacts":[{"path":"/mnt/data/out/report.pdf","filename":"report.pdf","size_bytes":120000,` +
@@ -65,7 +65,7 @@ func TestContract4(t *testing.T) {
 		},
 		{
 			name: "failure", tool: "run_python", args: `{"session_id":"sess_1","code":"1"}`,
-			result: run(func(r *engine.Result) {
+			result: run(func(r *executor.Result) {
 				r.ExitCode, r.Stderr, r.StderrTruncated = 1, []byte("KeyError: 'sales_amount'\xff"), true
 			}),
 			want: `{"session_id":"sess_1","run_id":"run_20260206T123456Z_a1b2","exit_code":1,"stdout":"","stderr":"KeyError: 'sales_amount'` + "\uFFFD" + `",` +
@@ -73,39 +73,39 @@ func TestContract4(t *testing.T) {
 		},
 		{
 			name: "timeout", tool: "run_python", args: `{"session_id":"sess_1","code":"1"}`,
-			result: run(func(r *engine.Result) { r.ExitCode, r.Cause, r.Stdout = -1, sandbox.CauseTimeout, []byte("so far") }),
+			result: run(func(r *executor.Result) { r.ExitCode, r.Cause, r.Stdout = -1, sandbox.CauseTimeout, []byte("so far") }),
 			want: `{"session_id":"sess_1","run_id":"run_20260206T123456Z_a1b2","exit_code":-1,"stdout":"so far","stderr":"Execution timed out after 60 seconds",` +
 				`"stdout_truncated":false,"stderr_truncated":false,"artifacts":[],"duration_ms":1340,"cause":"timeout"}`,
 		},
 		{
 			name: "timeout in mid-line", tool: "run_python", args: `{"session_id":"sess_1","code":"1"}`,
-			result: run(func(r *engine.Result) {
+			result: run(func(r *executor.Result) {
 				r.ExitCode, r.Cause, r.Stderr, r.Hint = -1, sandbox.CauseTimeout, []byte("50%"), "Do less."
 			}),
 			want: `{"session_id":"sess_1","run_id":"run_20260206T123456Z_a1b2","exit_code":-1,"stdout":"","stderr":"50%\nExecution timed out after 60 seconds",` +
 				`"stdout_truncated":false,"stderr_truncated":false,"artifacts":[],"duration_ms":1340,"cause":"timeout","hint":"Do less."}`,
 		},
 		{
-			name: "busy", tool: "run_python", args: `{"session_id":"sess_1","code":"1"}`, err: &engine.Error{Code: engine.CodeSessionBusy, Message: "A run."},
+			name: "busy", tool: "run_python", args: `{"session_id":"sess_1","code":"1"}`, err: &executor.Error{Code: executor.CodeSessionBusy, Message: "A run."},
 			want: `{"error":"session_busy","message":"A run."}`,
 		},
 		{
 			name: "read", tool: "read_artifact", args: `{"session_id":"sess_1","path":"/mnt/data/chart.png"}`,
-			artifact: engine.Artifact{FileLink: link("chart.png", 3), Content: []byte("abc")},
+			artifact: executor.Artifact{FileLink: link("chart.png", 3), Content: []byte("abc")},
 			want:     `{"path":"/mnt/data/chart.png","filename":"chart.png","mime_type":"image/png","size_bytes":3,"content_base64":"YWJj","session_id":"sess_1"}`,
 		},
 		{
-			name: "read an empty file", tool: "read_artifact", args: `{"session_id":"sess_1","path":"/mnt/data/x"}`, artifact: engine.Artifact{FileLink: link("x", 0)},
+			name: "read an empty file", tool: "read_artifact", args: `{"session_id":"sess_1","path":"/mnt/data/x"}`, artifact: executor.Artifact{FileLink: link("x", 0)},
 			want: `{"path":"/mnt/data/x","filename":"x","mime_type":"application/octet-stream","size_bytes":0,"content_base64":"","session_id":"sess_1"}`,
 		},
 		{
 			name: "too large", tool: "read_artifact", args: `{"session_id":"sess_1","path":"/mnt/data/chart.png"}`,
-			err:  &engine.Error{Code: engine.CodeArtifactTooLarge, Message: "Too large.", SizeBytes: 15000000, DownloadURL: "http://h/x"},
+			err:  &executor.Error{Code: executor.CodeArtifactTooLarge, Message: "Too large.", SizeBytes: 15000000, DownloadURL: "http://h/x"},
 			want: `{"error":"artifact_too_large","message":"Too large.","size_bytes":15000000,"download_url":"http://h/x"}`,
 		},
 		{
 			name: "list", tool: "list_artifacts", args: `{"session_id":"sess_1"}`,
-			result: engine.Result{Files: []engine.FileLink{link("sales.csv", 24000)}},
+			result: executor.Result{Files: []executor.FileLink{link("sales.csv", 24000)}},
 			want: `{"artifacts":[{"path":"/mnt/data/sales.csv","filename":"sales.csv","size_bytes":24000,"mime_type":"text/csv",` +
 				`"download_url":"http://h:8080/files/sess_1/sales.csv?sig=5ec2e7"}],"session_id":"sess_1"}`,
 		},
@@ -114,25 +114,25 @@ func TestContract4(t *testing.T) {
 		{name: "close and revoke", tool: "close_session", args: `{"session_id":"sess_1","revoke_links":true}`, want: `{"status":"closed","session_id":"sess_1"}`},
 		{
 			name: "close nothing", tool: "close_session", args: `{"session_id":"sess_123"}`,
-			err:  &engine.Error{Code: engine.CodeSessionNotFound, Message: "No active session with id sess_123"},
+			err:  &executor.Error{Code: executor.CodeSessionNotFound, Message: "No active session with id sess_123"},
 			want: `{"error":"session_not_found","message":"No active session with id sess_123"}`,
 		},
 	} {
-		p.engine.result, p.engine.artifact, p.engine.err = tt.result, tt.artifact, tt.err
+		p.executor.result, p.executor.artifact, p.executor.err = tt.result, tt.artifact, tt.err
 		got, isError := compact(t, p.call(t, tt.tool, tt.args))
 		if got != tt.want || isError != (tt.err != nil) {
 			t.Errorf("%s: error %t, %s\nwant %s", tt.name, isError, got, tt.want)
 		}
-		if revoked := p.engine.revoked != ""; revoked != strings.Contains(tt.args, "revoke_links") {
+		if revoked := p.executor.revoked != ""; revoked != strings.Contains(tt.args, "revoke_links") {
 			t.Errorf("%s: links were revoked: %t", tt.name, revoked)
 		}
-		p.engine.revoked = ""
+		p.executor.revoked = ""
 	}
-	p.engine.err = nil
+	p.executor.err = nil
 	for _, args := range []string{`{"code":"1"}`, `{"code":"1","session_id":null}`, `{"code":"1","session_id":""}`} {
 		p.call(t, "run_python", args)
-		if id := p.engine.request.Session; !regexp.MustCompile(`^sess_[0-9a-f]{12}$`).MatchString(id) || !p.engine.request.Artifacts || p.engine.request.Runner != "python" {
-			t.Errorf("%s: %+v", args, p.engine.request)
+		if id := p.executor.request.Session; !regexp.MustCompile(`^sess_[0-9a-f]{12}$`).MatchString(id) || !p.executor.request.Artifacts || p.executor.request.Runner != "python" {
+			t.Errorf("%s: %+v", args, p.executor.request)
 		}
 	}
 	for _, tt := range []struct{ tool, args, want string }{
@@ -164,7 +164,7 @@ func TestReadImage(t *testing.T) {
 			{"a.jpg", pixel, "", "image/png"}, // the content decides
 			{"a.png", "<html>", "", ""}, {"a.png", "", "", ""}, {"a.svg", "<svg/>", "", ""}, {"a.bin", pixel, "", ""}, {"a.csv", "a,b", "", ""},
 		} {
-			p.engine.artifact = engine.Artifact{FileLink: link(tt.name, int64(len(tt.content))), Content: []byte(tt.content)}
+			p.executor.artifact = executor.Artifact{FileLink: link(tt.name, int64(len(tt.content))), Content: []byte(tt.content)}
 			args := map[string]any{"session_id": "a", "path": tt.name}
 			if tt.encoding != "" {
 				args["encoding"] = tt.encoding

@@ -16,7 +16,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/mcpserver"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
@@ -25,25 +25,25 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// fakeEngine answers like contract 2's examples. What it was asked is kept.
-type fakeEngine struct {
+// fakeExecutor answers like contract 2's examples. What it was asked is kept.
+type fakeExecutor struct {
 	fakeFiles
 	mu       sync.Mutex
 	caller   session.Caller
 	session  string // of the last call that had one
-	request  engine.Request
+	request  executor.Request
 	uploaded []byte
-	upload   engine.UploadRequest
-	result   engine.Result
-	artifact engine.Artifact
-	sessions []engine.SessionInfo
-	recent   []engine.RunInfo
+	upload   executor.UploadRequest
+	result   executor.Result
+	artifact executor.Artifact
+	sessions []executor.SessionInfo
+	recent   []executor.RunInfo
 	revoked  string // the session of CloseAndRevoke
 	err      error
-	run      func(ctx context.Context, req engine.Request) (engine.Result, error) // instead of result and err
+	run      func(ctx context.Context, req executor.Request) (executor.Result, error) // instead of result and err
 }
 
-func (e *fakeEngine) Run(ctx context.Context, caller session.Caller, req engine.Request) (engine.Result, error) {
+func (e *fakeExecutor) Run(ctx context.Context, caller session.Caller, req executor.Request) (executor.Result, error) {
 	e.mu.Lock()
 	e.caller, e.request, e.session = caller, req, req.Session
 	res, err, run := e.result, e.err, e.run
@@ -54,74 +54,74 @@ func (e *fakeEngine) Run(ctx context.Context, caller session.Caller, req engine.
 	return res, err
 }
 
-func (e *fakeEngine) RecentRuns(session.Caller, string) []engine.RunInfo { return e.recent }
+func (e *fakeExecutor) RecentRuns(session.Caller, string) []executor.RunInfo { return e.recent }
 
-func (e *fakeEngine) Upload(_ context.Context, caller session.Caller, req engine.UploadRequest) (engine.FileLink, error) {
+func (e *fakeExecutor) Upload(_ context.Context, caller session.Caller, req executor.UploadRequest) (executor.FileLink, error) {
 	data, err := io.ReadAll(req.Content)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.caller, e.upload, e.uploaded, e.session = caller, req, data, req.Session
 	if err != nil || e.err != nil {
-		return engine.FileLink{}, e.err
+		return executor.FileLink{}, e.err
 	}
 	name, err := workspace.CleanName(req.Name)
-	return engine.FileLink{File: workspace.File{Name: name, Size: int64(len(data))}, URL: "https://example.com/files/abc123/" + name + "?sig=5ec2e7"}, err
+	return executor.FileLink{File: workspace.File{Name: name, Size: int64(len(data))}, URL: "https://example.com/files/abc123/" + name + "?sig=5ec2e7"}, err
 }
 
-func (e *fakeEngine) UploadURL(_ context.Context, _ session.Caller, id, name string, overwrite bool) (string, time.Time, error) {
+func (e *fakeExecutor) UploadURL(_ context.Context, _ session.Caller, id, name string, overwrite bool) (string, time.Time, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.upload = engine.UploadRequest{Session: id, Name: name, Overwrite: overwrite}
+	e.upload = executor.UploadRequest{Session: id, Name: name, Overwrite: overwrite}
 	return "https://example.com/files/" + id + "/" + name + "?upload=t&expires=1", time.Unix(1800000000, 0), e.err
 }
 
-func (e *fakeEngine) ReadArtifact(_ context.Context, caller session.Caller, id, path string) (engine.Artifact, error) {
+func (e *fakeExecutor) ReadArtifact(_ context.Context, caller session.Caller, id, path string) (executor.Artifact, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.caller, e.session = caller, id
 	return e.artifact, e.err
 }
 
-func (e *fakeEngine) ListArtifacts(_ context.Context, caller session.Caller, id string) ([]engine.FileLink, bool, error) {
+func (e *fakeExecutor) ListArtifacts(_ context.Context, caller session.Caller, id string) ([]executor.FileLink, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.caller, e.session = caller, id
 	return e.result.Files, false, e.err
 }
 
-func (e *fakeEngine) DeleteFile(_ context.Context, caller session.Caller, id, path string) error {
+func (e *fakeExecutor) DeleteFile(_ context.Context, caller session.Caller, id, path string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.caller, e.session = caller, id
 	return e.err
 }
 
-func (e *fakeEngine) Storage(session.Caller) session.Storage {
+func (e *fakeExecutor) Storage(session.Caller) session.Storage {
 	return session.Storage{Sessions: 2, Bytes: 14, ClosedSessions: 1, ClosedBytes: 3, Files: 7, ClosedFiles: 1, MaxBytes: 100, MaxFiles: 50}
 }
 
-func (e *fakeEngine) ListSessions(_ context.Context, caller session.Caller, limit int) ([]engine.SessionInfo, bool, error) {
+func (e *fakeExecutor) ListSessions(_ context.Context, caller session.Caller, limit int) ([]executor.SessionInfo, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.caller = caller
 	return e.sessions[:min(limit, len(e.sessions))], limit < len(e.sessions), e.err
 }
 
-func (e *fakeEngine) CloseAndRevoke(ctx context.Context, caller session.Caller, id string) error {
+func (e *fakeExecutor) CloseAndRevoke(ctx context.Context, caller session.Caller, id string) error {
 	e.mu.Lock()
 	e.revoked = id
 	e.mu.Unlock()
 	return e.CloseSession(ctx, caller, id)
 }
 
-func (e *fakeEngine) CloseSession(_ context.Context, caller session.Caller, id string) error {
+func (e *fakeExecutor) CloseSession(_ context.Context, caller session.Caller, id string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.caller, e.session = caller, id
 	return e.err
 }
 
-func (e *fakeEngine) Runners() runner.Set {
+func (e *fakeExecutor) Runners() runner.Set {
 	return runner.Set{
 		{Definition: runner.Definition{Name: "python", Libraries: []string{"requests", "numpy"}}, Image: "jail:python"},
 		{Definition: runner.Definition{Name: "typescript", Libraries: []string{"postgres", "pg"}}, Image: "jail:typescript"},
@@ -130,10 +130,10 @@ func (e *fakeEngine) Runners() runner.Set {
 }
 
 type product struct {
-	engine *fakeEngine
-	server *mcpserver.Server
-	url    string
-	log    *lockedBuffer
+	executor *fakeExecutor
+	server   *mcpserver.Server
+	url      string
+	log      *lockedBuffer
 
 	notified chan string // names of clients that are told of changed resources
 }
@@ -162,7 +162,7 @@ func newProduct(t testing.TB) *product {
 
 func newProductWith(t testing.TB, opt tools.Options) *product {
 	t.Helper()
-	p := &product{engine: &fakeEngine{}, log: new(lockedBuffer), notified: make(chan string, 1000)}
+	p := &product{executor: &fakeExecutor{}, log: new(lockedBuffer), notified: make(chan string, 1000)}
 	log := slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	opt.Logger = log
@@ -170,7 +170,7 @@ func newProductWith(t testing.TB, opt tools.Options) *product {
 		Instructions: tools.Instructions(opt),
 		Tools: func(s *mcp.Server) {
 			s.AddSendingMiddleware(p.recordNotified)
-			tools.Register(s, p.engine, opt)
+			tools.Register(s, p.executor, opt)
 		},
 		Logger: log,
 	})
@@ -223,17 +223,17 @@ func (p *product) call(t testing.TB, tool, args string, headers ...string) strin
 	return p.post(t, `{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"`+tool+`","arguments":`+args+`}}`, headers...)
 }
 
-func exampleResult() engine.Result {
-	return engine.Result{
+func exampleResult() executor.Result {
+	return executor.Result{
 		RunID: "run_1", Runner: "python", Duration: 12 * time.Millisecond, Stdout: []byte("Plot saved!\n"),
-		Files: []engine.FileLink{{File: workspace.File{Name: "plot.png", Size: 9}, Session: "abc123", URL: "https://example.com/files/abc123/plot.png?expires=9&sig=5ec2e7"}},
+		Files: []executor.FileLink{{File: workspace.File{Name: "plot.png", Size: 9}, Session: "abc123", URL: "https://example.com/files/abc123/plot.png?expires=9&sig=5ec2e7"}},
 	}
 }
 
 // TestContract2 is the transcript of contract 2's examples, as a plain caller sends them.
 func TestContract2(t *testing.T) {
 	p := newProduct(t)
-	p.engine.result = exampleResult()
+	p.executor.result = exampleResult()
 	var list struct {
 		Result struct {
 			Tools []struct {
@@ -340,8 +340,8 @@ func TestContract2(t *testing.T) {
 			t.Errorf("%s %s:\n got %s\nwant %s", tt.tool, tt.args, got, answer(tt.want))
 		}
 	}
-	if p.engine.caller != session.Local || p.engine.request.Env["API_KEY"] != "secret-value" || string(p.engine.uploaded) != "name,age\nAlice,30\nBob,25" {
-		t.Errorf("the engine was asked %+v by %v, got %q", p.engine.request, p.engine.caller, p.engine.uploaded)
+	if p.executor.caller != session.Local || p.executor.request.Env["API_KEY"] != "secret-value" || string(p.executor.uploaded) != "name,age\nAlice,30\nBob,25" {
+		t.Errorf("the executor was asked %+v by %v, got %q", p.executor.request, p.executor.caller, p.executor.uploaded)
 	}
 	want := `{"jsonrpc":"2.0","id":4,"error":{"code":-32602,"message":"conversationId is required","data":null}}`
 	if got := p.call(t, "run_code", `{"language":"python","code":"1"}`); got != want {
@@ -400,7 +400,7 @@ func TestBadArguments(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	p := newProduct(t)
-	p.engine.err = &engine.Error{Code: engine.CodeSessionBusy, Message: "Wait."}
+	p.executor.err = &executor.Error{Code: executor.CodeSessionBusy, Message: "Wait."}
 	text := func(answer string) (m map[string]any) {
 		var got struct {
 			Result struct {
@@ -429,7 +429,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("bad base64: %v", m)
 	}
 	// A failure of ours tells nothing.
-	p.engine.err = io.ErrClosedPipe
+	p.executor.err = io.ErrClosedPipe
 	if got := p.call(t, "run_code", `{"conversationId":"a","language":"bash","code":"1"}`); got != `{"jsonrpc":"2.0","id":4,"error":{"code":-32603,"message":"internal error"}}` {
 		t.Errorf("internal error: %s", got)
 	}
@@ -438,7 +438,7 @@ func TestRefusals(t *testing.T) {
 // TestFailingProgram: a run that fails is a result with all there is to know, and bytes that are not text are replaced.
 func TestFailingProgram(t *testing.T) {
 	p := newProduct(t)
-	p.engine.result = engine.Result{
+	p.executor.result = executor.Result{
 		ExitCode: 137, Cause: sandbox.CauseTimeout, Hint: "Be quick.", Stdout: []byte("a\xff\x00\n"), Stderr: []byte("b<&>"), FilesTruncated: true,
 	}
 	got := p.call(t, "run_code", `{"conversationId":"a","language":"bash","code":"1"}`)
@@ -449,17 +449,17 @@ func TestFailingProgram(t *testing.T) {
 			t.Errorf("no %s in %s", want, got)
 		}
 	}
-	if strings.Contains(got, "isError") || p.engine.request.Runner != "shell" {
-		t.Errorf("%s (runner %q)", got, p.engine.request.Runner)
+	if strings.Contains(got, "isError") || p.executor.request.Runner != "shell" {
+		t.Errorf("%s (runner %q)", got, p.executor.request.Runner)
 	}
 }
 
 func TestUploadLink(t *testing.T) {
 	p := newProduct(t)
 	got := p.call(t, "upload_file", `{"filename":"a/it's.csv","overwrite":true}`)
-	id := p.engine.upload.Session
-	if !strings.HasPrefix(id, "sess_") || !p.engine.upload.Overwrite {
-		t.Errorf("asked for %+v", p.engine.upload)
+	id := p.executor.upload.Session
+	if !strings.HasPrefix(id, "sess_") || !p.executor.upload.Overwrite {
+		t.Errorf("asked for %+v", p.executor.upload)
 	}
 	var reply struct {
 		Result struct{ Content []struct{ Text string } }
@@ -484,7 +484,7 @@ func TestUploadLink(t *testing.T) {
 // TestNothingSecretIsLogged runs through everything that must not be logged, and looks for contract 2's lines.
 func TestNothingSecretIsLogged(t *testing.T) {
 	p := newProduct(t)
-	p.engine.result = exampleResult()
+	p.executor.result = exampleResult()
 	p.call(t, "sandbox.run_code", `{"conversationId":"user-123","language":"python","code":"k0de","environment":{"API_KEY":"envv4lue"}}`)
 	p.call(t, "upload_file", `{"conversationId":"user-123","filename":"f.txt","content":"YzBudGVudA=="}`)
 	p.call(t, "upload_file", `{"conversationId":"a\nlevel=ERROR forged","filename":"f\nforged","content":"c0ntent!"}`)
@@ -502,7 +502,7 @@ func TestNothingSecretIsLogged(t *testing.T) {
 		"[MCP] Incoming request - Method: initialize, ID: 1", "[MCP] Processing initialize request", "[MCP] Initialize successful",
 		"[MCP] Tool call: sandbox.run_code", "[MCP] Parsing run_code arguments",
 		"[MCP] run_code: conversationId=user-123, language=python, codeLen=4, network=false, envVars=1",
-		"[MCP] run_code completed successfully", // the lines in between are the engine's
+		"[MCP] run_code completed successfully", // the lines in between are the executor's
 		"[HTTP] Sending response for method=tools/call",
 	} {
 		if !strings.Contains(log, want) {
@@ -511,10 +511,10 @@ func TestNothingSecretIsLogged(t *testing.T) {
 	}
 }
 
-// BenchmarkCall is what the MCP layer costs a run: everything but the engine, over a real connection.
+// BenchmarkCall is what the MCP layer costs a run: everything but the executor, over a real connection.
 func BenchmarkCall(b *testing.B) {
 	p := newProduct(b)
-	p.engine.result = exampleResult()
+	p.executor.result = exampleResult()
 	for b.Loop() {
 		p.call(b, "run_code", `{"conversationId":"user-123","language":"python","code":"print(1)"}`)
 	}

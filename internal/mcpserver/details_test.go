@@ -10,7 +10,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -18,7 +18,7 @@ import (
 func TestSessionsAndFiles(t *testing.T) {
 	p := newProduct(t)
 	at := time.Date(2026, 2, 6, 12, 34, 56, 789, time.FixedZone("", 3600))
-	p.engine.sessions = []engine.SessionInfo{
+	p.executor.sessions = []executor.SessionInfo{
 		{ID: "new", LastUsed: at, Files: 2, Bytes: 10, Live: true}, {ID: "old", LastUsed: at, Files: 7, MoreFiles: true},
 	}
 	for _, tt := range []struct {
@@ -31,15 +31,15 @@ func TestSessionsAndFiles(t *testing.T) {
 		{"list_sessions", `{"limit":1}`, nil, `{"sessions":[{"session_id":"new","last_used":"2026-02-06T11:34:56Z","files":2,"bytes":10,"live":true}],"truncated":true,"usage":{"sessions":2,"bytes":14,"closed_sessions":1,"closed_bytes":3,"files":7,"closed_files":1,"max_bytes":100,"max_files":50}}`},
 		{"sandbox.delete_file", `{"session_id":"s","filename":"/mnt/data/a/b.png"}`, nil, `{"deleted":true,"filename":"a/b.png","path":"/mnt/data/a/b.png","session_id":"s"}`},
 		{"delete_file", `{"conversationId":"s","filename":"b.png"}`, nil, `{"deleted":true,"filename":"b.png","path":"/mnt/data/b.png","session_id":"s"}`},
-		{"delete_file", `{"session_id":"s","filename":"b.png"}`, &engine.Error{Code: engine.CodeNotFound, Message: "No file at /mnt/data/b.png"},
+		{"delete_file", `{"session_id":"s","filename":"b.png"}`, &executor.Error{Code: executor.CodeNotFound, Message: "No file at /mnt/data/b.png"},
 			`{"error":"not_found","message":"No file at /mnt/data/b.png"}`},
 	} {
-		p.engine.err = tt.err
+		p.executor.err = tt.err
 		if got, isError := compact(t, p.call(t, tt.tool, tt.args)); got != tt.want || isError != (tt.err != nil) {
 			t.Errorf("%s %s: error %t, %s\nwant %s", tt.tool, tt.args, isError, got, tt.want)
 		}
 	}
-	p.engine.err = nil
+	p.executor.err = nil
 	for _, tt := range []struct{ tool, args, want string }{
 		{"list_sessions", `{"limit":0}`, "limit must be between 1 and 50"},
 		{"list_sessions", `{"limit":51}`, "limit must be between 1 and 50"},
@@ -60,25 +60,25 @@ func TestDetails(t *testing.T) {
 		p := newProduct(t)
 		var progress []*mcp.ProgressNotificationParams
 		heard := make(chan *mcp.ProgressNotificationParams, 10)
-		p.engine.run = func(_ context.Context, req engine.Request) (engine.Result, error) {
+		p.executor.run = func(_ context.Context, req executor.Request) (executor.Result, error) {
 			if (req.Begun != nil) != (req.Handover == 0 && req.Output != nil) {
-				t.Errorf("asked of the engine: %+v", req)
+				t.Errorf("asked of the executor: %+v", req)
 			}
 			if req.Begun != nil {
 				req.Begun("run_1")
 				progress = append(progress, <-heard)
-				req.Output(engine.Stdout, []byte("a𝄞"))
-				req.Output(engine.Stderr, []byte("wr"))
-				req.Output(engine.Stderr, []byte("ong"))
-				req.Output(engine.Stdout, []byte("!"))
-				req.Output(engine.Stderr, []byte("é"))
+				req.Output(executor.Stdout, []byte("a𝄞"))
+				req.Output(executor.Stderr, []byte("wr"))
+				req.Output(executor.Stderr, []byte("ong"))
+				req.Output(executor.Stdout, []byte("!"))
+				req.Output(executor.Stderr, []byte("é"))
 				progress = append(progress, <-heard)
 			}
-			return engine.Result{
+			return executor.Result{
 				RunID: "run_1", Session: "s", Runner: "python", Tool: req.Tool, ExitCode: 137, Signal: 9, Cause: sandbox.CauseOutOfMemory, Hint: "Use less.",
 				Duration: 1500 * time.Millisecond, MaxRSSBytes: 5 << 20, Stdout: []byte("a𝄞!"), Stderr: []byte("wrong\xff"), StderrTruncated: true,
 				Persistent: req.Persistent, StateLost: req.Persistent,
-				Displays: []engine.Display{
+				Displays: []executor.Display{
 					{MIME: "text/html", Data: []byte("<b>1</b>")}, {MIME: "image/png", Data: []byte(pixel)},
 					{MIME: "text/html", Data: make([]byte, 600<<10)}, {MIME: "image/svg+xml", Data: []byte("<svg/>")},
 				},

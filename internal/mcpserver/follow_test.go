@@ -10,7 +10,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 )
@@ -33,20 +33,20 @@ func TestFollowRun(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name   string
-		result engine.Result
+		result executor.Result
 		want   []string
 	}{
-		{"what is new", engine.Result{
-			Running: true, RunID: "run_1", Recent: engine.Output{Data: []byte("a𝄞er\xffb"), Stderr: [][2]int{{5, 8}}, Missed: 12, Cursor: 21},
+		{"what is new", executor.Result{
+			Running: true, RunID: "run_1", Recent: executor.Output{Data: []byte("a𝄞er\xffb"), Stderr: [][2]int{{5, 8}}, Missed: 12, Cursor: 21},
 		}, []string{`"status":"running"`, `"output":"a𝄞er` + "\uFFFD" + `b"`, `"output_stderr":[[3,6]]`, `"output_missed_bytes":12`, `"cursor":21`, `"stdout":""`}},
-		{"a time limit", engine.Result{
+		{"a time limit", executor.Result{
 			RunID: "run_1", Cause: sandbox.CauseTimeout, Timeout: time.Minute, Hint: "ask for more time with timeout_seconds", Stdout: []byte("all"),
-			Recent: engine.Output{Cursor: 3},
+			Recent: executor.Output{Cursor: 3},
 		}, []string{`"status":"completed"`, `"hint":"Do less in one run, raise the time limit in the settings (at most 600 seconds), or`, `"stdout":""`}},
-		{"a run of which nothing was kept in order", engine.Result{RunID: "run_1", Stdout: []byte("all")}, []string{`"stdout":"all"`, `"cursor":0`}},
-		{"no network", engine.Result{RunID: "run_1", ExitCode: 1, Hint: engine.NoNetworkHint}, []string{`"hint":"This run had no network access. It can be turned on in the settings."`}},
+		{"a run of which nothing was kept in order", executor.Result{RunID: "run_1", Stdout: []byte("all")}, []string{`"stdout":"all"`, `"cursor":0`}},
+		{"no network", executor.Result{RunID: "run_1", ExitCode: 1, Hint: executor.NoNetworkHint}, []string{`"hint":"This run had no network access. It can be turned on in the settings."`}},
 	} {
-		p.engine.result = tt.result
+		p.executor.result = tt.result
 		got := meta("wait_run", map[string]any{"run_id": "run_1", "cursor": 9}, "mcp-code-sandbox/run")
 		for _, want := range tt.want {
 			if !strings.Contains(got, want) {
@@ -58,7 +58,7 @@ func TestFollowRun(t *testing.T) {
 	if err != nil || list.Meta["mcp-code-sandbox/details"] != true {
 		t.Errorf("the list of tools: %+v, %v", list, err)
 	}
-	p.engine.recent = []engine.RunInfo{
+	p.executor.recent = []executor.RunInfo{
 		{ID: "run_2", Runner: "python", Tag: "t", Started: time.Unix(1, 0), Running: true},
 		{ID: "run_1", Runner: "shell", Started: time.Unix(0, 0), Duration: time.Second, ExitCode: -1, Cause: sandbox.CauseCancelled},
 	}
@@ -98,7 +98,7 @@ func TestActivity(t *testing.T) {
 		}
 	}
 	runs := func() {
-		for _, changed := range p.engine.runWatchers {
+		for _, changed := range p.executor.runWatchers {
 			changed(session.Local)
 		}
 	}
@@ -109,6 +109,6 @@ func TestActivity(t *testing.T) {
 	if slices.Contains(all, "model") {
 		t.Errorf("of runs hear %q", all)
 	}
-	for next(func() { p.engine.change("local") }) != "model" {
+	for next(func() { p.executor.change("local") }) != "model" {
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/workspace"
 )
@@ -23,26 +23,26 @@ import (
 // fakeFiles are the files of callers, newest first.
 type fakeFiles struct {
 	filesMu     sync.Mutex
-	files       map[session.Caller][]engine.Artifact
+	files       map[session.Caller][]executor.Artifact
 	watchers    []func(session.Caller)
 	runWatchers []func(session.Caller)
 }
 
-func (e *fakeFiles) RecentFiles(_ context.Context, caller session.Caller, after engine.Position, limit int) (files []engine.FileLink, more bool, err error) {
+func (e *fakeFiles) RecentFiles(_ context.Context, caller session.Caller, after executor.Position, limit int) (files []executor.FileLink, more bool, err error) {
 	e.filesMu.Lock()
 	defer e.filesMu.Unlock()
 	for _, f := range e.files[caller] {
-		if after == (engine.Position{}) || f.ModTime.Before(after.ModTime) {
+		if after == (executor.Position{}) || f.ModTime.Before(after.ModTime) {
 			files = append(files, f.FileLink)
 		}
 	}
 	return files[:min(len(files), limit)], len(files) > limit, nil
 }
 
-func (e *fakeFiles) ReadFile(_ context.Context, caller session.Caller, id, path string) (engine.Artifact, error) {
+func (e *fakeFiles) ReadFile(_ context.Context, caller session.Caller, id, path string) (executor.Artifact, error) {
 	name, err := workspace.CleanName(path)
 	if err != nil {
-		return engine.Artifact{}, &engine.Error{Code: engine.CodeInvalidPath, Message: err.Error()}
+		return executor.Artifact{}, &executor.Error{Code: executor.CodeInvalidPath, Message: err.Error()}
 	}
 	e.filesMu.Lock()
 	defer e.filesMu.Unlock()
@@ -50,12 +50,12 @@ func (e *fakeFiles) ReadFile(_ context.Context, caller session.Caller, id, path 
 		switch {
 		case f.Session != id || f.Name != name:
 		case f.Size > 1000:
-			return engine.Artifact{}, &engine.Error{Code: engine.CodeArtifactTooLarge, Message: "too large", SizeBytes: f.Size, DownloadURL: "https://host/big"}
+			return executor.Artifact{}, &executor.Error{Code: executor.CodeArtifactTooLarge, Message: "too large", SizeBytes: f.Size, DownloadURL: "https://host/big"}
 		default:
 			return f, nil
 		}
 	}
-	return engine.Artifact{}, &engine.Error{Code: engine.CodeNotFound, Message: "no such file"}
+	return executor.Artifact{}, &executor.Error{Code: executor.CodeNotFound, Message: "no such file"}
 }
 
 func (e *fakeFiles) Watch(changed func(session.Caller)) { e.watchers = append(e.watchers, changed) }
@@ -74,11 +74,11 @@ func (e *fakeFiles) add(caller, id, name string, content []byte) {
 	e.filesMu.Lock()
 	defer e.filesMu.Unlock()
 	if e.files == nil {
-		e.files = map[session.Caller][]engine.Artifact{}
+		e.files = map[session.Caller][]executor.Artifact{}
 	}
 	c := session.Caller{ID: caller}
 	at := time.Unix(1800000000, int64(-len(e.files[c]))) // a nanosecond apart
-	e.files[c] = append(e.files[c], engine.Artifact{Content: content, FileLink: engine.FileLink{
+	e.files[c] = append(e.files[c], executor.Artifact{Content: content, FileLink: executor.FileLink{
 		File: workspace.File{Name: name, Size: int64(len(content)), ModTime: at}, Session: id}})
 }
 
@@ -112,13 +112,13 @@ func TestResources(t *testing.T) {
 			"a.csv": "text/csv", "dir/p#l o?t%.png": "image/png", "Makefile": "text/plain", "nul.txt": "text/plain", "empty": "text/plain",
 		}
 		for name, content := range contents {
-			p.engine.add("local", id, name, content)
+			p.executor.add("local", id, name, content)
 		}
 		for i := range 120 {
-			p.engine.add("local", "many", fmt.Sprint(i), nil)
+			p.executor.add("local", "many", fmt.Sprint(i), nil)
 		}
-		p.engine.add("local", "many", "big", make([]byte, 1001))
-		p.engine.add("ann", id, "secret", []byte("ann's"))
+		p.executor.add("local", "many", "big", make([]byte, 1001))
+		p.executor.add("ann", id, "secret", []byte("ann's"))
 		cs := p.connect(t, transport, version, nil)
 
 		caps := cs.InitializeResult().Capabilities.Resources
@@ -189,7 +189,7 @@ func TestResources(t *testing.T) {
 // TestResourcesPlain: a plain caller gets nothing of the newest version's.
 func TestResourcesPlain(t *testing.T) {
 	p := newProduct(t)
-	p.engine.add("local", "s", "a.txt", []byte("<hi>"))
+	p.executor.add("local", "s", "a.txt", []byte("<hi>"))
 	for body, want := range map[string]string{
 		`"resources/list"`: `{"jsonrpc":"2.0","id":1,"result":{"resources":[{"description":"In session s","mimeType":"text/plain","name":"a.txt","size":4,"uri":"sandbox://sessions/s/a.txt"}]}}`,
 		`"resources/read","params":{"uri":"sandbox://sessions/s/a.txt"}`: `{"jsonrpc":"2.0","id":1,"result":{"contents":[{"uri":"sandbox://sessions/s/a.txt","mimeType":"text/plain","text":"\u003chi\u003e"}]}}`,
@@ -224,7 +224,7 @@ func TestCallersApart(t *testing.T) {
 			names := []string{"ann", "bob"}
 			clients := map[string]*mcp.ClientSession{}
 			for _, name := range names {
-				p.engine.add(name, "x", name, []byte(name))
+				p.executor.add(name, "x", name, []byte(name))
 				clients[name] = p.user(t, name, version)
 			}
 			for i, name := range names {
@@ -243,7 +243,7 @@ func TestCallersApart(t *testing.T) {
 			}
 			var heard []string
 			for _, name := range []string{"ann", "bob", "nobody", "bob", "ann"} {
-				if p.engine.change(name); name == "nobody" {
+				if p.executor.change(name); name == "nobody" {
 					continue
 				}
 				select {
@@ -275,7 +275,7 @@ func TestListChanged(t *testing.T) {
 		deadline, tick := time.After(5*time.Second), time.NewTicker(20*time.Millisecond)
 		defer tick.Stop()
 		for {
-			p.engine.change("local")
+			p.executor.change("local")
 			select {
 			case <-heard:
 				return

@@ -10,7 +10,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// maxEnvironmentJSON bounds the JSON of an object of strings before it is decoded; what may be in it is for the engine
+// maxEnvironmentJSON bounds the JSON of an object of strings before it is decoded; what may be in it is for the executor
 // to say.
 const maxEnvironmentJSON = 1 << 20
 

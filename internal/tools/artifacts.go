@@ -79,7 +79,7 @@ func (t *toolset) readArtifact(ctx context.Context, c call) (*mcp.CallToolResult
 		return nil, c.args.err
 	}
 	t.log.Info(fmt.Sprintf("[MCP] read_artifact: session_id=%s, path=%s", logSession(id), logFile(name)), "session_id", logSession(id))
-	a, err := t.engine.ReadArtifact(ctx, c.caller, id, name)
+	a, err := t.executor.ReadArtifact(ctx, c.caller, id, name)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (t *toolset) listArtifacts(ctx context.Context, c call) (*mcp.CallToolResul
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
-	files, truncated, err := t.engine.ListArtifacts(ctx, c.caller, id)
+	files, truncated, err := t.executor.ListArtifacts(ctx, c.caller, id)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (t *toolset) listArtifacts(ctx context.Context, c call) (*mcp.CallToolResul
 	}
 	out := structuredResult(c.client, listJSON{Artifacts: list, Truncated: truncated, SessionID: id, Warnings: c.args.warnings})
 	if c.wantsDetails() {
-		out.Meta = mcp.Meta{runsKey: runsOf(t.engine.RecentRuns(c.caller, id))}
+		out.Meta = mcp.Meta{runsKey: runsOf(t.executor.RecentRuns(c.caller, id))}
 	}
 	return out, nil
 }
@@ -193,9 +193,9 @@ func (t *toolset) closeSession(ctx context.Context, c call) (*mcp.CallToolResult
 		return nil, c.args.err
 	}
 	t.log.Info("[MCP] close_session", "session_id", logSession(id))
-	end := t.engine.CloseSession
+	end := t.executor.CloseSession
 	if revoke {
-		end = t.engine.CloseAndRevoke
+		end = t.executor.CloseAndRevoke
 	}
 	if err := end(ctx, c.caller, id); err != nil {
 		return nil, err

@@ -11,7 +11,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 )
@@ -23,14 +23,14 @@ const (
 	maxWait           = 50 * time.Second // clients give up after a minute
 )
 
-// Runs is what is needed of the engine for runs that go on in the background.
+// Runs is what is needed of the executor for runs that go on in the background.
 type Runs interface {
 	// WaitRun waits for a run of the caller's, for a time. Its Result may say that the run is still going.
-	WaitRun(ctx context.Context, caller session.Caller, id string, req engine.WaitRequest) (engine.Result, error)
+	WaitRun(ctx context.Context, caller session.Caller, id string, req executor.WaitRequest) (executor.Result, error)
 	// CancelRun ends a run of the caller's.
-	CancelRun(ctx context.Context, caller session.Caller, id string) (engine.Result, error)
+	CancelRun(ctx context.Context, caller session.Caller, id string) (executor.Result, error)
 	// RecentRuns lists the last runs of a session, newest first.
-	RecentRuns(caller session.Caller, sessionID string) []engine.RunInfo
+	RecentRuns(caller session.Caller, sessionID string) []executor.RunInfo
 	// WatchRuns has changed called when runs of a caller's have started or ended.
 	WatchRuns(changed func(session.Caller))
 }
@@ -71,7 +71,7 @@ func (t *toolset) withLongWork(tool *mcp.Tool) *mcp.Tool {
 }
 
 // longWork reads the arguments that withLongWork adds.
-func (t *toolset) longWork(a *arguments, req *engine.Request) {
+func (t *toolset) longWork(a *arguments, req *executor.Request) {
 	req.Timeout, _ = a.seconds("timeout_seconds", minTimeout, t.maxTimeout)
 	if req.Background = a.flag("background"); req.Background && !t.offers("wait_run") {
 		a.fail("background cannot be used: this server lets no code go on in the background")
@@ -79,7 +79,7 @@ func (t *toolset) longWork(a *arguments, req *engine.Request) {
 }
 
 // perform runs code, with its output as progress.
-func (t *toolset) perform(ctx context.Context, c call, req engine.Request) (engine.Result, error) {
+func (t *toolset) perform(ctx context.Context, c call, req executor.Request) (executor.Result, error) {
 	progress := startProgress(ctx, c)
 	defer progress.stop()
 	req.Output, req.Queued = progress.output(), progress.queued()
@@ -94,7 +94,7 @@ func (t *toolset) perform(ctx context.Context, c call, req engine.Request) (engi
 			}
 		}
 	}
-	res, err := t.engine.Run(ctx, c.caller, req)
+	res, err := t.executor.Run(ctx, c.caller, req)
 	res.Tool, res.Once = req.Tool, req.Once
 	return res, err
 }
@@ -130,7 +130,7 @@ func (t *toolset) handoverFor(c client) time.Duration {
 }
 
 // shape is a finished run's JSON as the tool that started it gives it.
-func shape(res engine.Result, warnings []string) any {
+func shape(res executor.Result, warnings []string) any {
 	switch res.Tool {
 	case "run_code":
 		out := runCodeResult(res)
@@ -150,7 +150,7 @@ func shape(res engine.Result, warnings []string) any {
 }
 
 // result is a finished run as the tool that started it gives it.
-func (t *toolset) result(c call, res engine.Result) *mcp.CallToolResult {
+func (t *toolset) result(c call, res executor.Result) *mcp.CallToolResult {
 	if res.Tool == "run" && !c.client.plain {
 		return t.runResult(c, res)
 	}
@@ -159,7 +159,7 @@ func (t *toolset) result(c call, res engine.Result) *mcp.CallToolResult {
 }
 
 // imagesFor are the images that a run showed, none for a plain caller, and a warning that names those that are left out.
-func (t *toolset) imagesFor(c call, res engine.Result) (images []mcp.Content, warnings []string) {
+func (t *toolset) imagesFor(c call, res executor.Result) (images []mcp.Content, warnings []string) {
 	if c.client.plain {
 		return nil, nil
 	}
@@ -173,7 +173,7 @@ func (t *toolset) imagesFor(c call, res engine.Result) (images []mcp.Content, wa
 }
 
 // withFiles adds what a run showed and made, as far as the client knows such things.
-func (t *toolset) withFiles(c call, out *mcp.CallToolResult, res engine.Result, images []mcp.Content) *mcp.CallToolResult {
+func (t *toolset) withFiles(c call, out *mcp.CallToolResult, res executor.Result, images []mcp.Content) *mcp.CallToolResult {
 	out.Content = append(append(out.Content, images...), t.links(c, res)...)
 	return out
 }
@@ -199,7 +199,7 @@ type runPythonStartedJSON struct {
 }
 
 // started is the answer of a run tool whose code goes on in the background.
-func (t *toolset) started(c call, res engine.Result) *mcp.CallToolResult {
+func (t *toolset) started(c call, res executor.Result) *mcp.CallToolResult {
 	if res.Tool == "run" {
 		return t.state(c, res, 0)
 	}
@@ -216,7 +216,7 @@ func (t *toolset) started(c call, res engine.Result) *mcp.CallToolResult {
 }
 
 // streams takes the two streams of an output apart.
-func streams(recent engine.Output) (stdout, stderr string) {
+func streams(recent executor.Output) (stdout, stderr string) {
 	var out, err []byte
 	at := 0
 	for _, part := range recent.Stderr {
@@ -226,7 +226,7 @@ func streams(recent engine.Output) (stdout, stderr string) {
 }
 
 // state is a run that is going, or a finished one, for who follows it. What comes before the cursor is not said again.
-func (t *toolset) state(c call, res engine.Result, cursor int64) *mcp.CallToolResult {
+func (t *toolset) state(c call, res executor.Result, cursor int64) *mcp.CallToolResult {
 	// A cursor beyond the end is not one of this run's, or the run was not followed, so that no place in its output is known.
 	resumed := !res.Running && cursor > 0 && cursor <= res.Recent.Cursor
 	if res.Tool == "run" && !c.client.plain {
@@ -247,7 +247,7 @@ func (t *toolset) state(c call, res engine.Result, cursor int64) *mcp.CallToolRe
 	return t.withFiles(c, textResult(out), res, images)
 }
 
-func (t *toolset) stateJSON(c call, res engine.Result) runStateJSON {
+func (t *toolset) stateJSON(c call, res executor.Result) runStateJSON {
 	out := runStateJSON{
 		Status: statusOf(res), RunID: res.RunID, SessionID: res.Session, QueuedBehind: queueOf(res.Queued), Cursor: res.Recent.Cursor,
 		Output: new(validUTF8(res.Recent.Data)), OutputMissed: res.Recent.Missed, Warnings: c.args.warnings,
@@ -259,7 +259,7 @@ func (t *toolset) stateJSON(c call, res engine.Result) runStateJSON {
 }
 
 // runState is state for an MCP client's run: plain output, and a line of facts.
-func (t *toolset) runState(c call, res engine.Result, resumed bool) *mcp.CallToolResult {
+func (t *toolset) runState(c call, res executor.Result, resumed bool) *mcp.CallToolResult {
 	facts := []string{"status: " + statusOf(res)}
 	skipped := ""
 	if n := res.Recent.Missed; n > 0 {
@@ -284,7 +284,7 @@ func (t *toolset) runState(c call, res engine.Result, resumed bool) *mcp.CallToo
 	return t.runText(c, res, output, append(facts, res.RunID))
 }
 
-func statusOf(res engine.Result) string {
+func statusOf(res executor.Result) string {
 	switch {
 	case res.Running && res.Queued != nil:
 		return "queued"
@@ -297,7 +297,7 @@ func statusOf(res engine.Result) string {
 }
 
 // nextStep says how to get the rest of a run that goes on in the background.
-func (t *toolset) nextStep(res engine.Result) string {
+func (t *toolset) nextStep(res executor.Result) string {
 	cancel := ""
 	if t.offers("cancel_run") {
 		cancel = ", or cancel_run to end it"

@@ -27,7 +27,7 @@ func (t *toolset) cancelRun(ctx context.Context, c call) (*mcp.CallToolResult, e
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
-	res, err := t.engine.CancelRun(ctx, c.caller, id)
+	res, err := t.executor.CancelRun(ctx, c.caller, id)
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -53,12 +53,12 @@ func (t *toolset) deleteFile(ctx context.Context, c call) (*mcp.CallToolResult, 
 		return nil, c.args.err
 	}
 	t.log.Info(fmt.Sprintf("[MCP] delete_file: session_id=%s, filename=%s", logSession(id), logFile(name)), "session_id", logSession(id))
-	if err := t.engine.DeleteFile(ctx, c.caller, id, name); err != nil {
+	if err := t.executor.DeleteFile(ctx, c.caller, id, name); err != nil {
 		return nil, err
 	}
 	clean, err := workspace.CleanName(name)
 	if err != nil {
-		return nil, err // the engine has accepted it
+		return nil, err // the executor has accepted it
 	}
-	return structuredResult(c.client, deleteJSON{Deleted: true, Filename: clean, Path: engine.DataPath(clean), SessionID: id, Warnings: c.args.warnings}), nil
+	return structuredResult(c.client, deleteJSON{Deleted: true, Filename: clean, Path: executor.DataPath(clean), SessionID: id, Warnings: c.args.warnings}), nil
 }

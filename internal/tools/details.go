@@ -9,7 +9,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -100,7 +100,7 @@ func (c call) tag() string {
 }
 
 // detailed adds the details of a run to its result, if they are wanted.
-func (t *toolset) detailed(c call, out *mcp.CallToolResult, res engine.Result) *mcp.CallToolResult {
+func (t *toolset) detailed(c call, out *mcp.CallToolResult, res executor.Result) *mcp.CallToolResult {
 	if c.wantsDetails() {
 		out.Meta = mcp.Meta{runKey: t.detailsOf(res)}
 	}
@@ -108,7 +108,7 @@ func (t *toolset) detailed(c call, out *mcp.CallToolResult, res engine.Result) *
 }
 
 // followed is a run for a client that follows it: what is new, and once it has ended the images and the details.
-func (t *toolset) followed(res engine.Result) *mcp.CallToolResult {
+func (t *toolset) followed(res executor.Result) *mcp.CallToolResult {
 	d := t.detailsOf(res)
 	d.outputJSON = outputOf(res.Recent)
 	if d.Cursor > 0 { // else nothing was kept while it ran
@@ -121,26 +121,26 @@ func (t *toolset) followed(res engine.Result) *mcp.CallToolResult {
 }
 
 // outputOf is output as text. Each stretch of one stream is made valid by itself, so that the spans fit.
-func outputOf(recent engine.Output) *outputJSON {
+func outputOf(recent executor.Output) *outputJSON {
 	var b strings.Builder
 	var s spans
 	at := 0
-	add := func(stream engine.Stream, to int) {
+	add := func(stream executor.Stream, to int) {
 		text := validUTF8(recent.Data[at:to])
 		b.WriteString(text)
 		s.add(stream, text)
 		at = to
 	}
 	for _, r := range recent.Stderr {
-		add(engine.Stdout, r[0])
-		add(engine.Stderr, r[1])
+		add(executor.Stdout, r[0])
+		add(executor.Stderr, r[1])
 	}
-	add(engine.Stdout, len(recent.Data))
+	add(executor.Stdout, len(recent.Data))
 	return &outputJSON{Output: b.String(), OutputStderr: s.stderr, OutputMissed: recent.Missed, Cursor: recent.Cursor}
 }
 
 // hintForPeople is a run's hint without the arguments of tools, which people do not see.
-func (t *toolset) hintForPeople(res engine.Result) string {
+func (t *toolset) hintForPeople(res executor.Result) string {
 	switch {
 	case res.Cause == sandbox.CauseTimeout:
 		more := ""
@@ -149,25 +149,25 @@ func (t *toolset) hintForPeople(res engine.Result) string {
 		}
 		// That the time was up, and how much it was, is told by the cause and the duration.
 		return "Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
-	case res.Hint == engine.NoNetworkHint:
+	case res.Hint == executor.NoNetworkHint:
 		return "This run had no network access. It can be turned on in the settings."
 	}
 	return res.Hint
 }
 
 // runsOf lists runs for a client that shows them to people.
-func runsOf(list []engine.RunInfo) []runInfoJSON {
+func runsOf(list []executor.RunInfo) []runInfoJSON {
 	out := make([]runInfoJSON, len(list))
 	for i, r := range list {
 		out[i] = runInfoJSON{
-			RunID: r.ID, Runner: r.Runner, Tag: r.Tag, Started: r.Started.UTC().Format(time.RFC3339Nano), Status: statusOf(engine.Result{Running: r.Running, Queued: r.Queued, Cause: r.Cause}),
+			RunID: r.ID, Runner: r.Runner, Tag: r.Tag, Started: r.Started.UTC().Format(time.RFC3339Nano), Status: statusOf(executor.Result{Running: r.Running, Queued: r.Queued, Cause: r.Cause}),
 			DurationMS: r.Duration.Milliseconds(), ExitCode: r.ExitCode, Cause: string(r.Cause),
 		}
 	}
 	return out
 }
 
-func (t *toolset) detailsOf(res engine.Result) detailsJSON {
+func (t *toolset) detailsOf(res executor.Result) detailsJSON {
 	out := detailsJSON{
 		RunID: res.RunID, SessionID: res.Session, Runner: res.Runner, Status: statusOf(res), QueuedBehind: queueOf(res.Queued),
 		ExitCode: res.ExitCode, Signal: res.Signal, Cause: string(res.Cause), Hint: t.hintForPeople(res),
@@ -211,12 +211,12 @@ type spans struct {
 	stderr []span
 }
 
-func (s *spans) add(stream engine.Stream, text string) {
+func (s *spans) add(stream executor.Stream, text string) {
 	from := s.length
 	for _, r := range text {
 		s.length += utf16.RuneLen(r)
 	}
-	if stream != engine.Stderr || s.length == from {
+	if stream != executor.Stderr || s.length == from {
 		return
 	}
 	if n := len(s.stderr); n > 0 && s.stderr[n-1][1] == from {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/image/draw"
 	_ "golang.org/x/image/webp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 )
 
 const (
@@ -72,8 +72,8 @@ func content(name string, data []byte, limit int) *mcp.ImageContent {
 	return scaled(full, limit)
 }
 
-// display is the content of a display. While it waits for its turn, it keeps no reference to the data: the engine may drop it.
-func (s scaling) display(d engine.Display, name string, limit int) *mcp.ImageContent {
+// display is the content of a display. While it waits for its turn, it keeps no reference to the data: the executor may drop it.
+func (s scaling) display(d executor.Display, name string, limit int) *mcp.ImageContent {
 	if data, _ := d.Content(); len(data) <= limit {
 		return s.content(name, data, limit)
 	}
@@ -115,9 +115,9 @@ func resized(full image.Image, side int) *image.RGBA {
 
 // images are the images that a run showed, for a model to look at. What one leaves of its share of the bytes goes to the next.
 // missing names those that are left out, empty when none is.
-func (s scaling) images(displays []engine.Display) (out []mcp.Content, missing string) {
-	name := func(d engine.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
-	var shown, hidden []engine.Display
+func (s scaling) images(displays []executor.Display) (out []mcp.Content, missing string) {
+	name := func(d executor.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
+	var shown, hidden []executor.Display
 	for _, d := range displays {
 		data, _ := d.Content()
 		if _, ok := imageType(name(d), data); ok && len(shown) < maxImages {
@@ -139,7 +139,7 @@ func (s scaling) images(displays []engine.Display) (out []mcp.Content, missing s
 }
 
 // missingImages says which images of a run its result does not show, beside those that it does.
-func missingImages(hidden []engine.Display, shown int) string {
+func missingImages(hidden []executor.Display, shown int) string {
 	n := len(hidden)
 	if n == 0 {
 		return ""

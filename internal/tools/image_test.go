@@ -11,7 +11,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 )
 
 // picture is a PNG: noise compresses badly, one colour well.
@@ -69,11 +69,11 @@ func TestImagesFit(t *testing.T) {
 			t.Errorf("%s: unchanged: %v", test.name, !test.same)
 		}
 	}
-	many := make([]engine.Display, 30)
+	many := make([]executor.Display, 30)
 	for i := range many {
-		many[i] = engine.Display{MIME: "image/png", Data: picture(t, 2, 2, false)}
+		many[i] = executor.Display{MIME: "image/png", Data: picture(t, 2, 2, false)}
 	}
-	if got, missing := s.images(append(many, engine.Display{MIME: "text/html", Data: []byte("<b>")})); len(got) != maxImages || missing != "20 more images are not shown here" {
+	if got, missing := s.images(append(many, executor.Display{MIME: "text/html", Data: []byte("<b>")})); len(got) != maxImages || missing != "20 more images are not shown here" {
 		t.Errorf("%d images, %q", len(got), missing)
 	}
 	for i := range many {
@@ -87,10 +87,10 @@ func TestImagesFit(t *testing.T) {
 			t.Errorf("of %d images: %q, want %q", n, missing, want)
 		}
 	}
-	for what, d := range map[string]engine.Display{
+	for what, d := range map[string]executor.Display{
 		"too many pixels": {MIME: "image/png", Data: bomb, File: "a"}, "a drawing": {MIME: "image/svg+xml", Data: []byte("<svg/>"), File: "a"}, "no longer kept": {MIME: "image/png", File: "a"},
 	} {
-		if _, missing := s.images([]engine.Display{d}); missing != "1 image is not shown here: a" {
+		if _, missing := s.images([]executor.Display{d}); missing != "1 image is not shown here: a" {
 			t.Errorf("%s: %q", what, missing)
 		}
 	}
@@ -99,9 +99,9 @@ func TestImagesFit(t *testing.T) {
 // TestImagesOfOneResultFit: together they are small enough for one event, and a small one leaves its share to the others.
 func TestImagesOfOneResultFit(t *testing.T) {
 	small, noise := picture(t, 2, 2, false), picture(t, 700, 700, true)
-	displays := []engine.Display{{MIME: "image/png", Data: small}}
+	displays := []executor.Display{{MIME: "image/png", Data: small}}
 	for range 4 {
-		displays = append(displays, engine.Display{MIME: "image/png", Data: noise})
+		displays = append(displays, executor.Display{MIME: "image/png", Data: noise})
 	}
 	got, _ := make(scaling, 1).images(displays)
 	if len(got) != len(displays) {

@@ -59,7 +59,7 @@ func listRunnersTool(withRun bool) *mcp.Tool {
 
 func (t *toolset) listRunners(_ context.Context, c call) (*mcp.CallToolResult, error) {
 	out := runnersJSON{Languages: []runnerJSON{}}
-	for _, r := range t.engine.Runners() {
+	for _, r := range t.executor.Runners() {
 		entry := runnerJSON{Language: r.Name, Image: r.Image, Version: r.Version}
 		if !c.client.plain {
 			entry.Title, entry.Libraries, entry.Persistent = r.Title, r.Libraries, len(r.Persistent) > 0

@@ -102,12 +102,12 @@ func (t *toolset) listSessions(ctx context.Context, c call) (*mcp.CallToolResult
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
-	list, more, err := t.engine.ListSessions(ctx, c.caller, limit)
+	list, more, err := t.executor.ListSessions(ctx, c.caller, limit)
 	if err != nil {
 		return nil, err
 	}
 	out := sessionsJSON{Sessions: make([]sessionJSON, len(list)), Truncated: more, Warnings: c.args.warnings}
-	st := t.engine.Storage(c.caller)
+	st := t.executor.Storage(c.caller)
 	out.Usage = usageJSON{st.Sessions, st.Bytes, st.ClosedSessions, st.ClosedBytes, st.Files, st.ClosedFiles, st.MaxSessions, st.MaxBytes, st.MaxFiles}
 	for i, s := range list {
 		out.Sessions[i] = sessionJSON{

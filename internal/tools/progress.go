@@ -11,7 +11,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 )
 
 const (
@@ -25,15 +25,15 @@ const (
 // is taken into a bounded buffer and sent by a goroutine. A nil *progress does nothing.
 type progress struct {
 	send   func(message string, total, missed int64, stderr []span) error
-	notify func(q *engine.Queue, total int64) error
+	notify func(q *executor.Queue, total int64) error
 
 	mu      sync.Mutex
 	notices []notice // they come before output: a run that waits prints nothing
 	pending strings.Builder
-	spans   spans                    // of pending
-	total   int64                    // bytes of output that have been pending or skipped, and notices; grows with every notification
-	skipped int64                    // bytes since the last notification
-	partial map[engine.Stream][]byte // the start of a character whose end has not come yet
+	spans   spans                      // of pending
+	total   int64                      // bytes of output that have been pending or skipped, and notices; grows with every notification
+	skipped int64                      // bytes since the last notification
+	partial map[executor.Stream][]byte // the start of a character whose end has not come yet
 
 	wake chan struct{} // there is something to send at once
 	quit chan struct{}
@@ -42,7 +42,7 @@ type progress struct {
 
 // notice says that a run is queued, or no longer.
 type notice struct {
-	queue *engine.Queue
+	queue *executor.Queue
 	total int64
 }
 
@@ -70,18 +70,18 @@ func startProgress(ctx context.Context, c call) *progress {
 			params.Message += fmt.Sprintf("\n[%d bytes of output skipped: the client reads too slowly]\n", missed)
 		}
 		return req.Session.NotifyProgress(ctx, params)
-	}, func(q *engine.Queue, total int64) error {
+	}, func(q *executor.Queue, total int64) error {
 		params := &mcp.ProgressNotificationParams{ProgressToken: token, Progress: float64(total)}
 		params.Message, params.Meta = queueNotice(q, details)
 		return req.Session.NotifyProgress(ctx, params)
 	})
 }
 
-func newProgress(send func(message string, total, missed int64, stderr []span) error, notify func(q *engine.Queue, total int64) error) *progress {
+func newProgress(send func(message string, total, missed int64, stderr []span) error, notify func(q *executor.Queue, total int64) error) *progress {
 	p := &progress{
 		send:    send,
 		notify:  notify,
-		partial: make(map[engine.Stream][]byte),
+		partial: make(map[executor.Stream][]byte),
 		wake:    make(chan struct{}, 1),
 		quit:    make(chan struct{}),
 		done:    make(chan struct{}),
@@ -90,20 +90,20 @@ func newProgress(send func(message string, total, missed int64, stderr []span) e
 	return p
 }
 
-// output is for engine.Request.Output.
-func (p *progress) output() func(engine.Stream, []byte) {
+// output is for executor.Request.Output.
+func (p *progress) output() func(executor.Stream, []byte) {
 	if p == nil {
 		return nil
 	}
 	return p.add
 }
 
-// queued is for engine.Request.Queued.
-func (p *progress) queued() func(*engine.Queue) {
+// queued is for executor.Request.Queued.
+func (p *progress) queued() func(*executor.Queue) {
 	if p == nil {
 		return nil
 	}
-	return func(q *engine.Queue) {
+	return func(q *executor.Queue) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if len(p.notices) == maxNotices {
@@ -123,7 +123,7 @@ func (p *progress) wakeUp() {
 	}
 }
 
-func (p *progress) add(stream engine.Stream, b []byte) {
+func (p *progress) add(stream executor.Stream, b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pending.Len() > progressBacklog {
@@ -142,7 +142,7 @@ func (p *progress) add(stream engine.Stream, b []byte) {
 }
 
 // take makes output pending.
-func (p *progress) take(stream engine.Stream, b []byte) {
+func (p *progress) take(stream executor.Stream, b []byte) {
 	text := validUTF8(b)
 	p.pending.WriteString(text)
 	p.spans.add(stream, text)
@@ -185,7 +185,7 @@ func (p *progress) loop() {
 func (p *progress) flush(last bool) bool {
 	p.mu.Lock()
 	if last {
-		for _, stream := range []engine.Stream{engine.Stdout, engine.Stderr} {
+		for _, stream := range []executor.Stream{executor.Stdout, executor.Stderr} {
 			p.take(stream, p.partial[stream])
 		}
 	}

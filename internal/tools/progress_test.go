@@ -13,7 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -53,8 +53,8 @@ func TestProgressCoalesces(t *testing.T) {
 		s := &sent{t: t}
 		p := newProgress(s.send, nil)
 		for range 100 {
-			p.add(engine.Stdout, []byte("a"))
-			p.add(engine.Stderr, []byte("b"))
+			p.add(executor.Stdout, []byte("a"))
+			p.add(executor.Stderr, []byte("b"))
 		}
 		synctest.Wait()
 		if got := s.all(); len(got) != 0 {
@@ -65,12 +65,12 @@ func TestProgressCoalesces(t *testing.T) {
 		if got := s.all(); len(got) != 1 || got[0] != strings.Repeat("ab", 100) {
 			t.Errorf("after the interval: %q", got)
 		}
-		p.add(engine.Stdout, bytes.Repeat([]byte("x"), progressChunk))
+		p.add(executor.Stdout, bytes.Repeat([]byte("x"), progressChunk))
 		synctest.Wait()
 		if len(s.all()) != 2 {
 			t.Error("a whole chunk had to wait")
 		}
-		p.add(engine.Stdout, []byte("end"))
+		p.add(executor.Stdout, []byte("end"))
 		p.stop()
 		if got := s.messages[len(s.messages)-1]; got != "end" || s.last != 200+progressChunk+3 {
 			t.Errorf("at the end: %q, progress %d", got, s.last)
@@ -84,8 +84,8 @@ func TestProgressText(t *testing.T) {
 		s := &sent{t: t}
 		p := newProgress(s.send, nil)
 		for _, piece := range []string{"\xe2", "\x82", "\xac", "\xff", "z\xf0\x9f"} {
-			p.add(engine.Stdout, []byte(piece))
-			p.add(engine.Stderr, []byte("|"))
+			p.add(executor.Stdout, []byte(piece))
+			p.add(executor.Stderr, []byte("|"))
 			<-time.After(progressInterval)
 			synctest.Wait()
 		}
@@ -107,7 +107,7 @@ func TestProgressSlowClient(t *testing.T) {
 		}, nil)
 		chunk := bytes.Repeat([]byte("x"), progressChunk)
 		for range 1000 {
-			p.add(engine.Stdout, chunk)
+			p.add(executor.Stdout, chunk)
 		}
 		p.mu.Lock()
 		n := p.pending.Len()
@@ -128,9 +128,9 @@ func TestProgressClientGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t, err: errors.New("gone")}
 		p := newProgress(s.send, nil)
-		p.add(engine.Stdout, []byte("a"))
+		p.add(executor.Stdout, []byte("a"))
 		<-time.After(progressInterval)
-		p.add(engine.Stdout, []byte("b"))
+		p.add(executor.Stdout, []byte("b"))
 		<-time.After(progressInterval)
 		synctest.Wait()
 		p.stop()
@@ -150,19 +150,19 @@ func TestProgressClientGone(t *testing.T) {
 func TestProgressQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}
-		p := newProgress(s.send, func(q *engine.Queue, total int64) error {
+		p := newProgress(s.send, func(q *executor.Queue, total int64) error {
 			message, _ := queueNotice(q, false)
 			return s.send(message, total, 0, nil)
 		})
-		first := &engine.Queue{RunID: "run_1", Tool: "run", Running: 12*time.Second + 345*time.Millisecond, Ahead: 3}
+		first := &executor.Queue{RunID: "run_1", Tool: "run", Running: 12*time.Second + 345*time.Millisecond, Ahead: 3}
 		p.queued()(first)
 		synctest.Wait()
 		if got := s.all(); !slices.Equal(got, []string{"[queued behind run_1 (run, running for 12 s) and 2 more]\n"}) {
 			t.Errorf("at once: %q", got)
 		}
-		p.queued()(&engine.Queue{RunID: "run_2", Ahead: 1})
+		p.queued()(&executor.Queue{RunID: "run_2", Ahead: 1})
 		p.queued()(nil)
-		p.add(engine.Stdout, []byte("out"))
+		p.add(executor.Stdout, []byte("out"))
 		synctest.Wait()
 		if got := s.all()[1:]; !slices.Equal(got, []string{"[queued behind run_2 (running for 0 s)]\n", "[started]\n", "out"}) {
 			t.Errorf("then: %q", got)
@@ -172,7 +172,7 @@ func TestProgressQueued(t *testing.T) {
 		// A client that reads slowly gets the last ones.
 		read := make(chan struct{})
 		told := 0
-		p = newProgress(nil, func(*engine.Queue, int64) error { <-read; told++; return nil })
+		p = newProgress(nil, func(*executor.Queue, int64) error { <-read; told++; return nil })
 		for range 1000 {
 			p.queued()(first)
 		}
@@ -182,7 +182,7 @@ func TestProgressQueued(t *testing.T) {
 			t.Errorf("%d notices were kept", told)
 		}
 	})
-	message, meta := queueNotice(&engine.Queue{RunID: "run_1", Tool: "run", Running: time.Minute, Ahead: 1}, true)
+	message, meta := queueNotice(&executor.Queue{RunID: "run_1", Tool: "run", Running: time.Minute, Ahead: 1}, true)
 	if behind, _ := meta[queuedKey].(*queueJSON); message != "" || meta[statusKey] != "queued" || behind == nil || *behind != (queueJSON{"run_1", "run", 60, 1}) {
 		t.Errorf("a client that shows runs to people is told %q, %v", message, meta)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 )
 
 // queueJSON is the run that another one waits for.
@@ -17,7 +17,7 @@ type queueJSON struct {
 	Ahead          int    `json:"ahead"` // runs that come first, this one included
 }
 
-func queueOf(q *engine.Queue) *queueJSON {
+func queueOf(q *executor.Queue) *queueJSON {
 	if q == nil {
 		return nil
 	}
@@ -39,7 +39,7 @@ func (q *queueJSON) String() string {
 
 // queueNotice says in a progress notification what a run waits for, or, with nil, that it waits no
 // longer. A client that shows runs to people gets it in _meta: its messages are output.
-func queueNotice(q *engine.Queue, details bool) (message string, meta mcp.Meta) {
+func queueNotice(q *executor.Queue, details bool) (message string, meta mcp.Meta) {
 	status, behind := "running", queueOf(q)
 	if behind != nil {
 		status = "queued"

@@ -15,17 +15,17 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/mediatype"
 	"mcp-code-sandbox/internal/session"
 )
 
-// Files is what the resources need of the engine: each caller's own files.
+// Files is what the resources need of the executor: each caller's own files.
 type Files interface {
 	// RecentFiles lists files of the sessions that the caller used last, newest first, after a position.
-	RecentFiles(ctx context.Context, caller session.Caller, after engine.Position, limit int) (files []engine.FileLink, more bool, err error)
+	RecentFiles(ctx context.Context, caller session.Caller, after executor.Position, limit int) (files []executor.FileLink, more bool, err error)
 	// ReadFile reads a file of a session, also of one that was closed and is retained.
-	ReadFile(ctx context.Context, caller session.Caller, sessionID, path string) (engine.Artifact, error)
+	ReadFile(ctx context.Context, caller session.Caller, sessionID, path string) (executor.Artifact, error)
 	// Watch has changed called when files of a caller's have changed.
 	Watch(changed func(session.Caller))
 }
@@ -117,7 +117,7 @@ func (r *resources) list(ctx context.Context, method string, req *mcp.ListResour
 	if err != nil {
 		return nil, err
 	}
-	var after engine.Position
+	var after executor.Position
 	if req.Params != nil && req.Params.Cursor != "" {
 		if after, err = decodeCursor(req.Params.Cursor); err != nil {
 			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "invalid cursor"}
@@ -143,7 +143,7 @@ func (r *resources) list(ctx context.Context, method string, req *mcp.ListResour
 	return list, nil
 }
 
-func resourceOf(f engine.FileLink, c client) *mcp.Resource {
+func resourceOf(f executor.FileLink, c client) *mcp.Resource {
 	res := &mcp.Resource{
 		URI:         fileURI(f.Session, f.Name),
 		Name:        f.Name,
@@ -170,15 +170,15 @@ func (r *resources) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mc
 		return nil, notFound(clientOf(req), uri)
 	}
 	a, err := r.files.ReadFile(ctx, caller, sessionID, name)
-	var refusal *engine.Error
+	var refusal *executor.Error
 	switch {
-	case errors.As(err, &refusal) && refusal.Code == engine.CodeArtifactTooLarge:
+	case errors.As(err, &refusal) && refusal.Code == executor.CodeArtifactTooLarge:
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: refusal.Message, Data: json.RawMessage(encode(struct {
 			URI         string `json:"uri"`
 			SizeBytes   int64  `json:"size_bytes"`
 			DownloadURL string `json:"download_url,omitempty"`
 		}{uri, refusal.SizeBytes, refusal.DownloadURL}))}
-	case errors.As(err, &refusal) && refusal.Code == engine.CodeBusy:
+	case errors.As(err, &refusal) && refusal.Code == executor.CodeBusy:
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: refusal.Message}
 	case errors.As(err, &refusal):
 		return nil, notFound(clientOf(req), uri) // or no name that a file could have
@@ -192,7 +192,7 @@ func (r *resources) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mc
 }
 
 // contentsOf is text where the content is text, whatever the name says.
-func contentsOf(a engine.Artifact) *mcp.ResourceContents {
+func contentsOf(a executor.Artifact) *mcp.ResourceContents {
 	c := &mcp.ResourceContents{MIMEType: mediatype.ByName(a.Name)}
 	if !utf8.Valid(a.Content) || bytes.IndexByte(a.Content, 0) >= 0 {
 		c.Blob = a.Content
@@ -220,15 +220,15 @@ type cursor struct {
 	Name    string
 }
 
-func encodeCursor(f engine.FileLink) string {
+func encodeCursor(f executor.FileLink) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(encode(cursor{f.ModTime.UnixNano(), f.Session, f.Name})))
 }
 
-func decodeCursor(text string) (engine.Position, error) {
+func decodeCursor(text string) (executor.Position, error) {
 	var c cursor
 	data, err := base64.RawURLEncoding.DecodeString(text)
 	if err == nil {
 		err = json.Unmarshal(data, &c)
 	}
-	return engine.Position{ModTime: time.Unix(0, c.ModTime), Session: c.Session, Name: c.Name}, err
+	return executor.Position{ModTime: time.Unix(0, c.ModTime), Session: c.Session, Name: c.Name}, err
 }

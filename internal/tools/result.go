@@ -7,7 +7,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/mediatype"
 )
 
@@ -75,8 +75,8 @@ func structuredResult(c client, v any) *mcp.CallToolResult {
 	return res
 }
 
-// errorResult is a refusal of the engine's. That of run_code has contract 1's fields as well.
-func (c call) errorResult(tool string, e *engine.Error) *mcp.CallToolResult {
+// errorResult is a refusal of the executor's. That of run_code has contract 1's fields as well.
+func (c call) errorResult(tool string, e *executor.Error) *mcp.CallToolResult {
 	warnings := c.args.warnings
 	var v any = errorJSON{Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL, ConnectURL: e.ConnectURL,
 		RetryAfter: e.RetryAfter.Seconds(), Warnings: warnings}
@@ -109,7 +109,7 @@ const linksKey = "mcp-code-sandbox/resource_links"
 
 // links are the newest files of a run as resource links, which resources/read takes, for clients that ask for them. Some
 // frameworks pass links on to the model's provider, which refuses them. Their signed address goes with them, for people.
-func (t *toolset) links(c call, res engine.Result) []mcp.Content {
+func (t *toolset) links(c call, res executor.Result) []mcp.Content {
 	wanted, _ := c.req.Params.Meta[linksKey].(bool)
 	if !wanted && !t.resourceLinks || !c.client.atLeast(version20250618) {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
@@ -71,7 +71,7 @@ func enumOf(names []string) []any {
 }
 
 func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	req := engine.Request{
+	req := executor.Request{
 		Code:      c.args.required("code"),
 		Runner:    c.args.required("env"),
 		Network:   c.args.flag("network"),
@@ -91,10 +91,10 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 	if req.Persistent = req.Persistent && req.Session != ""; !req.Persistent {
 		req.Session, req.Once = session.NewID(), true
 	}
-	runners := t.engine.Runners()
+	runners := t.executor.Runners()
 	r, ok := runners.Lookup(req.Runner)
 	if !ok {
-		return nil, &engine.Error{Code: engine.CodeUnknownRunner, Message: "There is no environment of that name. Available: " + strings.Join(runners.Names(), ", ") + "."}
+		return nil, &executor.Error{Code: executor.CodeUnknownRunner, Message: "There is no environment of that name. Available: " + strings.Join(runners.Names(), ", ") + "."}
 	}
 	req.Runner = r.Name
 	log := t.log.With("session_id", logSession(req.Session))
@@ -111,7 +111,7 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 }
 
 // runResult is the plain output, what was shown, and a line of facts when there is something to say.
-func (t *toolset) runResult(c call, res engine.Result) *mcp.CallToolResult {
+func (t *toolset) runResult(c call, res executor.Result) *mcp.CallToolResult {
 	facts := append(factsOf(res), c.args.warnings...)
 	if len(facts) > 0 {
 		facts = append(facts, res.RunID)
@@ -121,7 +121,7 @@ func (t *toolset) runResult(c call, res engine.Result) *mcp.CallToolResult {
 
 // runText is the result of run for an MCP client: what to know first, the output, what was shown, and one line of facts. All of
 // it is one text item, since some frameworks show their model the first item alone; the images follow.
-func (t *toolset) runText(c call, res engine.Result, output string, facts []string) *mcp.CallToolResult {
+func (t *toolset) runText(c call, res executor.Result, output string, facts []string) *mcp.CallToolResult {
 	var text strings.Builder
 	add := func(part string) {
 		if text.Len() > 0 && part != "" && !strings.HasSuffix(text.String(), "\n") {
@@ -169,7 +169,7 @@ func (t *toolset) runText(c call, res engine.Result, output string, facts []stri
 }
 
 // droppedOf says that displays are lost, empty when none are.
-func droppedOf(res engine.Result) string {
+func droppedOf(res executor.Result) string {
 	if n := res.Dropped(); n > 0 {
 		return fmt.Sprintf("%d of the displays are no longer kept: server memory is short; run again or save to /data", n)
 	}
@@ -177,7 +177,7 @@ func droppedOf(res engine.Result) string {
 }
 
 // factsOf are facts about a run, none when all went well and nothing was made.
-func factsOf(res engine.Result) (facts []string) {
+func factsOf(res executor.Result) (facts []string) {
 	add := func(format string, args ...any) { facts = append(facts, fmt.Sprintf(format, args...)) }
 	if res.Cause == sandbox.CauseTimeout {
 		add("%s", res.TimeoutMessage())
@@ -219,7 +219,7 @@ func factName(name string) string {
 }
 
 // noticeOf is what a reader must know before the output of a run: that it has not used the interpreter of the run before.
-func noticeOf(res engine.Result) string {
+func noticeOf(res executor.Result) string {
 	if !res.Switched {
 		return ""
 	}
@@ -232,7 +232,7 @@ func noticeOf(res engine.Result) string {
 }
 
 // stateOf says what became of the variables of a persistent run.
-func stateOf(res engine.Result) string {
+func stateOf(res executor.Result) string {
 	switch {
 	case !res.Persistent:
 	case res.StateLost:

@@ -9,7 +9,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/session"
 )
@@ -60,7 +60,7 @@ func librariesOf(runners runner.Set) string {
 func bracketed(names []string) string { return "[" + strings.Join(names, ", ") + "]" }
 
 func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	req := engine.Request{
+	req := executor.Request{
 		Session: c.args.required("conversationId"),
 		Runner:  c.args.required("language"),
 		Code:    c.args.required("code"),
@@ -75,7 +75,7 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 	if c.args.err != nil {
 		return nil, c.args.err
 	}
-	runners := t.engine.Runners()
+	runners := t.executor.Runners()
 	r, ok := runners.Lookup(req.Runner)
 	log := t.log.With("session_id", logSession(req.Session))
 	log.Info(fmt.Sprintf("[MCP] run_code: conversationId=%s, language=%s, codeLen=%d, network=%t, envVars=%d",
@@ -85,9 +85,9 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 	}
 	req.Runner = r.Name
 	res, err := t.perform(ctx, c, req)
-	var refusal *engine.Error
-	if errors.As(err, &refusal) && refusal.Code == engine.CodeUnknownRunner {
-		return unknownLanguage(t.engine.Runners()), nil // it went away in between
+	var refusal *executor.Error
+	if errors.As(err, &refusal) && refusal.Code == executor.CodeUnknownRunner {
+		return unknownLanguage(t.executor.Runners()), nil // it went away in between
 	}
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, err
 	return t.detailed(c, t.result(c, res), res), nil
 }
 
-func runCodeResult(res engine.Result) runCodeJSON {
+func runCodeResult(res executor.Result) runCodeJSON {
 	files := make([]fileJSON, len(res.Files))
 	for i, f := range res.Files {
 		files[i] = fileJSON{Name: f.Name, URL: f.URL}

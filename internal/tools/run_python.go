@@ -9,7 +9,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/mediatype"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
@@ -45,14 +45,14 @@ type artifactJSON struct {
 	ModifiedAt  string `json:"modified_at,omitempty"` // in a list, for MCP clients
 }
 
-func artifactOf(f engine.FileLink) artifactJSON {
+func artifactOf(f executor.FileLink) artifactJSON {
 	name := validUTF8([]byte(f.Name))
 	return artifactJSON{
-		Path: engine.DataPath(name), Filename: path.Base(name), SizeBytes: f.Size, MIMEType: mediatype.ByName(name), DownloadURL: f.URL,
+		Path: executor.DataPath(name), Filename: path.Base(name), SizeBytes: f.Size, MIMEType: mediatype.ByName(name), DownloadURL: f.URL,
 	}
 }
 
-func artifactsOf(files []engine.FileLink) []artifactJSON {
+func artifactsOf(files []executor.FileLink) []artifactJSON {
 	list := make([]artifactJSON, len(files))
 	for i, f := range files {
 		list[i] = artifactOf(f)
@@ -93,7 +93,7 @@ func runPythonTool(runners runner.Set) *mcp.Tool {
 }
 
 func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	req := engine.Request{
+	req := executor.Request{
 		Session:   c.args.optional("session_id"),
 		Runner:    python,
 		Code:      c.args.required("code"),
@@ -125,7 +125,7 @@ func (t *toolset) runPython(ctx context.Context, c call) (*mcp.CallToolResult, e
 	return t.detailed(c, t.result(c, res), res), nil
 }
 
-func runPythonResult(res engine.Result) runPythonJSON {
+func runPythonResult(res executor.Result) runPythonJSON {
 	out := runPythonJSON{
 		SessionID:          res.Session,
 		RunID:              res.RunID,

@@ -11,7 +11,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/session"
 )
 
@@ -22,7 +22,7 @@ const maxServicesJSON = 256 << 10
 type Services struct {
 	Names []string
 	// List says what the caller has connected.
-	List func(ctx context.Context, caller session.Caller) []engine.ServiceState
+	List func(ctx context.Context, caller session.Caller) []executor.ServiceState
 }
 
 type servicesJSON struct {
@@ -113,7 +113,7 @@ func (t *toolset) withServices(tool *mcp.Tool) *mcp.Tool {
 }
 
 // services returns the services that a run asks for. A plain name stands for an object with that name.
-func (a *arguments) services() []engine.ServiceRequest {
+func (a *arguments) services() []executor.ServiceRequest {
 	const want = "an array of objects with a name and, if need be, paths, methods and max_requests"
 	if len(a.members["services"].raw) > maxServicesJSON {
 		a.fail("services is too large")
@@ -121,7 +121,7 @@ func (a *arguments) services() []engine.ServiceRequest {
 	}
 	var raw []json.RawMessage
 	a.get("services", want, &raw)
-	var list []engine.ServiceRequest
+	var list []executor.ServiceRequest
 	for _, item := range raw {
 		var s struct {
 			Name        string   `json:"name"`
@@ -135,7 +135,7 @@ func (a *arguments) services() []engine.ServiceRequest {
 			a.fail("services must be %s", want)
 			return nil
 		}
-		req := engine.ServiceRequest{Name: s.Name, Paths: s.Paths, Methods: s.Methods}
+		req := executor.ServiceRequest{Name: s.Name, Paths: s.Paths, Methods: s.Methods}
 		if s.MaxRequests != nil {
 			if req.MaxRequests = *s.MaxRequests; req.MaxRequests < 1 {
 				a.fail("max_requests must be at least 1")

@@ -10,13 +10,13 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/session"
 )
 
 func TestServicesArgument(t *testing.T) {
-	for in, want := range map[string][]engine.ServiceRequest{
+	for in, want := range map[string][]executor.ServiceRequest{
 		`null`:                nil,
 		`[]`:                  nil,
 		`["a"]`:               {{Name: "a"}},
@@ -38,9 +38,9 @@ func TestServicesArgument(t *testing.T) {
 	}
 }
 
-// runs is an engine of which only Run is used.
+// runs is an executor of which only Run is used.
 type runs struct {
-	Engine
+	Executor
 	err error
 }
 
@@ -48,8 +48,8 @@ func (r runs) Runners() runner.Set {
 	return runner.Set{{Definition: runner.Definition{Name: "python"}}}
 }
 
-func (r runs) Run(context.Context, session.Caller, engine.Request) (engine.Result, error) {
-	return engine.Result{}, r.err
+func (r runs) Run(context.Context, session.Caller, executor.Request) (executor.Result, error) {
+	return executor.Result{}, r.err
 }
 
 func (runs) Watch(func(session.Caller)) {}
@@ -58,10 +58,10 @@ func (runs) WatchRuns(func(session.Caller)) {}
 
 // TestServiceTools: what a model is told about services, and about one that is not connected.
 func TestServiceTools(t *testing.T) {
-	states := []engine.ServiceState{{Name: "datadog", DisplayName: "Datadog", ConnectURL: "https://here/connections"}, {Name: "static", Connected: true}}
+	states := []executor.ServiceState{{Name: "datadog", DisplayName: "Datadog", ConnectURL: "https://here/connections"}, {Name: "static", Connected: true}}
 	srv := mcp.NewServer(&mcp.Implementation{Name: "s"}, nil)
-	Register(srv, runs{err: errors.Join(errors.New("grant"), engine.NotConnected(states[0]))}, Options{Services: &Services{
-		Names: []string{"datadog", "static"}, List: func(context.Context, session.Caller) []engine.ServiceState { return states },
+	Register(srv, runs{err: errors.Join(errors.New("grant"), executor.NotConnected(states[0]))}, Options{Services: &Services{
+		Names: []string{"datadog", "static"}, List: func(context.Context, session.Caller) []executor.ServiceState { return states },
 	}})
 	near, far := mcp.NewInMemoryTransports()
 	ss, err := srv.Connect(t.Context(), near, nil)

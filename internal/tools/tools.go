@@ -1,5 +1,5 @@
 // Package tools is the MCP tools: what they are called, what they take, what they answer. It checks arguments, calls the
-// engine and shapes the contracts' results. It knows no transport and no sandbox.
+// executor and shapes the contracts' results. It knows no transport and no sandbox.
 package tools
 
 import (
@@ -14,27 +14,27 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/session"
 )
 
-// Engine is what the tools need of *engine.Engine.
-type Engine interface {
-	// Run executes code. A failing program is a Result; a refusal is an *engine.Error.
-	Run(ctx context.Context, caller session.Caller, req engine.Request) (engine.Result, error)
+// Executor is what the tools need of *executor.Executor.
+type Executor interface {
+	// Run executes code. A failing program is a Result; a refusal is an *executor.Error.
+	Run(ctx context.Context, caller session.Caller, req executor.Request) (executor.Result, error)
 	// Upload puts a file into the session's workspace.
-	Upload(ctx context.Context, caller session.Caller, req engine.UploadRequest) (engine.FileLink, error)
+	Upload(ctx context.Context, caller session.Caller, req executor.UploadRequest) (executor.FileLink, error)
 	// UploadURL makes an address to which the file can be PUT once, until expires.
 	UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (url string, expires time.Time, err error)
 	// ReadArtifact reads a file of a session that exists.
-	ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (engine.Artifact, error)
+	ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (executor.Artifact, error)
 	// ListArtifacts lists the files of a session that exists, newest first, and says whether there are more.
-	ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []engine.FileLink, truncated bool, err error)
+	ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []executor.FileLink, truncated bool, err error)
 	// DeleteFile removes a file of a session that exists.
 	DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error
 	// ListSessions lists the caller's sessions, last used first, at most limit of them, and says whether there may be more.
-	ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []engine.SessionInfo, more bool, err error)
+	ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []executor.SessionInfo, more bool, err error)
 	Storage(caller session.Caller) session.Storage
 	// CloseSession ends a session that exists.
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
@@ -46,7 +46,7 @@ type Engine interface {
 	Files
 }
 
-var _ Engine = (*engine.Engine)(nil)
+var _ Executor = (*executor.Executor)(nil)
 
 // Options may be zero.
 type Options struct {
@@ -82,11 +82,11 @@ type tool struct {
 }
 
 // Register adds the tools to srv.
-func Register(srv *mcp.Server, e Engine, opt Options) {
+func Register(srv *mcp.Server, e Executor, opt Options) {
 	if opt.Logger == nil {
 		opt.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &toolset{engine: e, log: opt.Logger, images: make(scaling, 2), services: opt.Services, offered: opt.Offered(), resourceLinks: opt.ResourceLinks}
+	t := &toolset{executor: e, log: opt.Logger, images: make(scaling, 2), services: opt.Services, offered: opt.Offered(), resourceLinks: opt.ResourceLinks}
 	if t.maxTimeout = opt.MaxTimeout; t.maxTimeout <= 0 {
 		t.maxTimeout = defaultMaxTimeout
 	}
@@ -138,7 +138,7 @@ func unlisted(tool string) []string {
 }
 
 type toolset struct {
-	engine   Engine
+	executor Executor
 	log      *slog.Logger
 	images   scaling
 	services *Services // nil: none
@@ -161,7 +161,7 @@ type call struct {
 }
 
 // handler makes an SDK handler of fn, and its errors what the protocol wants them to be: a refusal of the arguments, a
-// refusal of the engine, or a failure of ours.
+// refusal of the executor, or a failure of ours.
 func (t *toolset) handler(name string, accepted parameters, fn func(context.Context, call) (*mcp.CallToolResult, error)) mcp.ToolHandler {
 	return func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		caller, err := callerOf(req.Extra)
@@ -176,7 +176,7 @@ func (t *toolset) handler(name string, accepted parameters, fn func(context.Cont
 			res, err = fn(ctx, c)
 		}
 		var argErr argumentError
-		var refusal *engine.Error
+		var refusal *executor.Error
 		switch {
 		case err == nil:
 			return res, nil
@@ -249,7 +249,7 @@ func logName(name string) string {
 
 // refresh puts the runners of this moment into the list, and takes out what is newer than the client.
 func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
-	runners := t.engine.Runners()
+	runners := t.executor.Runners()
 	t.log.Info(fmt.Sprintf("[MCP] Found %d runners", len(runners)))
 	for i, tool := range list.Tools {
 		tool = t.tools[tool.Name].define(runners)

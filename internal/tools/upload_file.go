@@ -12,13 +12,13 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// codeInvalidBase64 is the only refusal that is not the engine's.
-const codeInvalidBase64 engine.Code = "invalid_base64"
+// codeInvalidBase64 is the only refusal that is not the executor's.
+const codeInvalidBase64 executor.Code = "invalid_base64"
 
 // uploadJSON has the fields of contracts 2 and 4. Without content it has an address to send it to instead of a file.
 type uploadJSON struct {
@@ -98,9 +98,9 @@ func (t *toolset) uploadFile(ctx context.Context, c call) (*mcp.CallToolResult, 
 	}
 	data, err := decodeBase64(content)
 	if err != nil {
-		return nil, &engine.Error{Code: codeInvalidBase64, Message: "The content is not valid base64. Encode the file's bytes with standard base64, or call upload_file without content to get a URL to send them to.", Err: err}
+		return nil, &executor.Error{Code: codeInvalidBase64, Message: "The content is not valid base64. Encode the file's bytes with standard base64, or call upload_file without content to get a URL to send them to.", Err: err}
 	}
-	file, err := t.engine.Upload(ctx, c.caller, engine.UploadRequest{
+	file, err := t.executor.Upload(ctx, c.caller, executor.UploadRequest{
 		Session: id, Name: name, Content: bytes.NewReader(data), Overwrite: overwrite,
 	})
 	if err != nil {
@@ -112,19 +112,19 @@ func (t *toolset) uploadFile(ctx context.Context, c call) (*mcp.CallToolResult, 
 		Message:   fmt.Sprintf("File '%s' uploaded successfully (%d bytes)", file.Name, len(data)),
 		File:      &fileJSON{Name: file.Name, URL: file.URL},
 		SessionID: id,
-		Path:      engine.DataPath(file.Name),
+		Path:      executor.DataPath(file.Name),
 		Warnings:  c.args.warnings,
 	}), nil
 }
 
 func (t *toolset) uploadLink(ctx context.Context, c call, id, name string, overwrite bool) (*mcp.CallToolResult, error) {
-	address, expires, err := t.engine.UploadURL(ctx, c.caller, id, name, overwrite)
+	address, expires, err := t.executor.UploadURL(ctx, c.caller, id, name, overwrite)
 	if err != nil {
 		return nil, err
 	}
 	clean, err := workspace.CleanName(name)
 	if err != nil {
-		return nil, &engine.Error{Code: engine.CodeInvalidPath, Message: err.Error()}
+		return nil, &executor.Error{Code: executor.CodeInvalidPath, Message: err.Error()}
 	}
 	until := expires.UTC().Format(time.RFC3339)
 	return structuredResult(c.client, uploadJSON{
@@ -134,7 +134,7 @@ func (t *toolset) uploadLink(ctx context.Context, c call, id, name string, overw
 		Curl:      "curl --fail --upload-file " + shellQuote("./"+path.Base(clean)) + " " + shellQuote(address),
 		ExpiresAt: until,
 		SessionID: id,
-		Path:      engine.DataPath(clean),
+		Path:      executor.DataPath(clean),
 		Warnings:  c.args.warnings,
 	}), nil
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcp-code-sandbox/internal/engine"
+	"mcp-code-sandbox/internal/executor"
 )
 
 func waitRunTool() *mcp.Tool {
@@ -32,7 +32,7 @@ func waitRunTool() *mcp.Tool {
 
 func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, error) {
 	id := c.args.required("run_id")
-	req := engine.WaitRequest{Cursor: c.args.cursor(), Follow: c.wantsDetails()}
+	req := executor.WaitRequest{Cursor: c.args.cursor(), Follow: c.wantsDetails()}
 	timeout, given := c.args.seconds("timeout_seconds", 0, maxWait)
 	if req.Timeout = timeout; !given {
 		req.Timeout = defaultWait
@@ -43,7 +43,7 @@ func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, err
 	progress := startProgress(ctx, c)
 	defer progress.stop()
 	req.Output, req.Queued = progress.output(), progress.queued()
-	res, err := t.engine.WaitRun(ctx, c.caller, id, req)
+	res, err := t.executor.WaitRun(ctx, c.caller, id, req)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,108 @@
+package executor
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/session/sessiontest"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// holdCompleted is a log handler that waits for a channel when the first run has completed.
+type holdCompleted struct {
+	slog.Handler
+	next <-chan struct{}
+}
+
+func (h holdCompleted) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return holdCompleted{h.Handler.WithAttrs(attrs), h.next}
+}
+
+func (h holdCompleted) Handle(ctx context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, "Execution completed") {
+		<-h.next
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// An image belongs to the run that showed it, also when the next cell begins before that run's result is complete.
+func TestImageIsItsRuns(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	write := func(p *sessiontest.Process, name string) {
+		if err := os.WriteFile(filepath.Join(p.Spec.Workspace, name), []byte("x"), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	keeping := python
+	keeping.Persistent = []string{"python3", "{driver}"}
+	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
+		if string(p.Code) == "first" {
+			p.Display("image/png", []byte("plot"))
+			write(p, "first.csv")
+			return wire.Exit{}
+		}
+		close(begun)
+		write(p, "second.csv")
+		<-end
+		return wire.Exit{}
+	}, func(c *Config) {
+		c.MaxExecTimeout = time.Hour
+		c.Runners = func() runner.Set { return runner.Set{keeping} }
+		c.Logger = slog.New(holdCompleted{slog.NewTextHandler(io.Discard, nil), begun})
+	})
+	first, second := notebookRequest("first"), notebookRequest("second")
+	first.Background, second.Background = true, true
+	one, err := r.Run(t.Context(), session.Local, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := r.Run(t.Context(), session.Local, second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := func(runID string) []string {
+		t.Helper()
+		res, err := r.WaitRun(t.Context(), session.Local, runID, WaitRequest{Timeout: time.Minute})
+		if err != nil || res.Running {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		var names []string
+		for _, f := range res.Files {
+			names = append(names, f.Name)
+		}
+		return names
+	}
+	if got, want := files(one.RunID), []string{one.RunID + "-1.png", "first.csv"}; !slices.Equal(got, want) {
+		t.Errorf("the first run's files: %v, want %v", got, want)
+	}
+	close(end)
+	if got, want := files(two.RunID), []string{"second.csv"}; !slices.Equal(got, want) {
+		t.Errorf("the second run's files: %v, want %v", got, want)
+	}
+}
+
+// An image for which there is no room is not a file, and the result says so, though the code succeeded.
+func TestImageWithoutRoom(t *testing.T) {
+	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
+		for range 3 {
+			p.Display("image/png", []byte("plot"))
+		}
+		return wire.Exit{}
+	}, func(c *Config) { c.Quota.Files = 1 })
+	res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python"})
+	if err != nil || len(res.Files) != 1 || res.Hint != "2 images that the code showed were not saved as files: /data may hold 1 MB in 1 files. Delete files in it." {
+		t.Errorf("%d files, hint %q, %v", len(res.Files), res.Hint, err)
+	}
+	if len(res.Displays) != 3 || !res.Success() {
+		t.Errorf("%+v", res)
+	}
+}

@@ -1,0 +1,118 @@
+package executor
+
+import "slices"
+
+// maxMarks bounds the changes between streams that a tape knows. Output before the first one counts as stdout.
+const maxMarks = 4000
+
+// tape keeps the last bytes of what a program prints, both streams in the order they came, in bounded memory. Places on it are
+// counted from the program's first byte.
+type tape struct {
+	limit int    // what it keeps now
+	full  int    // what it may keep, if there is memory for it
+	start int64  // the place of data[0]
+	data  []byte // at least the last limit bytes, at most twice as many
+	marks []mark // where the stream changes, in order
+}
+
+// mark says that output from At on is of Stream.
+type mark struct {
+	At     int64
+	Stream Stream
+}
+
+func (t *tape) write(stream Stream, p []byte) {
+	last := Stdout
+	if n := len(t.marks); n > 0 {
+		last = t.marks[n-1].Stream
+	}
+	if stream != last && len(p) > 0 {
+		if len(t.marks) == maxMarks {
+			t.marks = slices.Delete(t.marks, 0, maxMarks/2)
+		}
+		t.marks = append(t.marks, mark{t.end(), stream})
+	}
+	if drop := len(p) - t.limit; drop > 0 {
+		t.start, t.data, p = t.end()+int64(drop), t.data[:0], p[drop:]
+	}
+	if drop := len(t.data) + len(p) - t.limit; drop > t.limit {
+		t.data = t.data[:copy(t.data, t.data[drop:])]
+		t.start += int64(drop)
+	}
+	t.data = append(t.data, p...)
+	t.dropMarks()
+}
+
+// wants returns how much the tape should keep to lose nothing of n more bytes, or 0 if that is not more
+// than now.
+func (t *tape) wants(n int) int {
+	if t.limit == 0 || t.limit >= t.full || t.end()+int64(n) <= int64(t.limit) {
+		return 0
+	}
+	return min(t.full, max(4*t.limit, int(t.end())+n))
+}
+
+// shrink keeps no more than n bytes from now on.
+func (t *tape) shrink(n int) {
+	if t.full = min(t.full, n); t.limit > n {
+		*t = t.last(n)
+	}
+}
+
+// dropMarks forgets the marks of output that is no longer kept, but for the last one, which says what the first byte kept is.
+func (t *tape) dropMarks() {
+	n := 0
+	for n+1 < len(t.marks) && t.marks[n+1].At <= t.start {
+		n++
+	}
+	t.marks = slices.Delete(t.marks, 0, n)
+}
+
+// last is a copy of the tape that holds at most n bytes.
+func (t *tape) last(n int) tape {
+	drop := max(0, len(t.data)-n)
+	out := tape{limit: n, full: n, start: t.start + int64(drop), data: slices.Clone(t.data[drop:]), marks: slices.Clone(t.marks)}
+	out.dropMarks()
+	return out
+}
+
+func (t *tape) end() int64 { return t.start + int64(len(t.data)) }
+
+// since returns a copy of what follows the cursor, without the first part of a character whose other part is still to come
+// unless all is printed, how many bytes are gone before it, and the cursor for what comes next.
+func (t *tape) since(cursor int64, all bool) Output {
+	cursor = min(max(cursor, 0), t.end())
+	out := Output{Cursor: t.end()}
+	if cursor < t.start {
+		out.Missed, cursor = t.start-cursor, t.start
+	}
+	p := t.data[cursor-t.start:]
+	if out.Missed > 0 {
+		whole := cutStart(p)
+		out.Missed += int64(len(p) - len(whole))
+		cursor += int64(len(p) - len(whole))
+		p = whole
+	}
+	if !all {
+		whole := cutEnd(p)
+		out.Cursor -= int64(len(p) - len(whole))
+		p = whole
+	}
+	out.Data = append([]byte(nil), p...)
+	out.Stderr = t.stderr(cursor, cursor+int64(len(p)))
+	return out
+}
+
+// stderr returns which parts of the output between two places came from stderr, counted from the first place.
+func (t *tape) stderr(from, to int64) (ranges [][2]int) {
+	for i, m := range t.marks {
+		end := to
+		if i+1 < len(t.marks) {
+			end = min(to, t.marks[i+1].At)
+		}
+		if start := max(from, m.At); m.Stream == Stderr && start < end {
+			ranges = append(ranges, [2]int{int(start - from), int(end - from)})
+		}
+	}
+	return ranges
+}

@@ -1,0 +1,24 @@
+package executor
+
+import (
+	"strings"
+	"testing"
+
+	"mcp-code-sandbox/internal/session"
+)
+
+// TestDescribeUsed: a user who is at a limit reads which one, and what to do.
+func TestDescribeUsed(t *testing.T) {
+	for _, tc := range []struct {
+		used session.CallerError
+		want string
+	}{
+		{session.CallerError{Storage: session.Storage{Bytes: 4 << 20, MaxBytes: 5 << 20}}, "There is no room for this: your sessions hold 4 MB of the 5 MB that a user of this server may store. Delete files"},
+		{session.CallerError{Storage: session.Storage{MaxBytes: 5 << 20}}, "This is more than the 5 MB that a user of this server may store."},
+		{session.CallerError{Storage: session.Storage{Sessions: 3}, TooManySessions: true}, "You have 3 sessions, the most"},
+	} {
+		if got := describeUsed(&tc.used); !strings.HasPrefix(got, tc.want) || strings.Contains(got, "a limited amount") {
+			t.Errorf("%q, want %q", got, tc.want)
+		}
+	}
+}
