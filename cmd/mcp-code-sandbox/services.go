@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -23,7 +24,6 @@ import (
 	"mcp-code-sandbox/internal/serviceconfig"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/tools"
-	"mcp-code-sandbox/internal/wire"
 )
 
 // releaseTimeout bounds the end of a run's rights; another process may hold the database.
@@ -152,11 +152,11 @@ func (c *connection) Disconnect(ctx context.Context, caller string) error {
 func (v *services) any() bool { return v != nil && len(v.names) > 0 }
 
 // dial serves the proxy to a sandbox; nil without services.
-func (v *services) dial() func(context.Context, string, *wire.Stream) {
+func (v *services) dial() func(context.Context, string, io.ReadWriteCloser) {
 	if !v.any() {
 		return nil
 	}
-	return func(ctx context.Context, sandboxID string, s *wire.Stream) { v.proxy.ServeSandbox(ctx, sandboxID, s) }
+	return v.proxy.ServeSandbox
 }
 
 // granter is the engine's side; nil without services.

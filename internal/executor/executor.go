@@ -20,7 +20,6 @@ import (
 	"mcp-code-sandbox/internal/share"
 	"mcp-code-sandbox/internal/signedurl"
 	"mcp-code-sandbox/internal/store"
-	"mcp-code-sandbox/internal/wire"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -144,11 +143,11 @@ func (e *Executor) execute(ctx context.Context, log *slog.Logger, run *run, r ru
 	}
 
 	stdout, stderr := newCollector(e.cfg.MaxOutputBytes, &run.memory), newCollector(e.cfg.MaxOutputBytes, &run.memory)
-	shown := map[wire.Type]*redactor{
-		wire.TypeStdout: {out: func(p []byte) { stdout.write(p); run.output(Stdout, p) }},
-		wire.TypeStderr: {out: func(p []byte) { stderr.write(p); run.output(Stderr, p) }},
+	shown := map[session.Stream]*redactor{
+		session.Stdout: {out: func(p []byte) { stdout.write(p); run.output(Stdout, p) }},
+		session.Stderr: {out: func(p []byte) { stderr.write(p); run.output(Stderr, p) }},
 	}
-	displays := displays{memory: &run.memory, redact: shown[wire.TypeStdout].redact}
+	displays := displays{memory: &run.memory, redact: shown[session.Stdout].redact}
 	release := sync.OnceFunc(func() { e.release(run, req) })
 	defer release() // also when it panics
 	var shownImages images
@@ -165,17 +164,17 @@ func (e *Executor) execute(ctx context.Context, log *slog.Logger, run *run, r ru
 		Code: req.Code, Env: req.Env, Network: req.Network, Timeout: res.Timeout, Persistent: req.Persistent,
 		Files: maxListed, Changes: req.Artifacts,
 		Grant: e.grant(run, req, func(secrets []string) {
-			shown[wire.TypeStdout].hide(secrets)
-			shown[wire.TypeStderr].hide(secrets)
+			shown[session.Stdout].hide(secrets)
+			shown[session.Stderr].hide(secrets)
 		}),
 		Started: run.begin,
 		Display: displays.add,
 		Ended:   func() { shownImages = e.keepImages(ctx, log, s, run.id, displays.list) },
-		Output:  func(t wire.Type, p []byte) { shown[t].write(p) },
+		Output:  func(s session.Stream, p []byte) { shown[s].write(p) },
 	})
 	release()
-	shown[wire.TypeStdout].flush()
-	shown[wire.TypeStderr].flush()
+	shown[session.Stdout].flush()
+	shown[session.Stderr].flush()
 	if err != nil {
 		return Result{}, e.failed(ctx, log, run, r, res, err)
 	}

@@ -21,7 +21,6 @@ import (
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/share"
-	"mcp-code-sandbox/internal/wire"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -46,9 +45,9 @@ type Config struct {
 	ClosedRetention   time.Duration // how long the files of a closed session can be downloaded; then they are deleted
 	OutputLimit       int64         // bytes a run may print before it is ended
 
-	// Dial serves a stream that a sandbox opened to the server and returns when it is done with it.
-	// It is nil where there is nothing to reach: every such stream is then closed at once.
-	Dial func(ctx context.Context, sandboxID string, s *wire.Stream)
+	// Dial serves a connection that a process inside a sandbox opened to the server, and returns
+	// when it is done. If Dial is nil, every such connection is closed at once.
+	Dial func(ctx context.Context, sandboxID string, conn io.ReadWriteCloser)
 
 	Logger *slog.Logger // nil: silent
 }

@@ -68,10 +68,19 @@ type RunRequest struct {
 	Ended func()
 	// Output gets the program's output as it is produced, in order, from one goroutine at a time.
 	// It must not block and must not keep p. It is not called after Run has returned. It may be nil.
-	Output func(stream wire.Type, p []byte)
+	Output func(stream Stream, p []byte)
 
 	stops uint64 // see Session.stops
 }
+
+// Stream is one of a program's outputs.
+type Stream int
+
+// The streams. The zero Stream is none.
+const (
+	Stdout Stream = iota + 1
+	Stderr
+)
 
 // Display is a part of something that code shows. The parts of one display follow each other.
 type Display struct {
@@ -417,7 +426,7 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 	}
 	output := req.Output
 	if output == nil {
-		output = func(wire.Type, []byte) {}
+		output = func(Stream, []byte) {}
 	}
 	var total int64
 	var shown displays
@@ -437,17 +446,24 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 			}
 			total += int64(len(f.Data))
 			if len(p) > 0 {
-				output(f.Type, p)
+				output(streamOf(f.Type), p)
 			}
 		case wire.TypeDisplay:
 			shown.add(f, req.Display)
 		case wire.TypeExit:
 			if msg := f.Exit.Error; msg != "" {
-				output(wire.TypeStderr, []byte(msg+"\n"))
+				output(Stderr, []byte(msg+"\n"))
 			}
 			return f.Exit, true, nil
 		}
 	}
+}
+
+func streamOf(t wire.Type) Stream {
+	if t == wire.TypeStdout {
+		return Stdout
+	}
+	return Stderr
 }
 
 // lossCause is why a run ended whose sandbox is gone.

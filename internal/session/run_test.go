@@ -85,7 +85,7 @@ func TestCause(t *testing.T) {
 				defer s.Release()
 				var out bytes.Buffer
 				got, err := s.Run(context.Background(), python, session.RunRequest{
-					Timeout: time.Minute, Output: func(_ wire.Type, p []byte) { out.Write(p) }})
+					Timeout: time.Minute, Output: func(_ session.Stream, p []byte) { out.Write(p) }})
 				if err != nil || got != tt.want {
 					t.Errorf("Run = %+v, %v, want %+v", got, err, tt.want)
 				}

@@ -245,9 +245,10 @@ func TestRunRequestReachesAgent(t *testing.T) {
 	s := open(t, m, session.Local, "x")
 	defer s.Release()
 	var log []string
+	names := map[session.Stream]string{session.Stdout: "stdout", session.Stderr: "stderr"}
 	res, err := s.Run(context.Background(), python, session.RunRequest{
 		Code: "co\x00de", Network: true, Env: map[string]string{"A": "1", "OVERRIDE": "caller"},
-		Output: func(t wire.Type, p []byte) { log = append(log, string(t)+":"+string(p)) },
+		Output: func(s session.Stream, p []byte) { log = append(log, names[s]+":"+string(p)) },
 	})
 	if err != nil {
 		t.Fatal(err)
