@@ -46,7 +46,7 @@ func (b *bench) docker(ctx context.Context) (*dockerSide, error) {
 	d := &dockerSide{engine: b.engine, program: "/usr/bin/docker", containers: map[string]string{}}
 	if _, err := os.Stat(d.program); err != nil {
 		if d.program, err = exec.LookPath("docker"); err != nil {
-			return nil, &noEngine{"there is no docker command"}
+			return nil, &noEngine{"the docker command is not installed"}
 		}
 	}
 	for _, image := range []string{pythonImage, nodeImage} {

@@ -136,7 +136,7 @@ func (b *bench) guarded(ctx context.Context) ([]contender, error) {
 	for _, r := range rules {
 		for _, name := range []string{r.what, r.yardstick} {
 			if !slices.ContainsFunc(list, func(c contender) bool { return c.name == name }) {
-				return nil, errors.New("there is no contender " + name)
+				return nil, errors.New("unknown contender " + name)
 			}
 		}
 	}

@@ -76,7 +76,7 @@ func TestOperatorsSessions(t *testing.T) {
 		t.Errorf("ann's files: %+v", r)
 	}
 	stop("local/locals", "ended 0 runs and 1 sandbox", 0)
-	stop("local/anns", "there is no session local/anns", 2)
+	stop("local/anns", "session local/anns not found", 2)
 	if r := asBob.cell(t, "bobs", "shell", "echo $x"); r.Stdout != "1\n" {
 		t.Errorf("bob's notebook: %+v", r)
 	}

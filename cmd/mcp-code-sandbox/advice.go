@@ -65,7 +65,7 @@ func (s *settings) unknownVariables(env map[string]string) (list []warning) {
 		if !strings.HasPrefix(name, prefix) || strings.HasPrefix(name, prefix+"TEST_") || env[name] == "" || slices.Contains(known, name) {
 			continue
 		}
-		w := warning{name: name, problem: "there is no such setting, so it is ignored"}
+		w := warning{name: name, problem: "unknown setting, ignored"}
 		if meant := nearest(name, known); meant != "" {
 			w.fix = "did you mean " + meant + "?"
 		} else if s.Config != "" {

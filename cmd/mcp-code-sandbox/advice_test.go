@@ -49,10 +49,10 @@ func TestWarnings(t *testing.T) {
 		{"SANDBOX_CALLER_BYTES=0 SANDBOX_CALLER_FILES=0", ""},
 		{"SANDBOX_EXEC_TIMEOUT_S=900", ""}, // the maximum follows
 		{"SANDBOX_MAX_EXEC_TIMEOUT_S=3", "SANDBOX_MAX_EXEC_TIMEOUT_S: 3s is less than SANDBOX_EXEC_TIMEOUT_S, so runs may take 1m0s"},
-		{"SANDBOX_CALLER_BYTE=1GB", "SANDBOX_CALLER_BYTE: there is no such setting, so it is ignored; did you mean SANDBOX_CALLER_BYTES?"},
+		{"SANDBOX_CALLER_BYTE=1GB", "SANDBOX_CALLER_BYTE: unknown setting, ignored; did you mean SANDBOX_CALLER_BYTES?"},
 		{"SANDBOX_EXEC_TIMEOUT=5", "did you mean SANDBOX_EXEC_TIMEOUT_S?"},
 		{"SANDBOX_MAX_SESIONS=5", "did you mean SANDBOX_MAX_SESSIONS?"},
-		{"SANDBOX_PORT=1", "SANDBOX_PORT: there is no such setting, so it is ignored; unset it"},
+		{"SANDBOX_PORT=1", "SANDBOX_PORT: unknown setting, ignored; unset it"},
 		{"SANDBOX_PORT=", ""},
 		{"SANDBOX_TEST_RUNNERS=/x", ""},
 		{"SANDBOX_GITHUB_KEY=x SANDBOX_CONFIG=/etc/x.json", ""}, // the file may refer to it

@@ -16,7 +16,7 @@ import (
 // newJail fails: the jail needs Linux.
 func newJail(*settings, *instance.Instance, *closednet.List, *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
 	return nil, workspace.Owner{UID: -1, GID: -1}, nil, &sandbox.Error{
-		Op: "choose a backend", Err: fmt.Errorf("there is no jail on %s", runtime.GOOS), Fix: "set SANDBOX_BACKEND to docker",
+		Op: "choose a backend", Err: fmt.Errorf("the jail does not run on %s", runtime.GOOS), Fix: "set SANDBOX_BACKEND to docker",
 	}
 }
 

@@ -40,7 +40,7 @@ func (s *settings) checkProject() error {
 	}
 	s.ProjectDir = dir
 	if !filepath.IsAbs(s.ProjectMount) || filepath.Clean(s.ProjectMount) != s.ProjectMount || s.ProjectMount == "/" || strings.ContainsAny(s.ProjectMount, "\x00\n") {
-		return fmt.Errorf("PROJECT_MOUNT: %q is no place for a directory; write it like /project", s.ProjectMount)
+		return fmt.Errorf("PROJECT_MOUNT: %q is not a valid mount point; write it like /project", s.ProjectMount)
 	}
 	for _, taken := range takenMounts {
 		if overlap(s.ProjectMount, taken) {

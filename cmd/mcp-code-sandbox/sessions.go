@@ -47,7 +47,7 @@ type listedSession struct {
 // Run prints the sessions, those with something running first, then last used first.
 func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
 	if _, err := os.Stat(inv.settings.Root); errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("there is no data directory %s (SANDBOX_ROOT, or --root, names it)", inv.settings.Root)
+		return fmt.Errorf("the data directory %s does not exist; set SANDBOX_ROOT or --root", inv.settings.Root)
 	}
 	list, _, err := listSessions(ctx, inv)
 	if err != nil {
@@ -65,7 +65,7 @@ func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
 		return err
 	}
 	if len(list) == 0 {
-		_, err := fmt.Fprintln(inv.stdout, "There are no sessions on "+inv.settings.Root+".")
+		_, err := fmt.Fprintln(inv.stdout, "No sessions on "+inv.settings.Root+".")
 		return err
 	}
 	t := tabwriter.NewWriter(inv.stdout, 0, 0, 2, ' ', 0)
@@ -175,7 +175,7 @@ func findSession(list []listedSession, name string) (listedSession, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return listedSession{}, fmt.Errorf("there is no session %s; give a KEY that mcp-code-sandbox sessions list shows, or CALLER/SESSION", printable(name))
+		return listedSession{}, fmt.Errorf("session %s not found; give a KEY that mcp-code-sandbox sessions list shows, or CALLER/SESSION", printable(name))
 	}
 	return listedSession{}, fmt.Errorf("%d keys start with %s; give more of the key", len(found), printable(name))
 }

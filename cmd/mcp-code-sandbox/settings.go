@@ -110,13 +110,13 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	if s.HTTPAddr != "" {
 		_, port, err := net.SplitHostPort(s.HTTPAddr)
 		n, perr := strconv.Atoi(port)
-		bad(err == nil && perr == nil && n >= 0 && n <= 65535, "MCP_HTTP_ADDR", "%q is no address; write host:port, such as 127.0.0.1:8080 or :8080", s.HTTPAddr)
+		bad(err == nil && perr == nil && n >= 0 && n <= 65535, "MCP_HTTP_ADDR", "%q is not a valid address; write host:port, such as 127.0.0.1:8080 or :8080", s.HTTPAddr)
 	}
-	bad(s.HTTPPort >= 0 && s.HTTPPort <= 65535, "SANDBOX_HTTP_PORT", "%d is no port; use 0 to 65535", s.HTTPPort)
+	bad(s.HTTPPort >= 0 && s.HTTPPort <= 65535, "SANDBOX_HTTP_PORT", "%d is not a valid port; use 0 to 65535", s.HTTPPort)
 	if s.PublicBaseURL != "" {
 		u, err := url.Parse(s.PublicBaseURL)
 		ok := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.RawQuery == "" && u.Fragment == "" && u.User == nil
-		bad(ok, "PUBLIC_BASE_URL", "%q is no base URL; write it like https://sandbox.example.com", s.PublicBaseURL)
+		bad(ok, "PUBLIC_BASE_URL", "%q is not a valid base URL; write it like https://sandbox.example.com", s.PublicBaseURL)
 		s.PublicBaseURL = strings.TrimRight(s.PublicBaseURL, "/")
 	}
 	bad(!strings.ContainsFunc(s.APIToken.Reveal(), func(r rune) bool { return r <= ' ' || r > '~' }), "MCP_API_TOKEN",
@@ -135,13 +135,13 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		bad(err != nil || p.Bits() > 0, "SANDBOX_TRUSTED_PROXIES", "%s trusts everybody, so that any client could choose its own address; name the proxy alone, such as 127.0.0.1", n)
 	}
 	for _, h := range s.AllowedHosts {
-		bad(h != "" && !strings.ContainsAny(h, "/@ "), "SANDBOX_ALLOWED_HOSTS", "%q is no host; write it like sandbox.example.com", h)
+		bad(h != "" && !strings.ContainsAny(h, "/@ "), "SANDBOX_ALLOWED_HOSTS", "%q is not a valid host; write it like sandbox.example.com", h)
 	}
 	for _, o := range s.AllowedOrigins {
 		u, err := url.Parse(o)
-		bad(o == "*" || err == nil && u.Scheme != "" && u.Host != "" && strings.Trim(u.Path, "/") == "", "SANDBOX_ALLOWED_ORIGINS", "%q is no origin; write it like https://app.example.com", o)
+		bad(o == "*" || err == nil && u.Scheme != "" && u.Host != "" && strings.Trim(u.Path, "/") == "", "SANDBOX_ALLOWED_ORIGINS", "%q is not a valid origin; write it like https://app.example.com", o)
 	}
-	bad(slices.Contains([]string{backendAuto, backendJail, backendDocker}, s.Backend), "SANDBOX_BACKEND", "there is no backend %q; use auto, jail or docker", s.Backend)
+	bad(slices.Contains([]string{backendAuto, backendJail, backendDocker}, s.Backend), "SANDBOX_BACKEND", "%q is not a valid backend; use auto, jail or docker", s.Backend)
 	if s.DockerHost == "" {
 		s.DockerHost = defaultEngine(env)
 	}
@@ -150,12 +150,12 @@ func (s *settings) validate(env map[string]string, euid int) error {
 		bad(err == nil, "SANDBOX_IMAGES", "%q: %v; write it like runner-python, registry.example.com/runner:1 or sha256:…", i, err)
 	}
 	bad(len(s.Images) <= 100, "SANDBOX_IMAGES", "it has more than 100 entries")
-	bad(s.HostPath == "" || path.IsAbs(s.HostPath) || filepath.IsAbs(s.HostPath), "SANDBOX_HOST_PATH", "%q is no absolute path", s.HostPath)
+	bad(s.HostPath == "" || path.IsAbs(s.HostPath) || filepath.IsAbs(s.HostPath), "SANDBOX_HOST_PATH", "%q is not an absolute path", s.HostPath)
 	bad(s.SharedZygote == "on" || s.SharedZygote == "off", "SANDBOX_SHARED_ZYGOTE", "%q is neither on nor off", s.SharedZygote)
 	bad(s.Network == "full" || s.Network == "off", "SANDBOX_NETWORK", "%q is neither full nor off", s.Network)
 	for _, n := range s.NetworkAllow {
 		_, err := closednet.Parse(n)
-		bad(err == nil, "SANDBOX_NETWORK_ALLOW", "%q is no address and no network; write it like 10.1.2.3 or 10.0.0.0/8", n)
+		bad(err == nil, "SANDBOX_NETWORK_ALLOW", "%q is not an address or a network; write it like 10.1.2.3 or 10.0.0.0/8", n)
 	}
 	for _, n := range s.NetworkDeny {
 		_, err := closednet.Parse(n)
@@ -214,7 +214,7 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	}
 	for _, ref := range s.NixEnvs {
 		ref = strings.TrimSpace(ref)
-		bad(ref != "" && ref[0] != '-', "NIX_SANDBOX_ENVS", "%q is no flake reference; write it like github:me/envs#data-science", ref)
+		bad(ref != "" && ref[0] != '-', "NIX_SANDBOX_ENVS", "%q is not a valid flake reference; write it like github:me/envs#data-science", ref)
 	}
 	if err := s.checkProject(); err != nil {
 		errs = append(errs, err)

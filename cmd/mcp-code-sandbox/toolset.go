@@ -32,7 +32,7 @@ func wantedTools(list []string) ([]string, error) {
 		case slices.Contains(all, item):
 			wanted = append(wanted, item)
 		default:
-			return nil, fmt.Errorf("there is no tool or preset %q; there are %s, and the presets %s", item, strings.Join(all, ", "),
+			return nil, fmt.Errorf("unknown tool or preset %q; the tools are %s, the presets %s", item, strings.Join(all, ", "),
 				strings.Join(slices.Sorted(maps.Keys(presets)), ", "))
 		}
 	}

@@ -119,7 +119,7 @@ func parseDuration(s string, unit time.Duration, units string) (time.Duration, e
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil {
-		return 0, fmt.Errorf("%q is no duration; write a number of %s, or like 1h30m", s, units)
+		return 0, fmt.Errorf("%q is not a valid duration; write a number of %s, or like 1h30m", s, units)
 	}
 	return d, nil
 }
@@ -138,7 +138,7 @@ func (l *logLevel) UnmarshalText(p []byte) error {
 	case "ERROR", "CRITICAL":
 		*l = logLevel(slog.LevelError)
 	default:
-		return fmt.Errorf("%q is no log level; use DEBUG, INFO, WARN or ERROR", p)
+		return fmt.Errorf("%q is not a valid log level; use DEBUG, INFO, WARN or ERROR", p)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 // Check examines the host for a server whose data is in root. The first failure in the list is the one to mend first.
 func (h Host) Check(ctx context.Context, root string) []sandbox.Check {
 	if h.OS != "linux" {
-		return []sandbox.Check{{Name: "system", Status: sandbox.Fail, Detail: "there is no jail on " + h.OS,
+		return []sandbox.Check{{Name: "system", Status: sandbox.Fail, Detail: "the jail does not run on " + h.OS,
 			Fix: "start Docker Desktop or another engine, and set SANDBOX_BACKEND to docker or auto"}}
 	}
 	bwrap, try := h.bubblewrap(ctx)

@@ -130,7 +130,7 @@ func TestCheck(t *testing.T) {
 		}, "cgroups", sandbox.Warn, "TCP buffers", "cgroup v2"},
 		{"full disk", func(m *machine) { m.free = 1 << 20 }, "disk", sandbox.Fail, "1 MB free", "SANDBOX_ROOT"},
 		{"old kernel", func(m *machine) { m.files["/proc/sys/kernel/osrelease"] = "3.10.0-1160.el7\n" }, "kernel", sandbox.Fail, "3.10", "4.18"},
-		{"macOS", func(m *machine) { m.os = "darwin" }, "system", sandbox.Fail, "there is no jail on darwin", "SANDBOX_BACKEND"},
+		{"macOS", func(m *machine) { m.os = "darwin" }, "system", sandbox.Fail, "the jail does not run on darwin", "SANDBOX_BACKEND"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := healthy()

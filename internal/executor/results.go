@@ -127,7 +127,7 @@ func (e *Executor) keepResult(log *slog.Logger, r *run, background bool) {
 }
 
 func runNotFound() error {
-	return refuse(CodeRunNotFound, "There is no run with this id, or its result is no longer kept. Results are kept for %d hours.", int(ResultRetention.Hours()))
+	return refuse(CodeRunNotFound, "No run has this id, or its result is no longer kept. Results are kept for %d hours.", int(ResultRetention.Hours()))
 }
 
 // WaitRun waits until a run of the caller's has ended, for as long as req says, and returns its Result, which is Running when it has

@@ -150,7 +150,7 @@ func (f *files) fail(w http.ResponseWriter, r *http.Request, err error) {
 		}
 		writeError(w, r, statusOf[refusal.Code], refusal.Message)
 	case errors.Is(err, fs.ErrNotExist):
-		writeError(w, r, http.StatusNotFound, "there is no such file")
+		writeError(w, r, http.StatusNotFound, "file not found")
 	case errors.Is(err, context.Canceled):
 		// nobody is listening
 	default:

@@ -52,7 +52,7 @@ func (s *Server) callbackURL(service string) string {
 	return s.url("/connections/callback/" + url.PathEscape(service))
 }
 
-var errNoService = &pageError{http.StatusNotFound, "There is no such service", "Go back, reload the page, and try again."}
+var errNoService = &pageError{http.StatusNotFound, "Service not found", "Go back, reload the page, and try again."}
 
 // connect sends the browser to the service. State and PKCE's verifier are bound to the browser and to who is logged in.
 func (s *Server) connect(w http.ResponseWriter, r *http.Request, v visit) error {

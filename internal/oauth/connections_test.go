@@ -90,7 +90,7 @@ func TestConnectionIsMadeByWhoBeganIt(t *testing.T) {
 	s.login(fresh, annsAccount)
 	wantPage(t, fresh.Get(s.callback("datadog", login.Query())), 400, "cannot be used")
 	wantPage(t, ann.Get(s.callback("datadog", url.Values{"state": {newSecret()}, "code": {"x"}})), 400, "cannot be used")
-	wantPage(t, ann.Get(s.callback("unknown", s.startConnect(ann, "datadog"))), 404, "no such service")
+	wantPage(t, ann.Get(s.callback("unknown", s.startConnect(ann, "datadog"))), 404, "Service not found")
 	two := s.startConnect(ann, "datadog")
 	two.Add("code", "another")
 	wantPage(t, ann.Get(s.callback("datadog", two)), 400, "cannot be used")

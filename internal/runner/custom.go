@@ -135,19 +135,19 @@ func customs(dir string) (list []custom, problems []Problem) {
 
 func (c *custom) check() error {
 	if !runnerName.MatchString(c.Name) {
-		return fmt.Errorf("%q is no name: use lower-case letters, digits, - and _", c.Name)
+		return fmt.Errorf("%q is not a valid name: use lower-case letters, digits, - and _", c.Name)
 	}
 	if bases[c.Base] == "" {
 		return fmt.Errorf("base %q: use python, node or shell", c.Base)
 	}
 	for _, l := range c.Libraries {
 		if !moduleName.MatchString(l) {
-			return fmt.Errorf("library %q is no module's name", l)
+			return fmt.Errorf("library %q is not a valid module name", l)
 		}
 	}
 	for k := range c.Env {
 		if !variable.MatchString(k) {
-			return fmt.Errorf("env: %q is no variable's name", k)
+			return fmt.Errorf("env: %q is not a valid variable name", k)
 		}
 	}
 	return checkLimits(c.TimeoutSeconds, c.MemoryMB)
@@ -195,7 +195,7 @@ func (c *custom) runner(ctx context.Context, h parts, dir string) (*Runner, []Pr
 	}
 	r, ok := assemble(d, envs, h.bash)
 	if !ok {
-		return nil, append(problems, Problem{c.Name, "there is no " + c.Base + " to make it of", fixInstall})
+		return nil, append(problems, Problem{c.Name, "its base " + c.Base + " is not installed", fixInstall})
 	}
 	return &r, problems
 }

@@ -158,7 +158,7 @@ func TestCustomDefinitions(t *testing.T) {
 	if _, ok := set.Lookup("lib"); ok {
 		t.Error("a runner whose requirements are not installed must not be offered")
 	}
-	says := map[string]string{"b1": "base", "b2": "argv", "b3": "no module's name", "b4": "no variable's name", "b5": "is no name", "b6": "memory_mb", "lib": "not installed", "python": "not installed"}
+	says := map[string]string{"b1": "base", "b2": "argv", "b3": "not a valid module name", "b4": "not a valid variable name", "b5": "not a valid name", "b6": "memory_mb", "lib": "not installed", "python": "not installed"}
 	for _, p := range problems {
 		if want := says[p.Runner]; want != "" && strings.Contains(p.Problem, want) && p.Fix != "" {
 			delete(says, p.Runner)

@@ -76,11 +76,11 @@ func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 	for _, img := range images {
 		img.Language = canonical(defs, img.Language)
 		if !runnerName.MatchString(img.Language) {
-			problems = append(problems, Problem{img.Name(), fmt.Sprintf("its label sandbox.language is %.80q, which is no name", img.Language), "label it with a name such as python"})
+			problems = append(problems, Problem{img.Name(), fmt.Sprintf("its label sandbox.language %.80q is not a valid name", img.Language), "label it with a name such as python"})
 			continue
 		}
 		if _, ours := imageEnvironments[img.Language]; img.Agent && !ours && img.Language != "shell" {
-			problems = append(problems, Problem{img.Name(), fmt.Sprintf("the agent knows no language %q", img.Language), "label it without sandbox.protocol: then it takes the code on its stdin"})
+			problems = append(problems, Problem{img.Name(), fmt.Sprintf("the agent does not support the language %q", img.Language), "label it without sandbox.protocol: then it takes the code on its stdin"})
 			continue
 		}
 		if winner, taken := chosen[img.Language]; taken {

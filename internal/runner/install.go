@@ -263,7 +263,7 @@ func (in installer) node(ctx context.Context) *Problem {
 	}
 	start := time.Now()
 	var problem *Problem
-	err := errors.New("there is no npm")
+	err := errors.New("npm is not installed")
 	if npmErr == nil {
 		err = in.stage("node", func(staging string) error { return in.fillNode(ctx, node, npm, staging) })
 	}

@@ -139,7 +139,7 @@ func (in installer) ownNode(ctx context.Context, c *custom, dir string) *Problem
 	}
 	npm, err := exec.LookPath("npm")
 	if err != nil {
-		return &Problem{c.Name, "there is no npm", "apt-get install npm, then " + fixInstall}
+		return &Problem{c.Name, "npm is not installed", "apt-get install npm, then " + fixInstall}
 	}
 	hash, err := c.hash("node")
 	if err == nil {

@@ -121,7 +121,7 @@ func probeNode(ctx context.Context, path string) (interpreter, error) {
 	}
 	version, real, ok := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	if !ok || !filepath.IsAbs(real) {
-		return interpreter{}, fmt.Errorf("%s: is no Node.js", path)
+		return interpreter{}, fmt.Errorf("%s is not Node.js", path)
 	}
 	in := interpreter{Path: real, Version: version}
 	in.Paths = needed(filepath.Dir(filepath.Dir(real)), real)

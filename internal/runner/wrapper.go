@@ -32,7 +32,7 @@ func wrappers(dir string) (list []Runner, problems []Problem) {
 			continue
 		}
 		if !runnerName.MatchString(meta.Name) {
-			bad(mend, "metadata.json: %q is no name: use lower-case letters, digits, - and _", meta.Name)
+			bad(mend, "metadata.json: %q is not a valid name: use lower-case letters, digits, - and _", meta.Name)
 			continue
 		}
 		name = meta.Name
@@ -55,7 +55,7 @@ func wrappers(dir string) (list []Runner, problems []Problem) {
 		}
 		run, session := filepath.Join(real, "bin", "run"), filepath.Join(real, "bin", "session-run")
 		if !executable(run) {
-			bad("build it anew: it needs an executable bin/run", "%s has no bin/run that can be executed", sub)
+			bad("rebuild it with an executable bin/run", "%s has no executable bin/run", sub)
 			continue
 		}
 		if closed := unreachable(run); closed != "" {

@@ -94,7 +94,7 @@ func (t *toolset) run(ctx context.Context, c call) (*mcp.CallToolResult, error) 
 	runners := t.executor.Runners()
 	r, ok := runners.Lookup(req.Runner)
 	if !ok {
-		return nil, &executor.Error{Code: executor.CodeUnknownRunner, Message: "There is no environment of that name. Available: " + strings.Join(runners.Names(), ", ") + "."}
+		return nil, &executor.Error{Code: executor.CodeUnknownRunner, Message: "Unknown environment. Available: " + strings.Join(runners.Names(), ", ") + "."}
 	}
 	req.Runner = r.Name
 	log := t.log.With("session_id", logSession(req.Session))

@@ -115,7 +115,7 @@ func (b *Browser) Form(p *Page, action string) (string, url.Values) {
 		}
 		return at.String(), values
 	}
-	b.t.Fatalf("there is no form for %s at %s:\n%s", action, p.URL, p.Body)
+	b.t.Fatalf("no form for %s at %s:\n%s", action, p.URL, p.Body)
 	return "", nil
 }
 
