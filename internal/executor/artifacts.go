@@ -125,7 +125,7 @@ func (e *Executor) DeleteFile(ctx context.Context, caller session.Caller, sessio
 	if err != nil {
 		return e.wrap(err)
 	}
-	e.log.InfoContext(ctx, "[MCP] File deleted: "+name, "session_id", sessionID)
+	e.log.InfoContext(ctx, "file deleted: "+name, "session_id", sessionID)
 	e.activity.used(caller, sessionID, true)
 	return nil
 }
@@ -163,7 +163,7 @@ func (e *Executor) closeSession(ctx context.Context, caller session.Caller, sess
 	}
 	if err := e.cfg.Store.DropTickets(context.WithoutCancel(ctx), caller.ID, sessionID); err != nil {
 		// The session is closed. A link that is used all the same makes a new one.
-		e.log.WarnContext(ctx, "[MCP] Cannot drop the upload links of a closed session", "session_id", sessionID, "err", err)
+		e.log.WarnContext(ctx, "cannot drop the upload links of a closed session", "session_id", sessionID, "err", err)
 	}
 	return nil
 }

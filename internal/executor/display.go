@@ -179,7 +179,7 @@ func (e *Executor) keepImages(ctx context.Context, log *slog.Logger, s *session.
 		name := fmt.Sprintf("%s-%d%s", runID, n, ext)
 		f, err := s.Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota})
 		if err != nil {
-			log.WarnContext(ctx, "[MCP] Cannot keep an image that a run showed", "err", err)
+			log.WarnContext(ctx, "cannot keep an image that a run showed", "err", err)
 			kept.failed, kept.err = kept.failed+1, err
 			continue
 		}

@@ -1,13 +1,9 @@
 package executor
 
 import (
-	"context"
-	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,22 +13,13 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// holdCompleted is a log handler that waits for a channel when the first run has completed.
-type holdCompleted struct {
-	slog.Handler
+// holdEnded waits for a channel when a run has ended.
+type holdEnded struct {
+	silent
 	next <-chan struct{}
 }
 
-func (h holdCompleted) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return holdCompleted{h.Handler.WithAttrs(attrs), h.next}
-}
-
-func (h holdCompleted) Handle(ctx context.Context, r slog.Record) error {
-	if strings.Contains(r.Message, "Execution completed") {
-		<-h.next
-	}
-	return h.Handler.Handle(ctx, r)
-}
+func (h holdEnded) Ended(Result) { <-h.next }
 
 // An image belongs to the run that showed it, also when the next cell begins before that run's result is complete.
 func TestImageIsItsRuns(t *testing.T) {
@@ -57,10 +44,10 @@ func TestImageIsItsRuns(t *testing.T) {
 	}, func(c *Config) {
 		c.MaxExecTimeout = time.Hour
 		c.Runners = func() runner.Set { return runner.Set{keeping} }
-		c.Logger = slog.New(holdCompleted{slog.NewTextHandler(io.Discard, nil), begun})
 	})
 	first, second := notebookRequest("first"), notebookRequest("second")
 	first.Background, second.Background = true, true
+	first.Observer = holdEnded{next: begun}
 	one, err := r.Run(t.Context(), session.Local, first)
 	if err != nil {
 		t.Fatal(err)

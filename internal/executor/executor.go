@@ -8,7 +8,6 @@ package executor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -26,7 +25,6 @@ import (
 const (
 	maxListed    = 200  // files in a run's result
 	maxArtifacts = 1000 // files in a list of their own
-	maxLogged    = 20   // of a run's files, in the log
 )
 
 // Config is what an Executor needs.
@@ -121,7 +119,7 @@ func (e *Executor) execute(ctx context.Context, log *slog.Logger, run *run, r ru
 	caller := run.caller
 	res := Result{RunID: run.id, Session: req.Session, Runner: r.Name, Tool: req.Tool, Started: run.started, Timeout: req.Timeout,
 		Persistent: req.Persistent, Once: req.Once}
-	log.InfoContext(ctx, "[MCP] Using runner: "+r.Image)
+	req.Observer.Started(run.id, r)
 
 	s, err := e.cfg.Sessions.Open(caller, req.Session)
 	if err != nil {
@@ -130,9 +128,7 @@ func (e *Executor) execute(ctx context.Context, log *slog.Logger, run *run, r ru
 	defer s.Release()
 	changed := false
 	defer func() { e.activity.used(caller, s.ID(), changed) }()
-	log.DebugContext(ctx, "[MCP] Sandbox directory: "+s.Key())
-	log.InfoContext(ctx, fmt.Sprintf("[MCP] Executing %s code for conversation %s (network: %t, env vars: %d)",
-		r.Name, req.Session, req.Network, len(req.Env)))
+	req.Observer.Opened(s.Key())
 
 	if req.Artifacts && !req.Persistent { // those wait for each other
 		release, err := s.Reserve()
@@ -200,8 +196,7 @@ func (e *Executor) execute(ctx context.Context, log *slog.Logger, run *run, r ru
 		res.callerBytes = e.Storage(caller).MaxBytes
 	}
 	res.Hint = strings.TrimSpace(e.hint(res, r, req.Network) + " " + e.imagesHint(shownImages))
-	log.InfoContext(ctx, fmt.Sprintf("[MCP] Execution completed: success=%t, exitCode=%d", res.Success(), res.ExitCode),
-		"duration_ms", res.Duration.Milliseconds(), "exit_code", res.ExitCode, "cause", string(res.Cause))
+	req.Observer.Ended(res)
 	e.cfg.Metrics.ran(caller, r.Name, outcome(res), res.Duration, stdout.total+stderr.total)
 	files, truncated := e.files(ctx, log, s, req, sres.Scan)
 	if images := shownImages.files; len(images) > 0 {
@@ -213,7 +208,7 @@ func (e *Executor) execute(ctx context.Context, log *slog.Logger, run *run, r ru
 		return res, nil
 	}
 	res.Files, res.FilesTruncated = e.links(caller, res.Session, files), truncated
-	logFiles(ctx, log, res)
+	req.Observer.Listed(res)
 	return res, nil
 }
 
@@ -228,7 +223,7 @@ func (e *Executor) files(ctx context.Context, log *slog.Logger, s *session.Sessi
 	files, truncated, err := s.Workspace().List(maxListed)
 	if err != nil {
 		// The run has happened: its output must not be lost with the list.
-		log.ErrorContext(ctx, "[MCP] Cannot list the files of the sandbox", "err", err)
+		log.ErrorContext(ctx, "cannot list the files of the sandbox", "err", err)
 		return nil, true
 	}
 	return files, truncated
@@ -243,7 +238,7 @@ func (e *Executor) failed(ctx context.Context, log *slog.Logger, run *run, r run
 	}
 	e.cfg.Metrics.ran(run.caller, r.Name, outcome, time.Since(res.Started), 0)
 	if run.isBackground() || !errors.Is(err, session.ErrMaxSessions) {
-		log.WarnContext(ctx, "[MCP] Execution failed", "err", err)
+		log.WarnContext(ctx, "execution failed", "err", err)
 	}
 	return wrapped
 }
@@ -256,16 +251,6 @@ func outcome(res Result) string {
 		return string(res.Cause)
 	}
 	return "failure"
-}
-
-func logFiles(ctx context.Context, log *slog.Logger, res Result) {
-	for _, f := range res.Files[:min(len(res.Files), maxLogged)] {
-		if !f.ModTime.Before(res.Started) {
-			address, _, _ := strings.Cut(f.URL, "?") // the signature is a secret
-			log.InfoContext(ctx, fmt.Sprintf("[MCP] File available: %s -> %s", f.Name, address))
-		}
-	}
-	log.InfoContext(ctx, fmt.Sprintf("[MCP] Found %d files", len(res.Files)))
 }
 
 func (e *Executor) links(caller session.Caller, id string, files []workspace.File) []FileLink {

@@ -36,7 +36,7 @@ func (e *Executor) Upload(ctx context.Context, caller session.Caller, req Upload
 		return FileLink{}, e.wrap(err)
 	}
 	e.cfg.Metrics.uploaded(f.Size)
-	e.log.InfoContext(ctx, "[MCP] File uploaded: "+f.Name, "session_id", req.Session, "bytes", f.Size)
+	e.log.InfoContext(ctx, "file uploaded: "+f.Name, "session_id", req.Session, "bytes", f.Size)
 	e.activity.used(caller, s.ID(), true)
 	return FileLink{File: f, Session: s.ID(), URL: e.url(caller, s.ID(), f.Name)}, nil
 }
@@ -90,7 +90,7 @@ func (e *Executor) ReceiveUpload(ctx context.Context, ticketID, id, name string,
 	link, err := e.Upload(ctx, caller, UploadRequest{Session: t.Session, Name: t.Name, Content: content, Overwrite: t.Overwrite})
 	if err != nil && (content.broken || ctx.Err() != nil || noRoom(err)) && e.isOpen(caller, t.Session, generation) {
 		if err := e.cfg.Store.AddTicket(context.WithoutCancel(ctx), t); err != nil {
-			e.log.WarnContext(ctx, "[MCP] Cannot give back the link of an upload that broke off", "session_id", t.Session, "err", err)
+			e.log.WarnContext(ctx, "cannot give back the link of an upload that broke off", "session_id", t.Session, "err", err)
 		}
 	}
 	return link, err

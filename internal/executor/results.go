@@ -179,7 +179,7 @@ func (e *Executor) CancelRun(ctx context.Context, caller session.Caller, id stri
 		return res, err
 	}
 	defer share.ScopeOf(ctx).Defer(r.memory.use())
-	e.log.InfoContext(ctx, "[MCP] Cancelling a run", "run_id", id)
+	e.log.InfoContext(ctx, "cancelling a run", "run_id", id)
 	r.cancel()
 	timer := time.NewTimer(cancelWait)
 	defer timer.Stop()

@@ -399,7 +399,7 @@ func (e *Executor) await(ctx context.Context, r *run, req Request) (Result, erro
 	case <-patience:
 	}
 	if ctx.Err() == nil && e.runs.detach(r, e.cfg.Sessions.MaxRunsPerSession()) {
-		e.log.InfoContext(ctx, "[MCP] Run goes on in the background", "run_id", r.id)
+		e.log.InfoContext(ctx, "run goes on in the background", "run_id", r.id)
 		e.noteRunning(r)
 		return r.state(0), nil
 	}
@@ -427,6 +427,9 @@ func (e *Executor) start(ctx context.Context, caller session.Caller, req Request
 	} else if most := max(e.cfg.MaxExecTimeout, e.cfg.ExecTimeout); req.Timeout > most {
 		return nil, nil, refuse(CodeInvalidTimeout, "A run may take %s at most.", seconds(most))
 	}
+	if req.Observer == nil {
+		req.Observer = silent{}
+	}
 	// It has the caller's values, but not its end: that is for Run to pass on.
 	runCtx, cancelWith := context.WithCancelCause(context.WithoutCancel(ctx))
 	cancel := func() { cancelWith(nil) }
@@ -438,6 +441,7 @@ func (e *Executor) start(ctx context.Context, caller session.Caller, req Request
 	}
 	r.memory.pool, r.memory.caller = e.memory, caller.ID
 	r.req.Code, r.req.Env, r.req.Services, r.req.Output, r.req.Queued, r.req.Begun = "", nil, nil, nil, nil, nil
+	r.req.Observer = nil
 	if req.Background || req.Handover > 0 {
 		r.tape.full = e.cfg.MaxOutputBytes
 		if req.Followed {
@@ -467,7 +471,7 @@ func (e *Executor) carryOut(ctx context.Context, log *slog.Logger, r *run, rn ru
 	if req.Once {
 		// Nothing of the session is kept but its files, for as long as those of closed sessions.
 		if err := e.closeSession(context.WithoutCancel(ctx), r.caller, req.Session); err != nil && r.err == nil && !r.res.NotStarted {
-			log.WarnContext(ctx, "[MCP] Cannot close the session of a single run", "err", err)
+			log.WarnContext(ctx, "cannot close the session of a single run", "err", err)
 		}
 	}
 	background := r.end()
@@ -482,7 +486,7 @@ func (e *Executor) carryOut(ctx context.Context, log *slog.Logger, r *run, rn ru
 func (e *Executor) executeRecovering(ctx context.Context, log *slog.Logger, r *run, rn runner.Runner, req Request) (res Result, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			log.ErrorContext(ctx, "[MCP] A run panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			log.ErrorContext(ctx, "a run panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = errors.New("the run panicked")
 		}
 	}()

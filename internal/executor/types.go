@@ -4,6 +4,7 @@ import (
 	"io"
 	"time"
 
+	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/workspace"
@@ -56,6 +57,8 @@ type Request struct {
 	Tag string
 	// Tool is for the caller's own use: every Result about the run has it.
 	Tool string
+	// Observer hears about the stages of the run. It may be nil.
+	Observer Observer
 	// Begun is told the run's id before Run waits for anything. It may be nil.
 	Begun func(runID string)
 	// Queued is called when the run has to wait for others, whenever one of them has left, and with nil when the wait is over.
@@ -65,6 +68,23 @@ type Request struct {
 	// not block and must not keep p. It is not called after Run has returned. It may be nil.
 	Output func(stream Stream, p []byte)
 }
+
+// Observer hears about the stages of one run, in order, from one goroutine. A background run calls it after Run has
+// returned. Its methods must not block. A refused request calls none of them, and a run that fails skips the rest.
+type Observer interface {
+	Started(runID string, r runner.Runner)
+	Opened(sessionKey string)
+	Ended(res Result)  // the code has ended; res has no files yet
+	Listed(res Result) // res is complete; a run that must not list its files skips this
+}
+
+// silent is the Observer of a Request without one.
+type silent struct{}
+
+func (silent) Started(string, runner.Runner) {}
+func (silent) Opened(string)                 {}
+func (silent) Ended(Result)                  {}
+func (silent) Listed(Result)                 {}
 
 // WaitRequest says how to wait for a run.
 type WaitRequest struct {

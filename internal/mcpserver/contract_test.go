@@ -502,7 +502,7 @@ func TestNothingSecretIsLogged(t *testing.T) {
 		"[MCP] Incoming request - Method: initialize, ID: 1", "[MCP] Processing initialize request", "[MCP] Initialize successful",
 		"[MCP] Tool call: sandbox.run_code", "[MCP] Parsing run_code arguments",
 		"[MCP] run_code: conversationId=user-123, language=python, codeLen=4, network=false, envVars=1",
-		"[MCP] run_code completed successfully", // the lines in between are the executor's
+		"[MCP] run_code completed successfully", // TestRunLog checks the lines in between
 		"[HTTP] Sending response for method=tools/call",
 	} {
 		if !strings.Contains(log, want) {

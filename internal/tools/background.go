@@ -94,6 +94,7 @@ func (t *toolset) perform(ctx context.Context, c call, req executor.Request) (ex
 			}
 		}
 	}
+	req.Observer = &runLog{log: t.log, req: req}
 	res, err := t.executor.Run(ctx, c.caller, req)
 	res.Tool, res.Once = req.Tool, req.Once
 	return res, err
