@@ -13,11 +13,11 @@ import (
 	"mcp-code-sandbox/internal/tools"
 )
 
-// TestReadmeConfigurations: what the README shows can be used as it is.
+// TestReadmeConfigurations: what the documentation shows can be used as it is.
 func TestReadmeConfigurations(t *testing.T) {
-	text, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
+	var text []byte
+	for _, page := range []string{"services.md", "operations.md"} {
+		text = append(text, readPage(t, page)...)
 	}
 	found := 0
 	for _, block := range regexp.MustCompile("(?s)```json\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
@@ -40,23 +40,17 @@ func TestReadmeConfigurations(t *testing.T) {
 
 // TestReadmeListsEveryTool keeps the table of tools complete.
 func TestReadmeListsEveryTool(t *testing.T) {
-	text, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readPage(t, "tools.md")
 	for _, name := range tools.Names() {
 		if !strings.Contains(string(text), "\n| `"+name+"` | ") {
-			t.Errorf("README.md has no row for the tool %s", name)
+			t.Errorf("docs/tools.md has no row for the tool %s", name)
 		}
 	}
 }
 
-// TestReadmeListsEverySetting keeps the README's table true: each setting with its default and its help.
+// TestReadmeListsEverySetting keeps the table true: each setting with its default and its help.
 func TestReadmeListsEverySetting(t *testing.T) {
-	text, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readPage(t, "settings.md")
 	readme := string(text)
 	for f := range reflect.TypeFor[settings]().Fields() {
 		def := ""
@@ -65,17 +59,14 @@ func TestReadmeListsEverySetting(t *testing.T) {
 		}
 		row := "| `" + f.Tag.Get("environ") + "` | " + def + " | " + f.Tag.Get("help") + " |"
 		if !strings.Contains(readme, row) {
-			t.Errorf("README.md lacks this row of the settings table:\n%s", row)
+			t.Errorf("docs/settings.md lacks this row of the settings table:\n%s", row)
 		}
 	}
 }
 
-// TestReadmeListsPresets keeps the README's table of presets true.
+// TestReadmeListsPresets keeps the table of presets true.
 func TestReadmeListsPresets(t *testing.T) {
-	text, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readPage(t, "tools.md")
 	for name, tools := range toolPresets() {
 		row := "| `" + name + "` | every tool |"
 		if name != "all" {
@@ -83,7 +74,16 @@ func TestReadmeListsPresets(t *testing.T) {
 			row = "| `" + name + "` | `" + strings.Join(tools, "`, `") + "` |"
 		}
 		if !strings.Contains(string(text), row) {
-			t.Errorf("README.md lacks this row of the presets:\n%s", row)
+			t.Errorf("docs/tools.md lacks this row of the presets:\n%s", row)
 		}
 	}
+}
+
+func readPage(t *testing.T, name string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../docs", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
 }
