@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/logging/logtest"
 )
 
 // clientConfig tells a client what to do. Each connects, lists the tools, runs a program that ends only after its first
@@ -246,7 +248,7 @@ func startScript(t *testing.T, config clientConfig, command ...string) (<-chan c
 	cmd := exec.CommandContext(t.Context(), command[0], append(command[1:], string(arg))...)
 	cmd.WaitDelay = 5 * time.Second
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	log := &lockedBuffer{}
+	log := &logtest.Buffer{}
 	cmd.Stderr = log
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

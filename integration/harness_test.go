@@ -5,7 +5,6 @@
 package integration
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -16,10 +15,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"mcp-code-sandbox/internal/logging/logtest"
 )
 
 var (
@@ -90,7 +90,7 @@ type server struct {
 	URL, Token, Root string
 
 	cmd  *exec.Cmd
-	log  *lockedBuffer
+	log  *logtest.Buffer
 	done chan error
 
 	// What a sweep compares with; see residue_test.go.
@@ -110,7 +110,7 @@ func serve(t *testing.T, settings ...string) *server {
 // serveWith is serve for a process that must be prepared before it starts.
 func serveWith(t *testing.T, prepare func(*exec.Cmd), settings ...string) *server {
 	t.Helper()
-	s := &server{Token: testToken, log: &lockedBuffer{}, done: make(chan error, 1)}
+	s := &server{Token: testToken, log: &logtest.Buffer{}, done: make(chan error, 1)}
 	for _, kv := range settings {
 		if root, ok := strings.CutPrefix(kv, "SANDBOX_ROOT="); ok {
 			s.Root = root
@@ -294,21 +294,4 @@ func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) 
 		case <-tick.C:
 		}
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }

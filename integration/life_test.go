@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"mcp-code-sandbox/internal/logging/logtest"
 )
 
 // kill ends the server as the kernel would when memory runs out.
@@ -258,7 +260,7 @@ func TestStdioEnds(t *testing.T) {
 	root := newRoot(t)
 	cmd := exec.Command(binary, "stdio")
 	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0")
-	log := &lockedBuffer{}
+	log := &logtest.Buffer{}
 	cmd.Stderr = log
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/oauthex"
 	"golang.org/x/oauth2"
 
+	"mcp-code-sandbox/internal/logging/logtest"
 	"mcp-code-sandbox/internal/oauth/oauthtest"
 )
 
@@ -194,7 +195,7 @@ func TestOAuthNodeClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), interpreter, filepath.Join(clientsDir(t), "oauth.mjs"), string(config))
-	log := &lockedBuffer{}
+	log := &logtest.Buffer{}
 	cmd.Stderr = log
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"mcp-code-sandbox/internal/logging/logtest"
 	"mcp-code-sandbox/internal/oauth/oauthtest"
 )
 
@@ -52,7 +53,7 @@ func TestPage(t *testing.T) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
 	cmd.Env = append(baseEnv(), "HOME="+t.TempDir())
-	log := &lockedBuffer{}
+	log := &logtest.Buffer{}
 	cmd.Stderr = log
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

@@ -1,7 +1,6 @@
 package mcpserver_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -17,6 +16,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"mcp-code-sandbox/internal/executor"
+	"mcp-code-sandbox/internal/logging/logtest"
 	"mcp-code-sandbox/internal/mcpserver"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
@@ -133,26 +133,9 @@ type product struct {
 	executor *fakeExecutor
 	server   *mcpserver.Server
 	url      string
-	log      *lockedBuffer
+	log      *logtest.Buffer
 
 	notified chan string // names of clients that are told of changed resources
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func newProduct(t testing.TB) *product {
@@ -162,7 +145,7 @@ func newProduct(t testing.TB) *product {
 
 func newProductWith(t testing.TB, opt tools.Options) *product {
 	t.Helper()
-	p := &product{executor: &fakeExecutor{}, log: new(lockedBuffer), notified: make(chan string, 1000)}
+	p := &product{executor: &fakeExecutor{}, log: new(logtest.Buffer), notified: make(chan string, 1000)}
 	log := slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	opt.Logger = log

@@ -20,6 +20,7 @@ import (
 
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
+	"mcp-code-sandbox/internal/logging/logtest"
 	"mcp-code-sandbox/internal/oauth/oauthtest"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/store"
@@ -41,7 +42,7 @@ type site struct {
 	idp   *oauthtest.Provider
 	store *store.Store
 	path  string // of the store
-	log   *lockedBuffer
+	log   *logtest.Buffer
 	clock *clock
 }
 
@@ -63,29 +64,12 @@ func (c *clock) advance(d time.Duration) {
 	c.ahead += d
 }
 
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // newSite starts a server that lets example.com in.
 func newSite(t *testing.T, edits ...func(*Config)) *site { return start(t, false, edits...) }
 
 func start(t *testing.T, tls bool, edits ...func(*Config)) *site {
 	t.Helper()
-	s := &site{t: t, idp: oauthtest.NewProvider(t), log: &lockedBuffer{}, clock: &clock{}, path: filepath.Join(t.TempDir(), "state.db")}
+	s := &site{t: t, idp: oauthtest.NewProvider(t), log: &logtest.Buffer{}, clock: &clock{}, path: filepath.Join(t.TempDir(), "state.db")}
 	var err error
 	if s.store, err = store.Open(t.Context(), s.path); err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
+	"mcp-code-sandbox/internal/logging/logtest"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/store"
 )
@@ -41,7 +42,7 @@ type fixture struct {
 	cfg   Config
 	addr  string // of an HTTP server with the proxy alone
 	audit string
-	log   *safeBuffer
+	log   *logtest.Buffer
 	reg   *prometheus.Registry
 }
 
@@ -54,7 +55,7 @@ func setup(t *testing.T, upstream string, change func(*Config)) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { db.Close() })
-	f := &fixture{t: t, audit: filepath.Join(dir, "audit.jsonl"), log: &safeBuffer{}, reg: prometheus.NewRegistry()}
+	f := &fixture{t: t, audit: filepath.Join(dir, "audit.jsonl"), log: &logtest.Buffer{}, reg: prometheus.NewRegistry()}
 	audit, err := OpenAudit(f.audit)
 	if err != nil {
 		t.Fatal(err)
@@ -281,23 +282,6 @@ func (w *wire) requests() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append([]string(nil), w.seen...)
-}
-
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *safeBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *safeBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 // source gives credentials to those who have one.
