@@ -1,5 +1,5 @@
 # The server, for the docker backend: one static binary and public certificates. It starts its sandboxes on the engine whose socket it
-# is given; compose.yaml shows how. Build it with: docker build -t mcp-code-sandbox --build-arg VERSION=$(git describe --tags --always) .
+# is given; compose.yaml shows how. Build it with: docker build -t mcp-code-sandbox .
 ARG GO_BASE=golang:1.26-bookworm
 
 FROM ${GO_BASE} AS build
@@ -7,8 +7,9 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-ARG VERSION=devel
-RUN make build VERSION="${VERSION}" BIN=/out && mkdir -p /out/tmp && chmod 1777 /out/tmp
+# The commit of a development build; empty: a release.
+ARG BUILD=devel
+RUN make build BUILD="${BUILD}" BIN=/out && mkdir -p /out/tmp && chmod 1777 /out/tmp
 
 FROM scratch
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt

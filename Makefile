@@ -3,7 +3,10 @@
 .DELETE_ON_ERROR:
 .PHONY: help run build test lint fuzz bench guard bench-tool web images clean test-environments
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+VERSION := $(shell cat internal/version/VERSION)
+# The commit of a development build; empty on the tag of the release.
+BUILD   ?= $(shell [ "$$(git describe --tags --dirty 2>/dev/null)" = "v$(VERSION)" ] || git describe --always --dirty --exclude "*" 2>/dev/null || echo devel)
+LDFLAGS := -s -w -X mcp-code-sandbox/internal/version.build=$(BUILD)
 GO      ?= go
 AGENTS  := internal/agentbin/bin/sandbox-agent-linux-amd64 internal/agentbin/bin/sandbox-agent-linux-arm64
 BIN     ?= bin
@@ -31,12 +34,12 @@ build: $(SERVER) ## Build bin/mcp-code-sandbox, with the agent inside
 
 $(AGENTS): internal/agentbin/bin/sandbox-agent-linux-%: $(SOURCES)
 	@echo 'building the agent for linux/$*'
-	@CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sandbox-agent
+	@CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/sandbox-agent
 	@touch $@
 
 $(SERVER): $(SOURCES) $(PAGE) $(AGENTS)
-	@echo 'building $@ $(VERSION)'
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/mcp-code-sandbox
+	@echo 'building $@ $(VERSION)+$(BUILD)'
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/mcp-code-sandbox
 	@touch $@
 
 test: ## Install what the tests need, then run every test and each fuzz target briefly
@@ -70,7 +73,7 @@ web: ## Build the page into web/dist, from which it is embedded
 	@scripts/web build
 
 images: ## Build the Docker images of the runners (images/build says how to change their base)
-	@VERSION=$(VERSION) images/build
+	@images/build
 
 clean: ## Remove what was built, and the environments of the tests
 	scripts/engine stop

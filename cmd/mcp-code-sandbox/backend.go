@@ -19,6 +19,7 @@ import (
 	"mcp-code-sandbox/internal/pool"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/secret"
+	"mcp-code-sandbox/internal/version"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -243,7 +244,7 @@ func reason(err error) string {
 // newEngine makes the Docker backend; i is nil where no sandbox will be started.
 func newEngine(s *settings, i *instance.Instance, key secret.Value, closed *closednet.List, log *slog.Logger) (*docker.Backend, error) {
 	cfg := docker.Config{
-		Host: s.DockerHost, Root: s.Root, HostRoot: s.HostPath, Version: versionString(), Agent: agentbin.Binary,
+		Host: s.DockerHost, Root: s.Root, HostRoot: s.HostPath, Version: version.String(), Agent: agentbin.Binary,
 		Runtime: s.DockerRuntime, Image: s.Image, Images: s.Images, Closed: closed, Logger: log,
 	}
 	if i != nil {

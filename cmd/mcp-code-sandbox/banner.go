@@ -12,6 +12,7 @@ import (
 
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/tools"
+	"mcp-code-sandbox/internal/version"
 )
 
 // banner tells the operator how to connect. It goes to stderr only, never to the log file. It shows the token to people at a
@@ -64,7 +65,7 @@ MCP Code Sandbox %s
   Cursor and others%s, as JSON:
     %s
 
-`, versionString(), page, base, shown, languages, a.settings.Root, sessionsLine(a), more, people, with, base, token, with, clientJSON(base, inJSON))
+`, version.String(), page, base, shown, languages, a.settings.Root, sessionsLine(a), more, people, with, base, token, with, clientJSON(base, inJSON))
 	if note := interfacesNote(a.settings); note != "" {
 		fmt.Fprintf(w, "  %s\n\n", note)
 	}

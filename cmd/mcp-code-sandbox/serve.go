@@ -15,6 +15,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/tools"
+	"mcp-code-sandbox/internal/version"
 	"mcp-code-sandbox/web"
 )
 
@@ -91,7 +92,7 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 		ResourceLinks: a.settings.ResourceLinks == "on", Services: a.services.forTools(),
 	}
 	return mcpserver.New(mcpserver.Config{
-		Version:      versionString(),
+		Version:      version.String(),
 		Instructions: tools.Instructions(opt),
 		Tools:        func(srv *mcp.Server) { tools.Register(srv, a.executor, opt) },
 		MaxBodyBytes: httpapi.MCPBodyLimit(int64(a.settings.MaxUploadBytes)),

@@ -10,9 +10,8 @@ import (
 	"runtime/debug"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/version"
 )
-
-var version = "dev"
 
 func main() {
 	debug.SetGCPercent(25) // small beats fast: there is one agent per sandbox
@@ -25,15 +24,15 @@ func main() {
 	case len(os.Args) > 1 && os.Args[0] == "shared-zygote":
 		err = agent.BecomeSharedZygote(os.Args[1:])
 	case len(os.Args) == 3 && os.Args[1] == "shared":
-		err = agent.MainShared(os.Args[2], version)
+		err = agent.MainShared(os.Args[2], version.String())
 	case len(os.Args) == 2 && os.Args[0] == "nested":
-		err = agent.MainNested(os.Args[1], version)
+		err = agent.MainNested(os.Args[1], version.String())
 	case len(os.Args) == 3 && os.Args[1] == "guard":
 		err = agent.GuardNetwork(os.Args[2], os.Stdout)
 	case len(os.Args) == 2 && os.Args[1] == "addresses":
 		err = agent.DescribeNetwork(os.Stdout)
 	case len(os.Args) == 2:
-		err = agent.Main(os.Args[1], version)
+		err = agent.Main(os.Args[1], version.String())
 	default:
 		err = fmt.Errorf("started by hand; the server starts it")
 	}
