@@ -12,6 +12,7 @@ import (
 // layers lists this module's packages from the bottom up. A package may import those of lower layers only,
 // never one of its own.
 var layers = [][]string{
+	{"internal/untrusted", "internal/hostname"},
 	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/logging/logtest", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "internal/closednet", "internal/ratelimit", "internal/share", "internal/spelling", "internal/version", "runners", "web"},
 	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor", "internal/backend/docker/dockertest", "internal/pool"},
 	{"internal/backend/jail", "internal/backend/wrapper", "internal/backend/docker"},
@@ -27,7 +28,7 @@ var layers = [][]string{
 }
 
 // stdlib lists the packages that import nothing but the standard library.
-var stdlib = []string{"internal/sandbox", "internal/wire", "internal/share"}
+var stdlib = []string{"internal/sandbox", "internal/wire", "internal/share", "internal/untrusted", "internal/hostname"}
 
 const module = "mcp-code-sandbox/"
 

@@ -20,6 +20,7 @@ import (
 	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/doctor"
+	"mcp-code-sandbox/internal/hostname"
 	"mcp-code-sandbox/internal/secret"
 )
 
@@ -124,7 +125,7 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	for name, key := range map[string]secret.Value{"JWT_SECRET": s.JWTSecret, "JWT_SECRET_PREVIOUS": s.JWTSecretPrevious} {
 		bad(key.IsZero() || len(key.Reveal()) >= 32, name, "it has fewer than 32 bytes; use for instance the output of openssl rand -hex 32")
 	}
-	if host, _, err := net.SplitHostPort(s.listenAddr()); err == nil && !isLoopback(host) {
+	if host, _, err := net.SplitHostPort(s.listenAddr()); err == nil && !hostname.IsLoopback(host) {
 		for _, weak := range s.weakSecrets() {
 			bad(false, weak.name, "%s, and MCP_HTTP_ADDR lets others than this machine guess it; use for instance the output of openssl rand -hex 32", weak.problem)
 		}
@@ -243,12 +244,6 @@ func (s *settings) weakSecrets() (weak []weakSecret) {
 		}
 	}
 	return weak
-}
-
-// isLoopback reports whether only this machine can reach what listens on a host.
-func isLoopback(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
 }
 
 // listenAddr is what to listen on, and whether somebody asked for it.

@@ -9,6 +9,7 @@ import (
 
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 // maxServices is how many services one run may ask for.
@@ -87,14 +88,11 @@ func (e *Executor) checkServices(ctx context.Context, caller session.Caller, r r
 }
 
 func unknownService(name string, known []ServiceState) *Error {
-	if len(name) > 64 {
-		name = strings.ToValidUTF8(name[:64], "") + "…"
-	}
 	names := make([]string, len(known))
 	for i, k := range known {
 		names[i] = k.Name
 	}
-	return refuse(CodeUnknownService, "Unknown service %q. Available: %s.", name, strings.Join(names, ", "))
+	return refuse(CodeUnknownService, "Unknown service %q. Available: %s.", untrusted.Clip(name, maxQuoted), strings.Join(names, ", "))
 }
 
 // NotConnected is the refusal of a service that the caller has to connect first.

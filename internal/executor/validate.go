@@ -11,11 +11,15 @@ import (
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/untrusted"
 	"mcp-code-sandbox/internal/workspace"
 )
 
 // maxEnvBytes bounds a run's environment. It is also the most that the kernel takes in one variable.
 const maxEnvBytes = 128 << 10
+
+// maxQuoted bounds what a message quotes of a name in a request.
+const maxQuoted = 64
 
 // busy is contract 4's sentence.
 const busy = "A run is already in progress for this session. Wait for it to complete."
@@ -49,13 +53,10 @@ func (e *Executor) check(req Request) (runner.Runner, error) {
 }
 
 func unknownRunner(name string, runners runner.Set) error {
-	if len(name) > 64 {
-		name = strings.ToValidUTF8(name[:64], "") + "…"
-	}
 	if len(runners) == 0 {
 		return refuse(CodeUnknownRunner, "No language is available on this server. The operator learns why from: mcp-code-sandbox doctor.")
 	}
-	return refuse(CodeUnknownRunner, "Unknown language %q. Available: %s.", name, strings.Join(runners.Names(), ", "))
+	return refuse(CodeUnknownRunner, "Unknown language %q. Available: %s.", untrusted.Clip(name, maxQuoted), strings.Join(runners.Names(), ", "))
 }
 
 // checkEnv never puts a value into its message: values may be secrets.
@@ -64,11 +65,8 @@ func checkEnv(env map[string]string) error {
 	for name, value := range env {
 		switch {
 		case !envName(name):
-			if len(name) > 64 {
-				name = strings.ToValidUTF8(name[:64], "") + "…"
-			}
 			return refuse(CodeInvalidEnvironment,
-				"The environment variable name %q is not valid. Use letters, digits and underscores, and do not start with a digit.", name)
+				"The environment variable name %q is not valid. Use letters, digits and underscores, and do not start with a digit.", untrusted.Clip(name, maxQuoted))
 		case strings.ContainsRune(value, 0):
 			return refuse(CodeInvalidEnvironment, "The value of the environment variable %s contains a NUL byte. Remove it.", name)
 		case !utf8.ValidString(value):

@@ -4,10 +4,15 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strings"
+
+	"mcp-code-sandbox/internal/hostname"
+	"mcp-code-sandbox/internal/untrusted"
 )
+
+// maxQuoted bounds what a message or a log line quotes of a request.
+const maxQuoted = 200
 
 // guard refuses requests that a web page could have made a browser send: those addressed to a name that is not ours
 // (DNS rebinding), and those from a foreign origin. Programs send no Origin and are not concerned by the second.
@@ -31,14 +36,14 @@ func (g *guard) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !g.hostAllowed(r.Host) {
 			writeError(w, r, http.StatusForbidden, fmt.Sprintf(
-				"host %q is not allowed; add it to SANDBOX_ALLOWED_HOSTS", clip(r.Host)))
+				"host %q is not allowed; add it to SANDBOX_ALLOWED_HOSTS", untrusted.Clip(r.Host, maxQuoted)))
 			return
 		}
 		// Several Origin headers are nothing a browser sends; each must pass.
 		for _, origin := range r.Header.Values("Origin") {
 			if !g.originAllowed(origin, r.Host) {
 				writeError(w, r, http.StatusForbidden, fmt.Sprintf(
-					"origin %q is not allowed; add it to SANDBOX_ALLOWED_ORIGINS", clip(origin)))
+					"origin %q is not allowed; add it to SANDBOX_ALLOWED_ORIGINS", untrusted.Clip(origin, maxQuoted)))
 				return
 			}
 		}
@@ -48,17 +53,17 @@ func (g *guard) wrap(next http.Handler) http.Handler {
 
 func (g *guard) hostAllowed(hostport string) bool {
 	hostport = strings.ToLower(hostport)
-	host := hostname(hostport)
+	host := hostOf(hostport)
 	if host == "" {
 		return false
 	}
-	if isLoopback(host) {
+	if hostname.IsLoopback(host) {
 		return true
 	}
 	for _, allowed := range g.hosts {
 		suffix, wild := strings.CutPrefix(allowed, "*")
 		switch {
-		case allowed == "*", allowed == hostport, hostname(allowed) == host && !hasPort(allowed):
+		case allowed == "*", allowed == hostport, hostOf(allowed) == host && !hasPort(allowed):
 			return true
 		case wild && strings.HasPrefix(suffix, ".") && strings.HasSuffix(host, suffix):
 			return true
@@ -78,11 +83,11 @@ func (g *guard) originAllowed(origin, host string) bool {
 	if err != nil || u.Host == "" || u.User != nil || (u.Scheme != "http" && u.Scheme != "https") {
 		return false // "null" included
 	}
-	return strings.EqualFold(u.Host, host) || isLoopback(hostname(strings.ToLower(u.Host)))
+	return strings.EqualFold(u.Host, host) || hostname.IsLoopback(hostOf(strings.ToLower(u.Host)))
 }
 
-// hostname strips port, brackets and the root's dot.
-func hostname(hostport string) string {
+// hostOf strips the port, brackets and the root's dot.
+func hostOf(hostport string) string {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h
@@ -94,21 +99,4 @@ func hostname(hostport string) string {
 func hasPort(hostport string) bool {
 	_, _, err := net.SplitHostPort(hostport)
 	return err == nil
-}
-
-func isLoopback(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	addr, err := netip.ParseAddr(host)
-	return err == nil && addr.Unmap().IsLoopback()
-}
-
-// clip keeps what a client sent from filling an answer or a log line.
-func clip(s string) string {
-	const most = 200
-	if len(s) > most {
-		return s[:most] + "…"
-	}
-	return s
 }

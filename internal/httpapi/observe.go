@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"runtime/debug"
 	"time"
+
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 // observe logs each request when it has been answered, and survives a panic in it. Neither the query (it signs links)
@@ -19,7 +21,7 @@ func observe(log *slog.Logger, next http.Handler) http.Handler {
 			p := recover()
 			answering := rec.status != 0
 			if p != nil && p != http.ErrAbortHandler {
-				log.Error("[HTTP] panic while answering", "method", clip(r.Method), "path", clip(r.URL.Path), "panic", p, "stack", string(debug.Stack()))
+				log.Error("[HTTP] panic while answering", "method", untrusted.Clip(r.Method, maxQuoted), "path", untrusted.Clip(r.URL.Path, maxQuoted), "panic", p, "stack", string(debug.Stack()))
 				if !answering {
 					writeError(rec, r, http.StatusInternalServerError, "internal error; the server's log has the details")
 				}
@@ -31,7 +33,7 @@ func observe(log *slog.Logger, next http.Handler) http.Handler {
 			case rec.status >= 500:
 				level = slog.LevelWarn
 			}
-			log.LogAttrs(context.WithoutCancel(r.Context()), level, "[HTTP] "+clip(r.Method)+" "+clip(r.URL.Path),
+			log.LogAttrs(context.WithoutCancel(r.Context()), level, "[HTTP] "+untrusted.Clip(r.Method, maxQuoted)+" "+untrusted.Clip(r.URL.Path, maxQuoted),
 				slog.Int("status", rec.code()), slog.Int64("bytes", rec.bytes),
 				slog.Int64("duration_ms", time.Since(start).Milliseconds()), slog.String("remote", r.RemoteAddr))
 			if p != nil && (p == http.ErrAbortHandler || answering) {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 const (
@@ -322,15 +324,11 @@ func article(value string) string {
 
 // printable makes a client's text fit for one log line or one error message.
 func printable(s string) string {
-	const limit = 80
-	cut := ""
-	if len(s) > limit {
-		s, cut = strings.ToValidUTF8(s[:limit], ""), "…"
-	}
+	s = untrusted.Clip(s, 80)
 	for _, r := range s {
 		if !strconv.IsPrint(r) {
-			return strings.Trim(strconv.Quote(s), `"`) + cut
+			return strings.Trim(strconv.Quote(s), `"`)
 		}
 	}
-	return s + cut
+	return s
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 // writeTimeout bounds one write to a client that does not read. It takes the place of a limit on the whole
@@ -337,11 +339,7 @@ func withoutCaching(answer json.RawMessage) json.RawMessage {
 
 // textError is the JSON-RPC error for what the SDK says as text with an HTTP status.
 func textError(status int, text string) *rpcError {
-	text = strings.TrimSpace(text)
-	const limit = 300
-	if len(text) > limit {
-		text = strings.ToValidUTF8(text[:limit], "") + "…"
-	}
+	text = untrusted.Clip(strings.TrimSpace(text), 300)
 	if text == "" {
 		text = http.StatusText(status)
 	}

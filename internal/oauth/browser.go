@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"mcp-code-sandbox/internal/hostname"
 	"mcp-code-sandbox/internal/store"
 )
 
@@ -251,7 +252,7 @@ func (s *Server) page(h handler) http.Handler {
 // sends the browser back to the public one, where it would not have its cookies.
 func (s *Server) misaddressed(host string) bool {
 	u := url.URL{Host: host}
-	return host != s.base.Host && u.Port() == s.base.Port() && isLoopback(u.Hostname()) && isLoopback(s.base.Hostname())
+	return host != s.base.Host && u.Port() == s.base.Port() && hostname.IsLoopback(u.Hostname()) && hostname.IsLoopback(s.base.Hostname())
 }
 
 // form serves what a form of ours sends: from our own page, in the browser that was shown it, to whom is logged in there.

@@ -24,6 +24,7 @@ import (
 
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/credential"
+	"mcp-code-sandbox/internal/hostname"
 	"mcp-code-sandbox/internal/ratelimit"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/store"
@@ -175,7 +176,7 @@ func New(_ context.Context, cfg Config) (*Server, error) {
 	if cfg.Upstream.Kind == "" {
 		return s, nil
 	}
-	if !s.secure && !isLoopback(base.Hostname()) {
+	if !s.secure && !hostname.IsLoopback(base.Hostname()) {
 		return nil, fmt.Errorf("the public base URL %q must begin with https:// for people to log in; set PUBLIC_BASE_URL", cfg.Issuer)
 	}
 	if s.login, err = newLogin(cfg.Upstream, cfg.HTTPClient, cfg.Vault, s.url("/oauth/callback"), s.now); err != nil {

@@ -3,11 +3,12 @@ package oauth
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+
+	"mcp-code-sandbox/internal/hostname"
 )
 
 const maxRedirectURI = 2000
@@ -44,7 +45,7 @@ func checkRedirectURI(raw string) error {
 			return errors.New("it has no host")
 		}
 	case "http":
-		if !isLoopback(u.Hostname()) {
+		if !hostname.IsLoopback(u.Hostname()) {
 			return errors.New("http is for 127.0.0.1, [::1] and localhost only: use https")
 		}
 	default:
@@ -75,7 +76,7 @@ func matchRedirect(registered []string, raw string) bool {
 // that are equal without it differ in the port only.
 func withoutLoopbackPort(raw string) (string, bool) {
 	u, err := url.Parse(raw)
-	if err != nil || u.Scheme != "http" || !isLoopback(u.Hostname()) {
+	if err != nil || u.Scheme != "http" || !hostname.IsLoopback(u.Hostname()) {
 		return "", false
 	}
 	rest, ok := strings.CutPrefix(raw, "http://"+u.Host)
@@ -93,15 +94,6 @@ func consentKey(redirect string) string {
 	return redirect
 }
 
-// isLoopback reports whether a host names this computer, by the names that RFC 8252 knows.
-func isLoopback(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	addr, err := netip.ParseAddr(host)
-	return err == nil && addr.Zone() == "" && addr.Unmap().IsLoopback()
-}
-
 // withQuery adds parameters to an address that may have some.
 func withQuery(raw string, q url.Values) string {
 	if strings.Contains(raw, "?") {
@@ -113,7 +105,7 @@ func withQuery(raw string, q url.Values) string {
 // secureURL tells whether an address that the operator configured may be used: https, or http on this computer.
 func secureURL(what, raw string) error {
 	u, err := url.Parse(raw)
-	if err != nil || u.Hostname() == "" || u.User != nil || (u.Scheme != "https" && (u.Scheme != "http" || !isLoopback(u.Hostname()))) {
+	if err != nil || u.Hostname() == "" || u.User != nil || (u.Scheme != "https" && (u.Scheme != "http" || !hostname.IsLoopback(u.Hostname()))) {
 		return fmt.Errorf("%s: %q must be an https:// URL", what, raw)
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/store"
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 // token exchanges a code or a refresh token.
@@ -50,7 +51,7 @@ func (s *Server) token(w http.ResponseWriter, r *http.Request) {
 	var known *apiError
 	switch {
 	case errors.Is(err, store.ErrReused):
-		s.log.Warn("a code or refresh token was used twice, or by another client: the grant is revoked", "client_id", clip(form.Get("client_id")))
+		s.log.Warn("a code or refresh token was used twice, or by another client: the grant is revoked", "client_id", untrusted.Clip(form.Get("client_id"), 200))
 		writeError(w, &apiError{http.StatusBadRequest, "invalid_grant", "it was used before; everything that came of it is revoked: authorize again"})
 		return
 	case errors.Is(err, store.ErrNotFound):
@@ -193,12 +194,4 @@ func (s *Server) apiForm(w http.ResponseWriter, r *http.Request) (url.Values, *a
 		return nil, &apiError{http.StatusBadRequest, "invalid_request", "client_id is missing"}
 	}
 	return r.PostForm, nil
-}
-
-// clip keeps what a client sent from filling a log line.
-func clip(s string) string {
-	if len(s) > 200 {
-		return s[:200] + "…"
-	}
-	return s
 }

@@ -31,6 +31,7 @@ import (
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/share"
 	"mcp-code-sandbox/internal/store"
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 // Defaults and bounds.
@@ -383,8 +384,5 @@ func clip(s string, n int) string {
 		}
 		return r
 	}, s)
-	if len(s) > n {
-		s = strings.ToValidUTF8(s[:n], "") + "…"
-	}
-	return s
+	return untrusted.Clip(s, n)
 }

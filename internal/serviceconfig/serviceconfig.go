@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/credential"
+	"mcp-code-sandbox/internal/hostname"
 	"mcp-code-sandbox/internal/oauth"
 	"mcp-code-sandbox/internal/proxy"
 )
@@ -267,7 +267,7 @@ func (o object) address(name string, required, plain bool) *url.URL {
 		o.fail(name, "must be an address like https://api.example.com")
 		return nil
 	}
-	if u.Scheme == "http" && !plain && !isLoopback(u.Hostname()) {
+	if u.Scheme == "http" && !plain && !hostname.IsLoopback(u.Hostname()) {
 		o.fail(name, "must start with https://: a secret is sent there")
 	}
 	return u
@@ -278,11 +278,6 @@ func (o object) url(name string, required bool) string {
 		return o.text(name, false)
 	}
 	return ""
-}
-
-func isLoopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // networks is a list of addresses and networks.

@@ -5,11 +5,14 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 const (
 	maxSegment = 255  // bytes; what file systems allow
 	maxName    = 1024 // bytes
+	maxQuoted  = 100  // bytes of a name in a message
 )
 
 // NameError refuses a client's file name and says what to do instead.
@@ -19,16 +22,7 @@ type NameError struct {
 }
 
 func (e *NameError) Error() string {
-	return fmt.Sprintf("invalid file name %q: %s", clip(e.Name), e.Problem)
-}
-
-// clip keeps a hostile name from flooding a message.
-func clip(name string) string {
-	const most = 100
-	if len(name) <= most {
-		return name
-	}
-	return strings.ToValidUTF8(name[:most], "") + "…"
+	return fmt.Sprintf("invalid file name %q: %s", untrusted.Clip(e.Name, maxQuoted), e.Problem)
 }
 
 // CleanName checks a file name that a client chose and returns it relative to the workspace. It accepts the

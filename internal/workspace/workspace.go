@@ -20,6 +20,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 // File is a regular file of a workspace.
@@ -300,5 +302,5 @@ func (w *Workspace) sweep(before time.Time) {
 
 // describe completes a sentence about name with a sentinel in it, so that the message says what to do.
 func describe(name string, sentinel error, rest string, args ...any) error {
-	return fmt.Errorf("%s %w"+rest, append([]any{clip(name), sentinel}, args...)...)
+	return fmt.Errorf("%s %w"+rest, append([]any{untrusted.Clip(name, maxQuoted), sentinel}, args...)...)
 }

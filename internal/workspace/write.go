@@ -9,6 +9,8 @@ import (
 	"math"
 	"os"
 	"strings"
+
+	"mcp-code-sandbox/internal/untrusted"
 )
 
 // Errors of [Workspace.Write], to be tested with [errors.Is]. The errors that wrap them are messages for the client.
@@ -63,7 +65,7 @@ func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, e
 	size, err := io.Copy(f, io.LimitReader(r, min(limit, math.MaxInt64-1)+1))
 	switch {
 	case err != nil:
-		return File{}, fmt.Errorf("writing %s: %w", clip(name), err)
+		return File{}, fmt.Errorf("writing %s: %w", untrusted.Clip(name, maxQuoted), err)
 	case size > limit && limit == opt.MaxBytes:
 		return File{}, describe(name, ErrTooLarge, " the limit of %d bytes.", opt.MaxBytes)
 	case size > limit:

@@ -1,0 +1,26 @@
+package untrusted_test
+
+import (
+	"testing"
+
+	"mcp-code-sandbox/internal/untrusted"
+)
+
+func TestClip(t *testing.T) {
+	for _, tt := range []struct {
+		s    string
+		n    int
+		want string
+	}{
+		{"", 3, ""},
+		{"abc", 3, "abc"},
+		{"abcd", 3, "abc…"},
+		{"aé", 2, "a…"}, // é has two bytes
+		{"\xff\xff", 1, "…"},
+		{"\xff", 1, "\xff"}, // short enough
+	} {
+		if got := untrusted.Clip(tt.s, tt.n); got != tt.want {
+			t.Errorf("Clip(%q, %d) = %q, want %q", tt.s, tt.n, got, tt.want)
+		}
+	}
+}
