@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/netguard"
 	"mcp-code-sandbox/internal/version"
 )
 
@@ -28,9 +29,9 @@ func main() {
 	case len(os.Args) == 2 && os.Args[0] == "nested":
 		err = agent.MainNested(os.Args[1], version.String())
 	case len(os.Args) == 3 && os.Args[1] == "guard":
-		err = agent.GuardNetwork(os.Args[2], os.Stdout)
+		err = netguard.Guard(os.Args[2], os.Stdout)
 	case len(os.Args) == 2 && os.Args[1] == "addresses":
-		err = agent.DescribeNetwork(os.Stdout)
+		err = netguard.Describe(os.Stdout)
 	case len(os.Args) == 2:
 		err = agent.Main(os.Args[1], version.String())
 	default:

@@ -59,7 +59,7 @@ func Main(configJSON, version string) error {
 	if err != nil {
 		return err
 	}
-	if err := closeNetwork(cfg.Unreachable); err != nil {
+	if err := blockNetworks(cfg.Unreachable); err != nil {
 		return err
 	}
 	if err := keepDescriptors(); err != nil {

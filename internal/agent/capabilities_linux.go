@@ -6,7 +6,20 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/netguard"
 )
+
+// blockNetworks adds unreachable routes, then drops the capability to remove them again: nothing else
+// needs CAP_NET_ADMIN.
+func blockNetworks(networks []string) error {
+	if len(networks) > 0 {
+		if err := netguard.Block(networks); err != nil {
+			return err
+		}
+	}
+	return dropCapability(unix.CAP_NET_ADMIN)
+}
 
 // dropCapability takes a capability, if the process has it, from every set of every thread, for good.
 func dropCapability(capability uint) error {

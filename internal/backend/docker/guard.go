@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/netguard"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -65,7 +65,7 @@ func (b *Backend) closeNetwork(ctx context.Context, id string, c *guarded) error
 	if err != nil {
 		return b.explain(ctx, op, err)
 	}
-	if strings.TrimSpace(string(out)) != agent.GuardDone {
+	if strings.TrimSpace(string(out)) != netguard.Done {
 		return &sandbox.Error{Op: op, Err: errors.New("it was not confirmed"), Fix: "run without network: true"}
 	}
 	c.config = string(config)
@@ -104,7 +104,7 @@ func (b *Backend) followClosed() {
 }
 
 // guardConfig closes what the list has, with the addresses of the engine's host.
-func (b *Backend) guardConfig(host agent.HostNetwork) (cfg agent.GuardConfig, err error) {
+func (b *Backend) guardConfig(host netguard.HostNetwork) (cfg netguard.Config, err error) {
 	var engine []netip.Addr
 	for _, text := range host.Addresses {
 		if addr, err := netip.ParseAddr(text); err == nil {

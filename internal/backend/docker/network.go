@@ -18,6 +18,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/netguard"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -39,7 +40,7 @@ const addressesFor = time.Minute
 type guard struct {
 	mu    sync.Mutex
 	made  bool // the bridge is there
-	host  agent.HostNetwork
+	host  netguard.HostNetwork
 	asked time.Time // when host was
 
 	live      map[string]*guarded // containers with network, by id
@@ -135,7 +136,7 @@ func (b *Backend) networkLost() {
 }
 
 // hostNetwork asks the engine's host for its addresses and name servers, by a container without a network namespace of its own.
-func (b *Backend) hostNetwork(ctx context.Context, img image, e *engine) (agent.HostNetwork, error) {
+func (b *Backend) hostNetwork(ctx context.Context, img image, e *engine) (netguard.HostNetwork, error) {
 	g := &b.guard
 	g.mu.Lock()
 	known, asked := g.host, g.asked
@@ -148,7 +149,7 @@ func (b *Backend) hostNetwork(ctx context.Context, img image, e *engine) (agent.
 	if err != nil {
 		return known, b.explain(ctx, op, err)
 	}
-	var host agent.HostNetwork
+	var host netguard.HostNetwork
 	if err := json.Unmarshal(out, &host); err != nil {
 		return known, &sandbox.Error{Op: op, Err: err, Fix: "run without network: true"}
 	}

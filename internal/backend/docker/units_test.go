@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/netguard"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -83,7 +83,7 @@ func TestAgentConn(t *testing.T) {
 
 func TestGuardConfig(t *testing.T) {
 	b := &Backend{}
-	cfg, err := b.guardConfig(agent.HostNetwork{Addresses: []string{"21.0.113.9", "fe80::1", "nonsense"}, Resolvers: []string{"10.0.0.53"}})
+	cfg, err := b.guardConfig(netguard.HostNetwork{Addresses: []string{"21.0.113.9", "fe80::1", "nonsense"}, Resolvers: []string{"10.0.0.53"}})
 	if err != nil {
 		t.Fatal(err)
 	}
