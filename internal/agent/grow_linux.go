@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/proc"
 )
 
 // grow has a zygote import what a run has just used, for the next one: the names in w.OnUse that the run's code mentions. What a run
@@ -79,7 +81,7 @@ func (z *zygote) reap() {
 		return
 	}
 	_ = unix.Kill(z.pid, unix.SIGKILL)
-	ended(z.pid)
+	proc.AwaitExit(z.pid)
 	_, _ = syscall.Wait4(z.pid, nil, 0, nil)
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -144,7 +145,7 @@ func (p *initProcess) wait() (initStatus, error) {
 		return exit, nil
 	}
 	// Else run-init's end means that the kernel has killed all the rest.
-	ended(p.proc.Pid)
+	proc.AwaitExit(p.proc.Pid)
 	state, err := p.reap()
 	if err != nil {
 		return initStatus{}, err
@@ -174,7 +175,7 @@ func (p *initProcess) leave() bool {
 		return false
 	}
 	go func() {
-		ended(p.proc.Pid)
+		proc.AwaitExit(p.proc.Pid)
 		_, _ = p.reap()
 		<-p.leaving
 	}()

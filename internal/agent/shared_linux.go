@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -162,12 +162,11 @@ func (s *shared) start(p *initProcess, attr *os.ProcAttr, dir string) error {
 	if err := makePrivate(dir); err != nil { // not before: the end of another run may be emptying the place
 		return err
 	}
-	proc, err := os.StartProcess("/proc/self/exe", []string{"run-init", sharedInit}, attr)
-	if err != nil {
+	var err error
+	if p.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init", sharedInit}, attr); err != nil {
 		_ = os.Remove(dir)
 		return err
 	}
-	p.proc = proc
 	s.begin(p, dir)
 	return nil
 }
@@ -180,16 +179,12 @@ func (s *shared) begin(p *initProcess, dir string) {
 }
 
 // reap waits for a run-init and ends what is left of its run: processes, then files.
-func (s *shared) reap(proc *os.Process, dir string) (*os.ProcessState, error) {
+func (s *shared) reap(p *os.Process, dir string) (*os.ProcessState, error) {
 	// Its number is not given to another process before it has been waited for.
-	for {
-		if err := unix.Waitid(unix.P_PID, proc.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
+	proc.AwaitExitBlocking(p.Pid)
 	s.mu.Lock()
-	delete(s.inits, proc.Pid)
-	state, err := proc.Wait()
+	delete(s.inits, p.Pid)
+	state, err := p.Wait()
 	s.mu.Unlock()
 
 	if !s.sweep(time.Now().Add(sweepTimeout)) {
@@ -231,24 +226,8 @@ func (init *runInitProcess) launchShared(spec *initSpec) (p *program, exit wire.
 	if err := setLimits(fixedLimits); err != nil {
 		return nil, wire.Exit{}, err
 	}
-	onPassingThread(func() { p, exit, err = init.launch(spec) })
+	proc.OnNewThread(func() { p, exit, err = init.launch(spec) })
 	return p, exit, err
-}
-
-// onPassingThread calls f on a thread that is not the process's first, and ends that thread.
-func onPassingThread(f func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			onPassingThread(f)
-			runtime.UnlockOSThread()
-			return
-		}
-		f() // locked still: the thread ends with the goroutine
-	}()
-	<-done
 }
 
 // confineShared takes from the calling thread what the program must not have. There are no capabilities to drop.

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -97,7 +98,7 @@ func BecomeSharedZygote(argv []string) error {
 
 func (s *shared) endZygote(z *zygote) {
 	_ = z.proc.Kill()
-	ended(z.proc.Pid)
+	proc.AwaitExit(z.proc.Pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.kept, z.proc.Pid)

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"mcp-code-sandbox/internal/proc"
 )
 
 // spareLife is how long a run-init waits for a run before its memory is given back, and bootedLife how long one does whose
@@ -98,7 +98,7 @@ func (s *spare) take(spec *initSpec) *initProcess {
 	}
 	s.init = nil
 	s.end.Stop()
-	if p.tmpBytes != spec.TmpBytes || p.booted != nil && !p.booted.suits(spec) || hasEnded(p.proc.Pid) {
+	if p.tmpBytes != spec.TmpBytes || p.booted != nil && !p.booted.suits(spec) || proc.HasExited(p.proc.Pid) {
 		_ = p.proc.Kill()
 		go p.discard()
 		return nil
@@ -112,14 +112,7 @@ func (s *spare) take(spec *initSpec) *initProcess {
 // discard ends a run-init that has no run.
 func (p *initProcess) discard() {
 	_ = p.proc.Kill()
-	ended(p.proc.Pid)
+	proc.AwaitExit(p.proc.Pid)
 	_, _ = p.reap()
 	p.close()
-}
-
-// hasEnded reports whether a child that has not been waited for has ended.
-func hasEnded(pid int) bool {
-	var info unix.Siginfo
-	err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-	return err != nil || info.Signo != 0
 }

@@ -1,11 +1,8 @@
 package agent
 
 import (
-	"os"
 	"runtime"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // The Go runtime ends the program when the kernel refuses it a thread. A run that has used up the sandbox's
@@ -32,26 +29,4 @@ func spareThreads(n int) {
 		})
 	}
 	done.Wait()
-}
-
-// ended waits for the end of a child that has not been waited for, without holding a thread.
-func ended(pid int) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return // the caller's Wait will hold one
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		_ = unix.Close(fd)
-		return
-	}
-	f := os.NewFile(uintptr(fd), "run-init")
-	defer f.Close()
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Read(func(fd uintptr) bool {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		return n != 0 || err != nil && err != unix.EINTR
-	})
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/proc"
 )
 
 // empty removes all that is in a directory, as far as it can be. Nobody else uses the directory, but somebody
@@ -118,7 +120,7 @@ func (s *shared) limitsHit() limitsHit {
 	const top = "/sys/fs/cgroup/"
 	first := func(key string, paths ...string) uint64 {
 		for _, path := range paths {
-			if n, ok := readCounter(top+path, key); ok {
+			if n, ok := proc.ReadCounter(top+path, key); ok {
 				return n
 			}
 		}
@@ -128,19 +130,4 @@ func (s *shared) limitsHit() limitsHit {
 		oomKills:    first("oom_kill", "memory.events", "memory/memory.oom_control"),
 		pidsRefused: first("max", "pids.events", "pids/pids.events"),
 	}
-}
-
-// readCounter finds "<key> <number>" in a file of such lines.
-func readCounter(path, key string) (uint64, bool) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, key+" "); ok {
-			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
-			return n, err == nil
-		}
-	}
-	return 0, false
 }

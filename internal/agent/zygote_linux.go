@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -395,7 +396,7 @@ func (z *zygote) end() {
 		z.shared.endZygote(z)
 	case z.proc != nil:
 		_ = z.proc.Kill()
-		ended(z.proc.Pid)
+		proc.AwaitExit(z.proc.Pid)
 		_, _ = z.proc.Wait()
 	}
 	z.reap()
@@ -404,7 +405,7 @@ func (z *zygote) end() {
 	}
 	for pid, c := range children {
 		go func() {
-			ended(pid)
+			proc.AwaitExit(pid)
 			exit := wire.Exit{Code: 137, Signal: 9} // where the zygote took the answer along
 			var ws syscall.WaitStatus
 			if _, err := syscall.Wait4(pid, &ws, 0, nil); err == nil {

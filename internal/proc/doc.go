@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package proc exists on Linux only.
+package proc

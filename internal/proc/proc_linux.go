@@ -1,0 +1,135 @@
+// Package proc holds the few Linux process primitives that the agent and the backends share: a thread
+// that outlives its jobs, waiting for a child without holding a thread, and reading kernel counters.
+// It knows nothing of sandboxes.
+package proc
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrThreadClosed is returned by [Thread.Do] after [Thread.Close].
+var ErrThreadClosed = errors.New("the thread is closed")
+
+// Thread is an OS thread that calls functions, one at a time. Use it to start processes that must die
+// with their parent thread (PDEATHSIG), or to keep namespaces of its own. It is never the main thread.
+type Thread struct {
+	jobs chan func()
+	quit chan struct{}
+	done chan struct{}
+}
+
+// NewThread starts a thread. The caller must close it.
+func NewThread() *Thread {
+	t := &Thread{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(t.done)
+		OnNewThread(t.serve)
+	}()
+	return t
+}
+
+func (t *Thread) serve() {
+	for {
+		select {
+		case job := <-t.jobs:
+			job()
+		case <-t.quit:
+			return
+		}
+	}
+}
+
+// Do calls f on the thread and returns its error, or ErrThreadClosed.
+func (t *Thread) Do(f func() error) error {
+	errc := make(chan error, 1)
+	select {
+	case t.jobs <- func() { errc <- f() }:
+		return <-errc
+	case <-t.done:
+		return ErrThreadClosed
+	}
+}
+
+// Close ends the thread after the job that it is running. Call it once.
+func (t *Thread) Close() {
+	close(t.quit)
+	<-t.done
+}
+
+// OnNewThread calls f on a thread that is not the main thread and ends with f. Whatever f changes for
+// its thread alone (namespaces, seccomp, Landlock) ends with it.
+func OnNewThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() { // the main thread cannot end before the process
+			OnNewThread(f)
+			runtime.UnlockOSThread()
+			return
+		}
+		f() // stays locked, so the thread ends with this goroutine
+	}()
+	<-done
+}
+
+// AwaitExit returns when a child has exited. It neither reaps the child nor holds a thread meanwhile.
+// It returns at once if the kernel cannot watch the child; the caller's own wait blocks then.
+func AwaitExit(pid int) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		_ = unix.Close(fd)
+		return
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	defer f.Close()
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n != 0 || err != nil && err != unix.EINTR
+	})
+}
+
+// AwaitExitBlocking is AwaitExit on a held thread. It works on every kernel.
+func AwaitExitBlocking(pid int) {
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			return
+		}
+	}
+}
+
+// HasExited reports whether a child that has not been reaped has exited.
+func HasExited(pid int) bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return err != nil || info.Signo != 0
+}
+
+// ReadCounter finds "<name> <number>" in a file of such lines, such as memory.events.
+func ReadCounter(path, name string) (n uint64, ok bool) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, found := strings.CutPrefix(line, name+" "); found {
+			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}
