@@ -250,17 +250,7 @@ func startScript(t *testing.T, config clientConfig, command ...string) (<-chan c
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	log := &logtest.Buffer{}
 	cmd.Stderr = log
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin, stdout := startPiped(t, cmd)
 	events, ended := make(chan clientEvent, 16), make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -191,18 +190,7 @@ func TestWrappers(t *testing.T) {
 // TestWrapperOfOrdinaryUser: without root and, mostly, without control groups.
 func TestWrapperOfOrdinaryUser(t *testing.T) {
 	dir := publicDir(t, map[string]string{"ds/metadata.json": metadata("ds", 3, 256), "ds/bin/run": "#!/bin/sh\nexec python3 -\n", "ds/bin/session-run": sessionRun})
-	root, err := os.MkdirTemp("", "integration-wrapper-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	attr := &syscall.SysProcAttr{}
-	if os.Geteuid() == 0 {
-		attr.Credential = &syscall.Credential{Uid: ordinaryUser, Gid: ordinaryUser, Groups: []uint32{}}
-		if err := os.Chown(root, ordinaryUser, ordinaryUser); err != nil {
-			t.Fatal(err)
-		}
-	}
+	root, attr := ordinaryRoot(t)
 	s := serveWith(t, func(cmd *exec.Cmd) { cmd.SysProcAttr, cmd.Dir = attr, root },
 		"SANDBOX_ROOT="+filepath.Join(root, "data"), "HOME="+root, "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "NIX_SANDBOX_DIR="+dir)
 	daemon := func(seconds string) string {

@@ -262,17 +262,7 @@ func TestStdioEnds(t *testing.T) {
 	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0")
 	log := &logtest.Buffer{}
 	cmd.Stderr = log
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin, stdout := startPiped(t, cmd)
 	ended := make(chan error, 1)
 	go func() {
 		for sc := bufio.NewScanner(stdout); sc.Scan(); {

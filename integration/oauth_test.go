@@ -197,17 +197,7 @@ func TestOAuthNodeClient(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), interpreter, filepath.Join(clientsDir(t), "oauth.mjs"), string(config))
 	log := &logtest.Buffer{}
 	cmd.Stderr = log
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin, stdout := startPiped(t, cmd)
 	browser := oauthtest.NewBrowser(t, nil, clientRedirect)
 	var events []string
 	for sc := bufio.NewScanner(stdout); sc.Scan(); {

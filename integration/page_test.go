@@ -55,17 +55,7 @@ func TestPage(t *testing.T) {
 	cmd.Env = append(baseEnv(), "HOME="+t.TempDir())
 	log := &logtest.Buffer{}
 	cmd.Stderr = log
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin, stdout := startPiped(t, cmd)
 	told := 0
 	for sc := bufio.NewScanner(stdout); sc.Scan(); {
 		var event struct {

@@ -35,18 +35,7 @@ func TestPool(t *testing.T) {
 		}
 	})
 	t.Run("ordinary user", func(t *testing.T) {
-		root, err := os.MkdirTemp("", "integration-pool-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = os.RemoveAll(root) })
-		attr := &syscall.SysProcAttr{}
-		if os.Geteuid() == 0 {
-			attr.Credential = &syscall.Credential{Uid: ordinaryUser, Gid: ordinaryUser, Groups: []uint32{}}
-			if err := os.Chown(root, ordinaryUser, ordinaryUser); err != nil {
-				t.Fatal(err)
-			}
-		}
+		root, attr := ordinaryRoot(t)
 		s := serveWith(t, func(cmd *exec.Cmd) { cmd.SysProcAttr, cmd.Dir = attr, root }, "SANDBOX_ROOT="+filepath.Join(root, "data"),
 			"HOME="+root, "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "SANDBOX_LOG_LEVEL=DEBUG")
 		defer func() {

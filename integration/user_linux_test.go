@@ -13,10 +13,11 @@ import (
 // ordinaryUser is a uid without an account and without rights.
 const ordinaryUser = 12345
 
-// TestOrdinaryUser is the story of a server that is not root. It uses the interpreters that such a user can reach, which may
-// have no libraries.
-func TestOrdinaryUser(t *testing.T) {
-	root, err := os.MkdirTemp("", "integration-user-") // t.TempDir is root's alone
+// ordinaryRoot makes a directory of an ordinary user's, and the attributes that start a program as
+// that user. t.TempDir belongs to root alone.
+func ordinaryRoot(t *testing.T) (string, *syscall.SysProcAttr) {
+	t.Helper()
+	root, err := os.MkdirTemp("", "integration-user-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,6 +29,13 @@ func TestOrdinaryUser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	return root, attr
+}
+
+// TestOrdinaryUser is the story of a server that is not root. It uses the interpreters that such a user can reach, which may
+// have no libraries.
+func TestOrdinaryUser(t *testing.T) {
+	root, attr := ordinaryRoot(t)
 	home := filepath.Join(root, "home")
 	var s *server
 	start := func(settings ...string) {
