@@ -1,7 +1,7 @@
 # make help lists the targets.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test lint fuzz bench guard bench-tool web images clean test-environments
+.PHONY: help run build test lint fuzz bench guard bench-tool web images docs clean test-environments
 
 VERSION := $(shell cat internal/version/VERSION)
 # The commit of a development build; empty on the tag of the release.
@@ -74,6 +74,9 @@ web: ## Build the page into web/dist, from which it is embedded
 
 images: ## Build the Docker images of the runners (images/build says how to change their base)
 	@images/build
+
+docs: ## Write the generated pages, docs/settings.md and docs/tools.md
+	@$(GO) test ./cmd/mcp-code-sandbox -run TestDocsGenerated -update
 
 clean: ## Remove what was built, and the environments of the tests
 	scripts/engine stop

@@ -91,14 +91,3 @@ func nearest(name string, known []string) (best string) {
 	}
 	return best
 }
-
-// trimLists removes the spaces that people write after commas.
-func (s *settings) trimLists() {
-	for _, f := range reflect.ValueOf(s).Elem().Fields() {
-		if list, ok := f.Interface().([]string); ok {
-			for i := range list {
-				list[i] = strings.TrimSpace(list[i])
-			}
-		}
-	}
-}

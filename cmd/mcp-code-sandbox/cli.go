@@ -113,11 +113,7 @@ func newParser(c *cli, env map[string]string, stdout, stderr io.Writer) (*kong.K
 		kong.KindMapper(reflect.Int, kong.MapperFunc(decodeInt)),
 		kong.KindMapper(reflect.Float64, kong.MapperFunc(decodeFloat)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-		kong.ExplicitGroups([]kong.Group{
-			{Key: "server", Title: "Server:"},
-			{Key: "sandbox", Title: "Sandboxes and sessions:"},
-			{Key: "logs", Title: "Logs:"},
-		}),
+		kong.ExplicitGroups(settingGroups),
 	)
 }
 

@@ -67,6 +67,28 @@ func discover(ctx context.Context, s *settings, images *docker.Backend, log *slo
 	return set, append(problems, mountProject(s, set)...)
 }
 
+// mountProject mounts the project into every runner. Wrappers mount it themselves.
+func mountProject(s *settings, set runner.Set) (problems []runner.Problem) {
+	if s.ProjectDir == "" {
+		return nil
+	}
+	for i := range set {
+		r := &set[i]
+		if r.Wrapper != "" {
+			continue
+		}
+		if j := slices.IndexFunc(r.Mounts, func(m sandbox.Mount) bool { return overlap(m.Target, s.ProjectMount) }); j >= 0 {
+			problems = append(problems, runner.Problem{
+				Runner: r.Name, Problem: "it has no project: PROJECT_MOUNT would hide " + r.Mounts[j].Target + ", which it needs",
+				Fix: "set PROJECT_MOUNT to /project",
+			})
+			continue
+		}
+		r.Mounts = append(slices.Clone(r.Mounts), sandbox.Mount{Source: s.ProjectDir, Target: s.ProjectMount})
+	}
+	return problems
+}
+
 func (a *app) discover(ctx context.Context, built ...string) (runner.Set, []runner.Problem) {
 	return discover(ctx, a.settings, a.isolation.images, a.log, built...)
 }
