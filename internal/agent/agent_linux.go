@@ -74,7 +74,7 @@ func Main(configJSON, version string) error {
 		if err := unix.SetNonblock(fd, true); err != nil {
 			return fmt.Errorf("zygote: %w", err)
 		}
-		a.zygotes.add(z.Name, &zygote{env: z.Env, soon: z.Soon, conn: os.NewFile(uintptr(fd), "zygote")})
+		a.zygotes.add(z.Name, &zygote{start: startEnv{z.Env, z.Reads, z.PerRun}, soon: z.Soon, conn: os.NewFile(uintptr(fd), "zygote")})
 	}
 	if cfg.Expect != nil {
 		if err := expectWorkspace(); err != nil {

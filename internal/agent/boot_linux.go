@@ -51,10 +51,10 @@ const (
 
 // bootOf is the program that can wait for the next run like this one; nil if it cannot, or runs could reach it.
 func (a *agent) bootOf(r *wire.Run) *boot {
-	if r.Boot == nil || a.shared != nil {
+	if r.Prestart == nil || a.shared != nil {
 		return nil
 	}
-	return &boot{spec: initSpec{Boot: true, Argv: r.Argv, File: r.File, Env: r.Boot.Env, Dir: "/tmp"}, reads: r.Boot.Reads}
+	return &boot{spec: initSpec{Boot: true, Argv: r.Argv, File: r.File, Env: r.Prestart.Env, Dir: "/tmp"}, reads: r.Prestart.Reads}
 }
 
 // suits reports whether the program is that of the run, and nothing in the run's environment would have had to be there earlier.
@@ -62,20 +62,11 @@ func (b *boot) suits(spec *initSpec) bool {
 	if spec.Channel || spec.Displays || spec.Dir != b.spec.Dir || !slices.Equal(spec.Argv, b.spec.Argv) {
 		return false
 	}
-	reads := b.reads
+	start := startEnv{env: b.spec.Env, reads: b.reads}
 	if !strings.Contains(spec.Argv[0], "/") {
-		reads = append(slices.Clone(reads), "PATH")
+		start.reads = append(slices.Clone(b.reads), "PATH")
 	}
-	for _, vars := range []map[string]string{spec.Env, b.spec.Env} {
-		for name := range vars {
-			now, isNow := spec.Env[name]
-			then, wasThen := b.spec.Env[name]
-			if (now != then || isNow != wasThen) && slices.ContainsFunc(reads, func(p string) bool { return strings.HasPrefix(name, p) }) {
-				return false
-			}
-		}
-	}
-	return true
+	return start.allows(spec.Env)
 }
 
 // boot has a run-init that waits start the program.

@@ -17,7 +17,7 @@ func TestSuits(t *testing.T) {
 		return &spec
 	}
 	b := (&agent{}).bootOf(&wire.Run{Argv: []string{"/bin/program", "{file}"}, File: "main.js",
-		Boot: &wire.Boot{Env: map[string]string{"PATH": "/bin", "NODE_OWN": "1"}, Reads: []string{"NODE_", "TZ"}}})
+		Prestart: &wire.Prestart{Env: map[string]string{"PATH": "/bin", "NODE_OWN": "1"}, Reads: []string{"NODE_", "TZ"}}})
 	relative := *b
 	relative.spec.Argv = []string{"program", "{file}"}
 	for name, c := range map[string]struct {
@@ -85,7 +85,7 @@ func TestSpareLives(t *testing.T) {
 				t.Fatalf("%s: %+v waits", when, s.init)
 			}
 		}
-		b := (&agent{}).bootOf(&wire.Run{Argv: []string{"x"}, Boot: &wire.Boot{}})
+		b := (&agent{}).bootOf(&wire.Run{Argv: []string{"x"}, Prestart: &wire.Prestart{}})
 
 		done := s.begin(false)
 		prepare(b)

@@ -35,6 +35,9 @@ type Expected struct {
 type Adopted struct {
 	Name string            `json:"name"`
 	Env  map[string]string `json:"env,omitempty"` // what it was started with
+	// Reads and PerRun are those of wire.Zygote.
+	Reads  []string `json:"reads,omitempty"`
+	PerRun []string `json:"per_run,omitempty"`
 	// Soon says that it has imported its libraries and needs only come: a run may as well wait for it.
 	Soon bool `json:"soon,omitempty"`
 }

@@ -14,6 +14,9 @@ import (
 // the run's private directory.
 const displayDir = ".display"
 
+// displayVariable names that directory in the program's environment.
+const displayVariable = "SANDBOX_DISPLAY"
+
 const (
 	maxDisplay  = 16 << 20 // of all displays of a run
 	maxDisplays = 64       // of one run

@@ -36,7 +36,7 @@ func (zs *zygotes) grow(name string, code []byte) {
 		return
 	}
 	defer theirs.Close()
-	next := &zygote{env: z.env, conn: ours, lone: true, extra: map[string]bool{}}
+	next := &zygote{start: z.start, conn: ours, lone: true, extra: map[string]bool{}}
 	maps.Copy(next.extra, z.extra)
 	for _, n := range more {
 		next.extra[n] = true

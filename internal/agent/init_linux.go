@@ -408,7 +408,7 @@ func (spec *initSpec) variables() map[string]string {
 	env["HOME"], env["TMPDIR"] = spec.Dir, spec.Dir
 	maps.Copy(env, spec.Env)
 	if spec.Displays {
-		env["SANDBOX_DISPLAY"] = spec.Dir + "/" + displayDir
+		env[displayVariable] = spec.Dir + "/" + displayDir
 	}
 	return env
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -62,11 +63,10 @@ func (z *zygote) keepApart(vars map[string]string) (any, error) {
 		return nil, err
 	}
 	z.dir = privateDir()
-	for _, name := range []string{"HOME", "TMPDIR"} {
-		vars[name] = z.dir
-	}
-	if vars["MPLCONFIGDIR"] != "" {
-		vars["MPLCONFIGDIR"] = z.dir + "/matplotlib"
+	for name, value := range vars {
+		if rest, ok := strings.CutPrefix(value, "/tmp"); ok && (rest == "" || rest[0] == '/') && name != displayVariable {
+			vars[name] = z.dir + rest
+		}
 	}
 	return map[string]string{"filter": sharedFilter().hex(), "program": program}, nil
 }

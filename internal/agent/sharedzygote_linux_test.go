@@ -27,7 +27,7 @@ func withZygote(t *testing.T) sandboxtest.Harness {
 	}
 	return sandboxtest.Harness{
 		Backend: newContainers(t), Owner: containerUID, SharedPIDs: true, SharedTerminals: true,
-		Zygote: &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: source},
+		Zygote: &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Reads: []string{"PYTHON"}, Source: source},
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,7 +21,7 @@ import (
 
 // zygote is an interpreter that has imported its libraries and forks a process for each run. It shares the agent's
 // namespaces and capabilities, runs nobody's code, and nothing of a run passes through its memory: a request is a set of
-// descriptors. It is a process of the runner's (runners/python/zygote.py) that reads from its descriptor 3, a packet socket,
+// descriptors. It is a process of the runner's that reads from its descriptor 3, a packet socket,
 //
 //	ZygoteConfig, as JSON         once
 //	run                           with the descriptors of the run's pid, mount and ipc namespaces, its root, the pipe with its
@@ -37,10 +36,10 @@ import (
 //	started <pid> <pid in the run's namespace>   or: failed; in the order of the requests
 //	ended <pid> <wait status> <user µs> <system µs> <memory of its own>
 type zygote struct {
-	env  map[string]string
-	proc *os.Process // nil if the agent has not started it
-	conn *os.File
-	soon bool
+	start startEnv
+	proc  *os.Process // nil if the agent has not started it
+	conn  *os.File
+	soon  bool
 
 	shared *shared // nil where runs have namespaces of their own
 	dir    string  // private to it, where they have not
@@ -78,22 +77,6 @@ type forkSpec struct {
 	Env     map[string]string `json:"env"`
 	Limits  map[string]uint64 `json:"limits"`
 	Display bool              `json:"display"`
-}
-
-// startEnvironment are the variables that an interpreter and its libraries read once, when they start.
-var startEnvironment = []string{"PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_", "MPL", "ARROW_", "GLIBC_", "LC_", "LANG", "TZ"}
-
-// suits reports whether a process with that environment may come from the zygote.
-func (z *zygote) suits(env map[string]string) bool {
-	for _, vars := range []map[string]string{env, z.env} {
-		for name := range vars {
-			early := slices.ContainsFunc(startEnvironment, func(p string) bool { return strings.HasPrefix(name, p) })
-			if early && name != "PYTHONPATH" && env[name] != z.env[name] {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 // zygotes are those of a sandbox, by name. The zero value is ready.
@@ -162,7 +145,7 @@ func (zs *zygotes) suiting(spec initSpec) *zygote {
 	if spec.zygote == nil {
 		return nil
 	}
-	if z := zs.best(spec.zygote.Name); z != nil && z.suits(spec.Env) {
+	if z := zs.best(spec.zygote.Name); z != nil && z.start.allows(spec.Env) {
 		return z
 	}
 	return nil
@@ -222,7 +205,7 @@ func newZygote(w *wire.Zygote, s *shared) (*zygote, error) {
 		return nil, err
 	}
 	defer theirs.Close()
-	z := &zygote{env: w.Env, shared: s, conn: ours, lone: true}
+	z := &zygote{start: startEnv{w.Env, w.Reads, w.PerRun}, shared: s, conn: ours, lone: true}
 	if err := z.exec(w, theirs); err != nil {
 		_ = z.conn.Close()
 		if z.shared != nil && z.proc != nil {
@@ -254,8 +237,7 @@ func (z *zygote) exec(w *wire.Zygote, theirs *os.File) error {
 	told := ZygoteConfig(w.Preload)
 	vars := maps.Clone(baseEnv)
 	maps.Copy(vars, w.Env)
-	delete(vars, "PYTHONPATH") // the workspace is no place to import from
-	vars["SANDBOX_DISPLAY"] = "/tmp/" + displayDir
+	vars[displayVariable] = "/tmp/" + displayDir
 	attr := &os.ProcAttr{
 		Dir: "/", Files: []*os.File{null, null, null, theirs, source}, Sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
 	}

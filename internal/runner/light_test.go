@@ -78,3 +78,24 @@ func TestZygoteFor(t *testing.T) {
 		t.Errorf("a shell program comes from %+v", z)
 	}
 }
+
+// TestZygoteEnvironment: a zygote starts with the runner's variables but for those that each run sets, and
+// knows which ones it reads only once.
+func TestZygoteEnvironment(t *testing.T) {
+	r := Runner{Definition: Definition{
+		Name: "python", Argv: []string{"/usr/bin/python3", "{file}"}, Env: map[string]string{"EARLY_A": "1", "EARLY_B": "2"},
+		Zygote: &Zygote{Reads: []string{"EARLY_"}, PerRun: []string{"EARLY_B"}, Light: []string{"os"}},
+	}}
+	all := r.Zygotes()
+	if len(all) != 2 {
+		t.Fatalf("%d zygotes", len(all))
+	}
+	for _, z := range all {
+		if len(z.Env) != 1 || z.Env["EARLY_A"] != "1" || len(z.Reads) != 1 || len(z.PerRun) != 1 {
+			t.Errorf("%+v", z)
+		}
+	}
+	if len(r.Env) != 2 {
+		t.Errorf("the runner lost a variable: %v", r.Env)
+	}
+}

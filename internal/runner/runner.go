@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
@@ -34,8 +35,8 @@ type Definition struct {
 	// Zygote forks the processes of runs. Its source is in the file beside runner.json; only runners whose Argv is an interpreter
 	// and its file have one.
 	Zygote *Zygote `json:"zygote"`
-	// Boot says that Argv can be started before there is code.
-	Boot *Boot `json:"boot"`
+	// Prestart says that Argv can be started before its code is known. See docs/warm-start.md.
+	Prestart *Prestart `json:"prestart"`
 	// Displays says that programs leave what they show where the agent looks for it.
 	Displays bool `json:"displays"`
 	// Env is added to every run. "{path}" is replaced by Detect.
@@ -52,21 +53,28 @@ type Definition struct {
 	MemoryMB       int `json:"memory_mb"`
 }
 
-// Zygote is an interpreter that has imported libraries and forks a process for each run.
+// Zygote is an interpreter with libraries imported, that forks a process for each run.
 type Zygote struct {
-	File string `json:"file"`
-	// Preload is imported at once: what many programs use and what takes little memory. OnUse is imported by the
-	// zygote of a session whose code has mentioned it.
+	// File is the name of the zygote's program beside runner.json.
+	File   string `json:"file"`
+	Source []byte `json:"-"`
+	// Reads lists the prefixes of the variables that the interpreter and its libraries read while they
+	// start: a run that changes one does not come from the zygote.
+	Reads []string `json:"reads"`
+	// PerRun lists variables among them that each run may set. The zygote starts without them.
+	PerRun []string `json:"per_run"`
+	// Preload is imported at once: libraries that many programs use and that take little memory.
 	Preload []string `json:"preload"`
-	OnUse   []string `json:"preload_on_use"`
-	// Light is what a second zygote imports, for programs that import nothing else: they need not carry the libraries' memory.
-	Light  []string `json:"light"`
-	Source []byte   `json:"-"`
+	// OnUse is imported by the zygote of a session whose code has mentioned it.
+	OnUse []string `json:"preload_on_use"`
+	// Light is imported by a second zygote, for programs that import nothing else. They do not carry the
+	// memory of the libraries.
+	Light []string `json:"light"`
 }
 
-// Boot describes a program that can wait for its code. Reads is how the names begin of the variables that it reads while it starts: a
-// run that sets one needs a start of its own.
-type Boot struct {
+// Prestart describes a program that can wait for its code. Reads lists the prefixes of the variables that
+// it reads while it starts: a run that changes one needs a program of its own.
+type Prestart struct {
 	Reads []string `json:"reads"`
 }
 
@@ -82,12 +90,19 @@ type Runner struct {
 	Wrapper string
 }
 
-// Zygotes are the runner's as backends know them: the one that has imported the libraries, then the light one.
+// Zygotes returns the runner's zygotes: the one that imports the libraries, then the light one.
 func (r Runner) Zygotes() (all []sandbox.Zygote) {
 	if r.Zygote == nil || len(r.Argv) == 0 {
 		return nil
 	}
-	z := sandbox.Zygote{Name: r.Name, Argv: r.Argv[:1], Env: r.Env, Source: r.Zygote.Source, Preload: r.Zygote.Preload, OnUse: r.Zygote.OnUse}
+	env := maps.Clone(r.Env)
+	for _, name := range r.Zygote.PerRun {
+		delete(env, name)
+	}
+	z := sandbox.Zygote{
+		Name: r.Name, Argv: r.Argv[:1], Env: env, Reads: r.Zygote.Reads, PerRun: r.Zygote.PerRun,
+		Source: r.Zygote.Source, Preload: r.Zygote.Preload, OnUse: r.Zygote.OnUse,
+	}
 	all = append(all, z)
 	if len(r.Zygote.Light) > 0 {
 		z.Name, z.Preload, z.OnUse = r.Name+" light", r.Zygote.Light, nil
@@ -96,7 +111,8 @@ func (r Runner) Zygotes() (all []sandbox.Zygote) {
 	return all
 }
 
-// ZygoteFor is the one that a program is to come from; nil if there is none. Who knows what an interpreter that lives on will import.
+// ZygoteFor returns the zygote for a program, or nil. An interpreter gets the one with all libraries: nobody
+// knows what its later cells import.
 func (r Runner) ZygoteFor(code string, persistent bool) *sandbox.Zygote {
 	all := r.Zygotes()
 	switch {

@@ -52,14 +52,17 @@ type Spec struct {
 	Zygotes   []Zygote // those that its runs may come from, for backends that can share them; else runs start their own
 }
 
-// Zygote is an interpreter that imports libraries once and forks a process for each run.
+// Zygote is an interpreter that imports libraries once and forks a process for each run. It has the fields
+// of wire.Zygote.
 type Zygote struct {
 	Name    string
 	Argv    []string // the path of Source is added
 	Env     map[string]string
+	Reads   []string // prefixes of the variables that it reads while it starts
+	PerRun  []string // variables among them that a run may set
 	Source  []byte
-	Preload []string // what it imports
-	OnUse   []string // what it imports when a run has used it
+	Preload []string // modules to import
+	OnUse   []string // modules to import once a run has mentioned them
 }
 
 // ForwardAddr is where a process inside reaches the server, if the Spec says Forward.

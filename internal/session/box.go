@@ -79,7 +79,8 @@ func (b *box) tell(z *sandbox.Zygote) *wire.Zygote {
 		b.zygotes = map[string]bool{}
 	}
 	b.zygotes[z.Name] = true
-	return &wire.Zygote{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}
+	w := wire.Zygote(*z)
+	return &w
 }
 
 // close ends the sandbox and whatever runs in it. It does not wait.

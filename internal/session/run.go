@@ -409,8 +409,8 @@ func (s *Session) execute(b *box, run *supervised, r runner.Runner, req RunReque
 		frame.Env, frame.CellEnv = r.Env, env
 	}
 	frame.Zygote = b.tell(r.ZygoteFor(req.Code, req.Persistent))
-	if r.Boot != nil && !req.Persistent {
-		frame.Boot = &wire.Boot{Env: r.Env, Reads: r.Boot.Reads}
+	if r.Prestart != nil && !req.Persistent {
+		frame.Prestart = &wire.Prestart{Env: r.Env, Reads: r.Prestart.Reads}
 	}
 	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: frame})
 	if err != nil {

@@ -106,30 +106,32 @@ type Run struct {
 	Interpreter string `json:"interpreter,omitempty"`
 	// CellEnv are variables of that cell alone: the interpreter has them while it runs the cell, and not afterwards.
 	CellEnv map[string]string `json:"cell_env,omitempty"`
-	// Zygote, when set, may have forked a process that does what Argv would do.
+	// Zygote, when set, may fork the program in place of Argv.
 	Zygote *Zygote `json:"zygote,omitempty"`
-	// Boot, when set, lets the agent start Argv once more when the run has ended, for the next one.
-	Boot *Boot `json:"boot,omitempty"`
-	// Held asks for no program: the exit says what the deleted files hold that are open in the sandbox.
+	// Prestart, when set, lets the agent start Argv again after the run, for the next one.
+	Prestart *Prestart `json:"prestart,omitempty"`
+	// Held asks for the size of deleted files that are still open in the sandbox. No program runs.
 	Held bool `json:"held,omitempty"`
 }
 
-// Boot describes a program that can be started before there is code for it: with a socket for its standard input it gets
-// ready, says so, and reads its environment there.
-type Boot struct {
-	Env   map[string]string `json:"env,omitempty"`   // of every run, whoever asks for it
-	Reads []string          `json:"reads,omitempty"` // how the names begin of the variables that it reads while it starts
+// Prestart describes a program that can start before its code is known. Its standard input is then a
+// socket, on which it reports that it is ready and reads the path of the code and the environment.
+type Prestart struct {
+	Env   map[string]string `json:"env,omitempty"`   // the runner's own, without the caller's variables
+	Reads []string          `json:"reads,omitempty"` // prefixes of the variables that it reads while it starts
 }
 
-// Zygote describes a process that has done what every program of a runner does first, and forks one for each run. The agent
-// starts it when it has been told its source, and after that knows it by name.
+// Zygote describes an interpreter with libraries imported, that forks a process for each run. The first
+// frame that names it carries its source; after that the name is enough. See docs/warm-start.md.
 type Zygote struct {
 	Name    string            `json:"name"`
 	Argv    []string          `json:"argv,omitempty"` // the path of its source is added
 	Env     map[string]string `json:"env,omitempty"`
+	Reads   []string          `json:"reads,omitempty"`   // prefixes of the variables that it reads while it starts
+	PerRun  []string          `json:"per_run,omitempty"` // variables among them that a run may set
 	Source  []byte            `json:"source,omitempty"`
-	Preload []string          `json:"preload,omitempty"` // what it imports
-	OnUse   []string          `json:"on_use,omitempty"`  // what it imports when a run has used it
+	Preload []string          `json:"preload,omitempty"` // modules to import
+	OnUse   []string          `json:"on_use,omitempty"`  // modules to import once a run has mentioned them
 }
 
 // RunLimits are the limits that the agent sets on the run's processes. Zero means none.

@@ -37,7 +37,7 @@ exec(open(file).read())
 func bootable(first, code string) wire.Run {
 	return wire.Run{
 		Argv: []string{"/usr/bin/python3", "-I", "-c", fmt.Sprintf(ahead, first), "{file}"}, File: "ahead.py", Code: []byte(code),
-		Boot: &wire.Boot{Env: map[string]string{"OWN": "1"}, Reads: []string{"EARLY_"}},
+		Prestart: &wire.Prestart{Env: map[string]string{"OWN": "1"}, Reads: []string{"EARLY_"}},
 	}
 }
 

@@ -83,7 +83,9 @@ func (s *jailed) start(ctx context.Context, spec sandbox.Spec) (err error) {
 		}
 	}()
 	for _, t := range templates {
-		cfg.Zygotes = append(cfg.Zygotes, agent.Adopted{Name: t.zygote.Name, Env: t.zygote.Env, Soon: t.isReady()})
+		cfg.Zygotes = append(cfg.Zygotes, agent.Adopted{
+			Name: t.zygote.Name, Env: t.zygote.Env, Reads: t.zygote.Reads, PerRun: t.zygote.PerRun, Soon: t.isReady(),
+		})
 	}
 	if spec.Workspace == "" {
 		cfg.Expect = &agent.Expected{TmpBytes: spec.Limits.TmpBytes}

@@ -30,7 +30,7 @@ import (
 // only the host's pid namespace, or it could not enter those of sandboxes. Nobody in a sandbox can name it.
 //
 // It owns no sandbox's user namespace, but has the uid that does; so a fork of it may enter one, and has every capability
-// there and none elsewhere. What it does then is in runners/python/zygote.py.
+// there and none elsewhere.
 type template struct {
 	zygote sandbox.Zygote
 	key    string
@@ -233,7 +233,7 @@ func templateKey(spec sandbox.Spec, z sandbox.Zygote) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-const templateSource = "/.zygote.py"
+const templateSource = "/.zygote"
 
 func (b *Backend) startTemplate(spec sandbox.Spec, z sandbox.Zygote, key string) (*template, error) {
 	setpriv, err := exec.LookPath("setpriv")
@@ -244,7 +244,7 @@ func (b *Backend) startTemplate(spec sandbox.Spec, z sandbox.Zygote, key string)
 	if err != nil {
 		return nil, err
 	}
-	source := filepath.Join(b.files, "zygote-"+key+".py")
+	source := filepath.Join(b.files, "zygote-"+key)
 	if err := os.WriteFile(source, z.Source, 0o644); err != nil {
 		return nil, err
 	}
@@ -317,9 +317,7 @@ func (t *template) wait() {
 func environ(vars map[string]string) []string {
 	env := []string{"HOME=/tmp", "TMPDIR=/tmp", "LANG=C.UTF-8", "USER=sandbox", "SANDBOX_DISPLAY=/tmp/.display"}
 	for _, name := range slices.Sorted(maps.Keys(vars)) {
-		if name != "PYTHONPATH" { // no workspace, nowhere to import from
-			env = append(env, name+"="+vars[name])
-		}
+		env = append(env, name+"="+vars[name])
 	}
 	return env
 }

@@ -26,7 +26,7 @@ func zygoteHarness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
 	t.Helper()
 	t.Setenv("CANARY", "of the server") // none of its forks has it
 	h := harness(t, b)
-	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Source: zygoteSource(t),
+	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Reads: []string{"PYTHON"}, Source: zygoteSource(t),
 		Preload: []string{"multiprocessing.process"}, OnUse: []string{"xml.dom.minidom"}}
 	h.Template = os.Geteuid() == 0 // others start their own
 	return h
@@ -58,7 +58,7 @@ func templates(t *testing.T) (found []int) {
 	}
 	for pid, parent := range parents {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if parents[parent] == os.Getpid() && bytes.HasSuffix(cmdline, []byte("/.zygote.py\x00template\x00")) {
+		if parents[parent] == os.Getpid() && bytes.HasSuffix(cmdline, []byte("/.zygote\x00template\x00")) {
 			found = append(found, pid)
 		}
 	}
@@ -95,7 +95,7 @@ func killed(t *testing.T, pid, victim int) {
 // described is the harness's zygote as a backend is told it.
 func described(h sandboxtest.Harness) []sandbox.Zygote {
 	z := h.Zygote
-	return []sandbox.Zygote{{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}}
+	return []sandbox.Zygote{sandbox.Zygote(*z)}
 }
 
 // TestTwoZygotes: each run comes from the one that it names.

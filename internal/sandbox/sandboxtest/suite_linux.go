@@ -152,7 +152,7 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 	}
 	spec.Image = h.Image
 	if z := h.Zygote; h.Template {
-		spec.Zygotes = []sandbox.Zygote{{Name: z.Name, Argv: z.Argv, Env: z.Env, Source: z.Source, Preload: z.Preload, OnUse: z.OnUse}}
+		spec.Zygotes = []sandbox.Zygote{sandbox.Zygote(*z)}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
