@@ -10,7 +10,7 @@ import (
 	"os/exec"
 )
 
-// noEngine is why docker is not measured.
+// noEngine says why docker is not measured.
 type noEngine struct{ reason string }
 
 func (e *noEngine) Error() string { return "docker was left out: " + e.reason }
@@ -23,7 +23,7 @@ type dockerSide struct {
 	containers map[string]string // by image
 }
 
-// hardened is what a server would do with the command: no network, no rights, nothing left.
+// hardened are the flags that a careful server would give docker run.
 var hardened = []string{
 	"run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--workdir", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
 	"--memory", "512m", "--pids-limit", "256", "--log-driver", "none",
@@ -35,7 +35,7 @@ const (
 	nodeImage   = "runner-typescript"
 )
 
-// docker starts the side of docker once. It fails with *noEngine where there is none.
+// docker starts the docker side once. It returns *noEngine if no engine answers.
 func (b *bench) docker(ctx context.Context) (*dockerSide, error) {
 	if b.dockerSide != nil {
 		return b.dockerSide, nil
@@ -71,7 +71,7 @@ func (d *dockerSide) docker(args ...string) func(context.Context) ([]byte, error
 	return command("", nil, append([]string{d.program, "--host", d.engine}, args...)...)
 }
 
-// commands are docker's own ways to run a work.
+// commands returns docker's own ways to run a piece of work.
 func (d *dockerSide) commands(b *bench, w work) []contender {
 	image, program := pythonImage, w.plain[0]
 	switch program {

@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// download measures a large file of a workspace by its signed link, beside cat into a connection over loopback.
+// download measures a large file of a workspace through its signed link, beside cat into a loopback
+// connection.
 func (b *bench) download(ctx context.Context) (*section, error) {
 	size, title := int64(1e9), "Download of a 1 GB file"
 	if b.quick {
@@ -46,7 +47,7 @@ func (b *bench) download(ctx context.Context) (*section, error) {
 	return s, jail.closeSession(ctx, largeSession)
 }
 
-// largeFile is a file of a workspace, and the link to it.
+// largeFile is a file in a workspace, and its link.
 type largeFile struct {
 	server     *server
 	size       int64
@@ -81,7 +82,7 @@ const (
 	byCurl = "ours, with curl"
 )
 
-// contenders are ways to read the file over loopback, cat first.
+// contenders returns the ways to read the file over loopback, cat first.
 func (f *largeFile) contenders(n int) []contender {
 	buf := make([]byte, 256<<10)
 	discard := func(r io.Reader) ([]byte, error) {
@@ -99,7 +100,7 @@ func (f *largeFile) contenders(n int) []contender {
 	return list
 }
 
-// linkIn is the link of a file in the answer of run_code.
+// linkIn finds the link of a file in the answer of run_code.
 func linkIn(answer []byte, name string) (string, error) {
 	var reply struct {
 		Result struct{ Content []struct{ Text string } }
@@ -140,7 +141,7 @@ func get(ctx context.Context, client *http.Client, link string, read func(io.Rea
 	return read(resp.Body)
 }
 
-// catOver has cat write a file into a connection, and reads it at the other end.
+// catOver lets cat write a file into a connection and reads the other end.
 func catOver(ctx context.Context, path string, read func(io.Reader) ([]byte, error)) ([]byte, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -8,18 +8,19 @@ import (
 	"time"
 )
 
-// goal is something that the numbers must show, on the jail.
+// goal is a statement that the numbers of the jail must prove.
 type goal struct {
 	what   string
 	target string
-	// measured says what was measured and whether that is enough. ok is false when a number is missing.
+	// measured describes the measurement and reports whether it meets the goal. ok is false if a
+	// number is missing.
 	measured func(values) (text string, met, ok bool)
 }
 
-// values has the numbers of all sections by name.
+// values maps names to the numbers of all sections.
 type values map[string]float64
 
-// below wants one number to be at most so many times another.
+// below requires one number to be at most a multiple of another.
 func below(name, yardstick string, most float64) func(values) (string, bool, bool) {
 	return func(v values) (string, bool, bool) {
 		a, b := v[name], v[yardstick]
@@ -30,7 +31,7 @@ func below(name, yardstick string, most float64) func(values) (string, bool, boo
 	}
 }
 
-// atMost wants a number to be at most a limit.
+// atMost requires a number to be at most a limit.
 func atMost(name string, limit float64, show func(float64) string) func(values) (string, bool, bool) {
 	return func(v values) (string, bool, bool) {
 		a, ok := v[name]

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// rule allows one contender to take so many times what another takes. Margins are generous: what they catch is a change that makes
-// something several times slower, on any machine.
+// rule limits one contender's time to a multiple of another's. The margins are generous: they catch
+// a change that makes something several times slower, on any machine.
 type rule struct {
 	what, yardstick string // names of contenders
 	most            float64
@@ -31,10 +31,10 @@ var rules = []rule{
 	{"download by a signed link", "download by cat", 2},
 }
 
-// attempts is how often in a row a rule must be broken.
+// attempts is how often in a row a rule must be broken to fail.
 const attempts = 3
 
-// guard holds the server to the rules.
+// guard checks the server against the rules.
 func (b *bench) guard(ctx context.Context) error {
 	contenders, err := b.guarded(ctx)
 	if err != nil {
@@ -58,7 +58,8 @@ func (b *bench) guard(ctx context.Context) error {
 	})
 }
 
-// judge has the contenders of the rules measured, those of broken rules again, and fails with the rules that are still broken at last.
+// judge measures the contenders of all rules, then again those of broken rules, and fails with the
+// rules that stay broken.
 func judge(out io.Writer, rules []rule, medians func(names []string) (map[string]time.Duration, error)) error {
 	for attempt := 1; ; attempt++ {
 		var names []string
@@ -93,7 +94,7 @@ func judge(out io.Writer, rules []rule, medians func(names []string) (map[string
 	}
 }
 
-// guarded are the contenders that the rules name, ready to be measured.
+// guarded returns the contenders that the rules name, ready to be measured.
 func (b *bench) guarded(ctx context.Context) ([]contender, error) {
 	const many = 100
 	jail, err := b.jail(ctx)

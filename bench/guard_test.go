@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestJudge gives the guard what it would have measured: no clock is read.
+// TestJudge feeds the guard with measurements, so that no clock is read.
 func TestJudge(t *testing.T) {
 	rules := []rule{{"warm", "plain", 2}, {"new", "plain", 4}}
 	type medians = map[string]time.Duration

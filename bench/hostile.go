@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// hostileCode is what a third of the runs of the hostile load are, each ended by its limits or after hostileTime.
+// hostileCode makes a third of the runs of the hostile load. Each is ended by its limits or after
+// hostileTime.
 var hostileCode = []struct{ name, code string }{
 	{"fork bomb", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"},
 	{"memory bomb", "held = []\nwhile True: held.append(b'x' * (1 << 20))"},
@@ -21,7 +22,7 @@ const (
 	hostileTime    = time.Second
 )
 
-// innocents are the runs of innocent code during one kind of phase.
+// innocents collects the runs of innocent code during one kind of phase.
 type innocents struct {
 	mu      sync.Mutex
 	series  map[string][]time.Duration // by what was run
@@ -41,8 +42,9 @@ func (in *innocents) add(what string, took time.Duration, err error) {
 	in.all = append(in.all, took)
 }
 
-// hostile has 16 clients run innocent code, each in a session of its own and every fourth run in a new one. In every other phase a
-// third of their runs are hostile; in the others, the clients rest for as long as those may take.
+// hostile lets 16 clients run innocent code, each in its own session and every fourth run in a new
+// one. In every other phase a third of the runs are hostile; in the others the clients rest for as
+// long.
 func (b *bench) hostile(ctx context.Context) (*section, error) {
 	s := &section{Title: "16 clients, a third of their runs hostile", Header: []string{"innocent runs", "p50", "p90", "p99", "worst", "n", "failed", "p50, p99 to calm"},
 		Notes: []string{fmt.Sprintf("Hostile runs: fork bombs, memory bombs and endless loops, with a timeout of %v, in the sessions of the same clients; *calm* is the same load with a rest of that time in their place. Phases alternate.", hostileTime)}}
@@ -95,7 +97,7 @@ func (b *bench) hostile(ctx context.Context) (*section, error) {
 	return s, nil
 }
 
-// load has the clients run code for a while, and returns when the last run has ended.
+// load lets the clients run code for a while, and returns when the last run has ended.
 func (s *server) load(ctx context.Context, in *innocents, hostile bool, spell time.Duration) {
 	var wg sync.WaitGroup
 	start := time.Now()
@@ -130,7 +132,7 @@ func (s *server) load(ctx context.Context, in *innocents, hostile bool, spell ti
 	wg.Wait()
 }
 
-// attack runs hostile code. How it ends does not matter.
+// attack runs hostile code and ignores how it ends.
 func (s *server) attack(ctx context.Context, session, code string) {
 	_, _ = s.call(ctx, "run_code", ranWell, map[string]any{"conversationId": session, "language": "python", "code": code,
 		"timeout_seconds": hostileTime.Seconds()})

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// work is a piece of code that contenders run, and what it prints.
+// work is a piece of code that contenders run, and its expected output.
 type work struct {
 	key      string // begins the names of its values
 	title    string
@@ -55,7 +55,7 @@ var works = map[string]work{
 
 var latencyHeader = []string{"what", "p50", "p99", "n", "to plain", "to bwrap", "to docker exec", "to docker run"}
 
-// latency measures a work by every way there is.
+// latency measures a piece of work in every available way.
 func (b *bench) latency(w work) func(context.Context) (*section, error) {
 	return func(ctx context.Context) (*section, error) {
 		s := &section{Title: w.title, Header: latencyHeader}
@@ -86,7 +86,7 @@ func (b *bench) latency(w work) func(context.Context) (*section, error) {
 	}
 }
 
-// yardsticks are what the last columns compare with, in the header's order.
+// yardsticks are the contenders that the last columns compare with, in the header's order.
 var yardsticks = []string{"plain", "bwrap", "docker exec", "docker run"}
 
 func (b *bench) tabulate(s *section, w work, taken []series) {
@@ -108,11 +108,12 @@ func (b *bench) tabulate(s *section, w work, taken []series) {
 	}
 }
 
-// plain are the contenders without us: the runner's own interpreter as a process, and under a bare bubblewrap.
+// plain returns the contenders without the server: the runner's interpreter as a process, and under
+// a bare bubblewrap.
 func (b *bench) plain(w work) []contender {
 	argv := append([]string{b.program(w.plain[0])}, w.plain[1:]...)
 	argv = append(argv, w.command())
-	// What runners/python/runner.json sets.
+	// These are the variables of runners/python/runner.json.
 	env := []string{"MPLBACKEND=Agg", "MPLCONFIGDIR=" + filepath.Join(b.dir, "matplotlib"), "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1"}
 	bwrap := append(b.bubblewrap(argv[0]), argv...)
 	return []contender{
@@ -121,7 +122,7 @@ func (b *bench) plain(w work) []contender {
 	}
 }
 
-// bubblewrap is the beginning of a command that shows a program no more than it needs.
+// bubblewrap returns the start of a command that shows a program only what it needs.
 func (b *bench) bubblewrap(program string) []string {
 	argv := []string{"bwrap", "--unshare-all", "--proc", "/proc", "--dev", "/dev"}
 	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc"} {
@@ -142,7 +143,7 @@ func (w *work) command() string {
 	return w.code
 }
 
-// program is the path of an interpreter.
+// program returns the path of an interpreter.
 func (b *bench) program(name string) string {
 	if name == "python" {
 		return filepath.Join(b.runners, "python", "bin", "python")
@@ -153,7 +154,7 @@ func (b *bench) program(name string) string {
 	return name
 }
 
-// ours are the contenders of a server, on a backend.
+// ours returns the contenders of a server on one backend.
 func (b *bench) ours(w work, backend string, s *server) []contender {
 	session := "warm-" + w.key
 	list := []contender{{

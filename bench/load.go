@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// throughput has clients run trivial Python one after the other, each in a session of its own.
+// throughput lets clients run trivial Python one after the other, each in its own session.
 func (b *bench) throughput(ctx context.Context) (*section, error) {
 	jail, err := b.jail(ctx)
 	if err != nil {
@@ -76,7 +76,7 @@ func (b *bench) throughput(ctx context.Context) (*section, error) {
 	return s, nil
 }
 
-// spell is how long throughput is measured at a time.
+// spell is how long one measurement of the throughput lasts.
 func (b *bench) spell() time.Duration {
 	if b.quick {
 		return 400 * time.Millisecond
@@ -84,7 +84,7 @@ func (b *bench) spell() time.Duration {
 	return 1500 * time.Millisecond
 }
 
-// rate has clients do something over and over for a while, and returns how often they did it per second.
+// rate lets clients repeat something for a while and returns how often per second they did it.
 func rate(ctx context.Context, clients int, spell time.Duration, do func(context.Context, int) error) (float64, error) {
 	var done atomic.Int64
 	errs := make([]error, clients)
@@ -104,8 +104,9 @@ func rate(ctx context.Context, clients int, spell time.Duration, do func(context
 	return float64(done.Load()) / time.Since(start).Seconds(), errors.Join(errs...)
 }
 
-// sessions measures runs in one of many open sessions while the others idle, and what they keep in memory. At each number, plain
-// Python takes its turn, so that a machine that got slower meanwhile is not taken for a server that did.
+// sessions measures runs in one of many open sessions while the others idle, and their memory.
+// Plain Python takes its turn at each number, so a machine that became slower is not mistaken for
+// the server.
 func (b *bench) sessions(ctx context.Context) (*section, error) {
 	s := &section{Title: "Open sessions, on the jail", Header: []string{"sessions open", "run in one of them", "p99", "in another one each time", "plain", "beside plain, to 1",
 		"a session's own memory", "its agent", "server RSS", "server PSS", "processes, threads of a session", "CPU while all idle", "opened per second"},
@@ -182,7 +183,7 @@ func (b *bench) sessions(ctx context.Context) (*section, error) {
 
 func openSession(i int) string { return fmt.Sprintf("open-%d", i) }
 
-// open opens sessions from one number to another, a few at a time, by a run in each.
+// open opens sessions from one number to another, a few at a time, with a run in each.
 func (s *server) open(ctx context.Context, from, to int) error {
 	const atOnce = 4
 	errs := make([]error, atOnce)

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// machine describes where and with what was measured.
+// machine describes the machine and the programs of the measurement.
 func (b *bench) machine(ctx context.Context) []string {
 	var lines []string
 	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
@@ -44,7 +44,7 @@ func firstLine(ctx context.Context, name string, args ...string) string {
 	return line
 }
 
-// field is the value of the first line of a file that begins with a key.
+// field returns the value of the first line of a file that begins with key.
 func field(path, key, separator string) string {
 	f, err := os.Open(path)
 	if err != nil {

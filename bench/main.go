@@ -1,8 +1,10 @@
 //go:build linux
 
-// Command bench measures the built server beside plain processes, bubblewrap and docker's own commands, in one run, so that ratios can be
-// compared on a noisy machine. `make bench` starts it, and it writes bench/RESULTS.md; `make guard` has it compare a few ratios with what
-// is allowed. It knows the server by HTTP alone, but for the execution proxy, which it measures within one process.
+// Command bench measures the built server beside plain processes, bubblewrap and docker's own
+// commands, in one run, so that ratios mean something on a noisy machine. `make bench` starts it
+// and it writes bench/RESULTS.md; `make guard` compares a few ratios with their limits. It reaches
+// the server through HTTP only, except for the execution proxy, which it measures within one
+// process.
 package main
 
 import (
@@ -127,7 +129,7 @@ func run(ctx context.Context, args []string) (err error) {
 	return shelf.clear()
 }
 
-// measureParts measures those that are wanted and not on the shelf, which may be nil.
+// measureParts measures the wanted parts that the shelf does not have. The shelf may be nil.
 func (b *bench) measureParts(ctx context.Context, build string, wanted func(name string) bool, kept *shelf) (sections []*section, err error) {
 	start := time.Now()
 	for _, p := range b.parts() {
@@ -162,7 +164,7 @@ func (b *bench) measureParts(ctx context.Context, build string, wanted func(name
 	return sections, nil
 }
 
-// build tells one built server, and way to measure it, from another.
+// build identifies the built server and the bench itself.
 func (b *bench) build() (string, error) {
 	h := sha256.New()
 	for _, path := range []string{b.binary, "/proc/self/exe"} {
@@ -184,7 +186,7 @@ func (b *bench) build() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// scaled is a number of measurements, in the mode there is.
+// scaled adjusts a number of measurements to the mode.
 func (b *bench) scaled(n int) int {
 	if b.quick {
 		return max(5, n/4)
@@ -192,13 +194,13 @@ func (b *bench) scaled(n int) int {
 	return n
 }
 
-// newSession is the name of a session that has not been.
+// newSession returns a session name that was not used before.
 func (b *bench) newSession() string {
 	b.session++
 	return fmt.Sprintf("new-%d", b.session)
 }
 
-// jail is a server on the jail, started once.
+// jail returns a server on the jail, started once.
 func (b *bench) jail(ctx context.Context) (*server, error) {
 	var err error
 	if b.jailServer == nil {
@@ -207,7 +209,7 @@ func (b *bench) jail(ctx context.Context) (*server, error) {
 	return b.jailServer, err
 }
 
-// close ends what was started and removes what was written.
+// close ends everything that was started and removes everything that was written.
 func (b *bench) close() error {
 	b.jailServer.stop()
 	b.fullServer.stop()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// contender is one way of doing a piece of work, which is measured beside others.
+// contender is one way to do a piece of work, measured beside others.
 type contender struct {
 	name string
 	n    int // measurements
@@ -23,10 +23,10 @@ type contender struct {
 	rest  time.Duration               // pause after it, for work that it has left in the background; pause when zero
 }
 
-// pause lets what a measurement started in the background end before the next one begins.
+// pause lets background work of one measurement end before the next begins.
 const pause = 10 * time.Millisecond
 
-// series is what a contender took.
+// series holds the measurements of one contender.
 type series struct {
 	name  string
 	times []time.Duration
@@ -40,14 +40,15 @@ func percentile(d []time.Duration, p int) time.Duration {
 	return s[min(len(s)-1, len(s)*p/100)]
 }
 
-// warmUps is how often a contender goes before it is measured.
+// warmUps is how often a contender runs before it is measured.
 const warmUps = 2
 
-// few is how often each contender is measured at least, however long that takes.
+// few is the minimum number of measurements of each contender, however long they take.
 const few = 3
 
-// measure lets the contenders take turns, so that a slow moment of the machine hits all of them. Those with fewer measurements than
-// the others have them spread over all rounds. When the budget of time is used up, it ends with what it has.
+// measure lets the contenders take turns, so that a slow moment of the machine hits all of them.
+// Contenders with fewer measurements are spread over all rounds. It stops when the time budget is
+// used up.
 func measure(ctx context.Context, budget time.Duration, contenders []contender) ([]series, error) {
 	taken := make([]series, len(contenders))
 	for k, c := range contenders {
@@ -78,7 +79,7 @@ func measure(ctx context.Context, budget time.Duration, contenders []contender) 
 	return taken, nil
 }
 
-// once is one measurement, with what belongs to it and is not measured.
+// once takes one measurement, with its unmeasured preparation.
 func (c *contender) once(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	out, err := c.do(ctx)
@@ -104,8 +105,9 @@ func (c *contender) once(ctx context.Context) (time.Duration, error) {
 	}
 }
 
-// command runs a program to its end, with an environment as bare as a sandbox's: one variable of a machine can make an interpreter
-// start three times slower (NODE_EXTRA_CA_CERTS), and ours would look fast beside it.
+// command runs a program to its end with an environment as bare as a sandbox's. One variable of the
+// machine (NODE_EXTRA_CA_CERTS) can make an interpreter three times slower, and the server would
+// look fast beside it.
 func command(dir string, env []string, argv ...string) func(context.Context) ([]byte, error) {
 	return func(ctx context.Context) ([]byte, error) {
 		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)

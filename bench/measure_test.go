@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestTurns has contenders take turns, the rarer ones spread over the rounds, and stops at a wrong answer.
+// TestTurns checks that contenders take turns, that rarer ones are spread over the rounds, and that
+// a wrong answer stops the measurement.
 func TestTurns(t *testing.T) {
 	var order strings.Builder
 	fake := func(name string, n int, want string) contender {

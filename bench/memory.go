@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// use is what a server and the processes below it have of the machine.
+// use is what a server and the processes below it use of the machine.
 type use struct {
 	processes, threads   int   // below the server
 	pss, agents          int64 // of all of them; of the agents alone
@@ -24,7 +24,8 @@ type use struct {
 	cpu                  float64 // processors in use, of the server and all below it
 }
 
-// settled measures when the server's processes have stopped coming and going: what follows a run in the background has ended then.
+// settled measures once the server's processes have stopped changing, when background work after a
+// run has ended.
 func (s *server) settled(ctx context.Context) (use, error) {
 	const looks, every = 40, 500 * time.Millisecond
 	last, same := -1, 0
@@ -83,10 +84,10 @@ func (s *server) use(ctx context.Context) (use, error) {
 	return u, err
 }
 
-// gone says that a process has ended while it was looked at.
+// gone reports whether a process ended while it was inspected.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// descendants are the processes below the server, and those that live in a pid namespace of one of them, whoever their parent is.
+// descendants returns the processes below the server and those in a pid namespace of one of them.
 func (s *server) descendants() ([]int, error) {
 	parent := map[int]int{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -135,7 +136,7 @@ func (s *server) descendants() ([]int, error) {
 	return pids, nil
 }
 
-// pidNamespace names the pid namespace of a process; empty when it has ended.
+// pidNamespace identifies the pid namespace of a process. It is empty if the process has ended.
 func pidNamespace(pid int) string {
 	name, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
 	return name
@@ -144,7 +145,7 @@ func pidNamespace(pid int) string {
 // ticksPerSecond is USER_HZ, the unit of /proc/PID/stat on every architecture we build for.
 const ticksPerSecond = 100
 
-// processorTicks is the processor time that processes have had. One that has ended counts nothing.
+// processorTicks sums the processor time of the processes. A process that has ended counts as zero.
 func processorTicks(pids []int) int64 {
 	var sum int64
 	for _, pid := range pids {
@@ -162,7 +163,7 @@ func processorTicks(pids []int) int64 {
 	return sum
 }
 
-// memory is what a process has.
+// memory is the memory of a process.
 type memory struct {
 	pss, rss int64
 	threads  int
@@ -198,7 +199,8 @@ func memoryOf(pid int) (memory, error) {
 	return m, nil
 }
 
-// room says whether the machine has room for so many threads more, which take process ids from everybody.
+// room returns an error if the machine cannot hold that many more threads, each of which takes a
+// process id.
 func room(more float64) error {
 	text, err := os.ReadFile("/proc/sys/kernel/pid_max")
 	if err != nil {

@@ -30,21 +30,22 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// bodySize is that of a large answer.
+// bodySize is the size of a large answer.
 const bodySize = 100 << 20
 
-// certificates names the file of certificates that a process trusts. Go reads it once, when the first connection needs it.
+// certificates names the variable with the file of trusted certificates. Go reads it once, before
+// the first connection.
 const certificates = "SSL_CERT_FILE"
 
-// way is one of the ways to a service.
+// way is one way to reach a service.
 type way struct {
 	name string
 	call func(path string) error
 }
 
-// proxy measures calls through the execution proxy beside direct ones, and beside those through a relay that does nothing but copy, in
-// turn. Client, service, relay and proxy are in this process and share its processors, over loopback: nothing hides what the proxy costs.
-// Over HTTPS, which is how real services are reached, the proxy does the client's share of the encryption.
+// proxy measures calls through the execution proxy in turn with direct calls and calls through a
+// relay that only copies. All parts share this process and loopback, so nothing hides the proxy's
+// cost. Over HTTPS the proxy does the client's share of the encryption.
 func (b *bench) proxy(ctx context.Context) (*section, error) {
 	dir, err := os.MkdirTemp(b.dir, "proxy-")
 	if err != nil {
@@ -140,7 +141,7 @@ func report(s *section, scheme string, ways []way, small, large []samples) {
 	}
 }
 
-// startService starts what is called. Its certificate is one that this process trusts.
+// startService starts the called service, with a certificate that this process trusts.
 func startService(scheme, dir string) (*httptest.Server, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
@@ -186,7 +187,8 @@ func startProxy(base *url.URL, dir string) (p *proxy.Proxy, stop func(), err err
 
 const sandboxID = "bench"
 
-// startSandboxSide does what the agent does in a sandbox: it carries connections to a local address over the wire to the proxy.
+// startSandboxSide does the agent's part: it carries connections from a local address over the wire
+// to the proxy.
 func startSandboxSide(p *proxy.Proxy) (address string, stop func(), err error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -226,13 +228,14 @@ func startSandboxSide(p *proxy.Proxy) (address string, stop func(), err error) {
 	return "http://" + l.Addr().String(), func() { l.Close(); closeBoth(); connections.Wait() }, nil
 }
 
-// copyBuffers gives the relay buffers of the proxy's size.
+// copyBuffers gives the relay buffers of the same size as the proxy's.
 type copyBuffers struct{}
 
 func (copyBuffers) Get() []byte { return make([]byte, 256<<10) }
 func (copyBuffers) Put([]byte)  {}
 
-// serviceHandler answers /small with a line and /large with bodySize bytes, which look like an API's.
+// serviceHandler answers /small with a line and /large with bodySize bytes that look like an API's
+// answer.
 func serviceHandler() http.Handler {
 	block := make([]byte, 0, 256<<10)
 	for len(block) < 256<<10 {
@@ -253,7 +256,7 @@ func serviceHandler() http.Handler {
 	})
 }
 
-// caller returns a function that gets a path, on one connection, and reads the answer to its end.
+// caller returns a function that requests a path on one connection and reads the whole answer.
 func caller(client *http.Client, base, token string) func(path string) error {
 	client.Transport.(*http.Transport).ReadBufferSize = 64 << 10
 	buf := make([]byte, 256<<10)
@@ -278,10 +281,10 @@ func caller(client *http.Client, base, token string) func(path string) error {
 	}
 }
 
-// samples are what calls took by the clock, and of this process's processor time.
+// samples holds the wall time and this process's CPU time of each call.
 type samples struct{ wall, cpu []time.Duration }
 
-// inTurn measures n rounds of each way, one after the other: of each round, so many calls in a row.
+// inTurn measures n rounds of each way in turn, with a number of consecutive calls per round.
 func inTurn(ctx context.Context, n, row int, path string, ways []way) ([]samples, error) {
 	taken := make([]samples, len(ways))
 	for i := range n + 1 {

@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// section is what a part has measured, as it is shown. Neighbours that have the same header share a table.
+// section is the printable result of one part. Adjacent sections with the same header share a
+// table.
 type section struct {
 	Title  string
 	Header []string
@@ -40,7 +41,7 @@ func ms(d time.Duration) string {
 	return short(float64(d.Nanoseconds())/1e6, 2) + " ms"
 }
 
-// times writes a ratio as people say it: 1.3x, or 1/40.
+// times formats a ratio as people say it: 1.3x, or 1/40.
 func times(r float64) string {
 	if r < 0.7 {
 		return "1/" + strings.TrimSuffix(short(1/r, 1), ".0")
@@ -48,7 +49,7 @@ func times(r float64) string {
 	return short(r, 2) + "x"
 }
 
-// short writes a number with fewer decimals the larger it is.
+// short formats a number with fewer decimals the larger it is.
 func short(v float64, decimals int) string {
 	switch {
 	case v >= 100:
@@ -59,7 +60,7 @@ func short(v float64, decimals int) string {
 	return strconv.FormatFloat(v, 'f', decimals, 64)
 }
 
-// shelf keeps sections of an interrupted run in a directory, so that the next one can go on.
+// shelf keeps the sections of an interrupted run in a directory, so that the next run can resume.
 type shelf struct{ dir string }
 
 func (s shelf) path(part string) string { return filepath.Join(s.dir, part+".json") }
@@ -75,7 +76,7 @@ func (s shelf) put(part string, sec *section) error {
 	return os.WriteFile(s.path(part), text, 0o644)
 }
 
-// get returns the part's section if it was measured with this build, or nil.
+// get returns the part's section if this build measured it, or nil.
 func (s shelf) get(part, build string) (*section, error) {
 	text, err := os.ReadFile(s.path(part))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +93,7 @@ func (s shelf) get(part, build string) (*section, error) {
 
 func (s shelf) clear() error { return os.RemoveAll(s.dir) }
 
-// render writes all sections, and how they stand to the goals, as Markdown.
+// render writes all sections and the state of the goals as Markdown.
 func render(machine []string, sections []*section) string {
 	var b strings.Builder
 	b.WriteString("# Results of `make bench`\n\n")

@@ -33,7 +33,8 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// TestRender has neighbours of one header share a table, and a note of both said once.
+// TestRender checks that sections with the same header share a table, and that a common note
+// appears once.
 func TestRender(t *testing.T) {
 	header := []string{"what", "p50"}
 	got := render([]string{"a machine"}, []*section{
@@ -54,7 +55,7 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// TestShelf has a run go on with what was measured of the same build, and of no other.
+// TestShelf checks that a run resumes with measurements of the same build only.
 func TestShelf(t *testing.T) {
 	s := shelf{t.TempDir() + "/parts"}
 	if err := s.put("pandas", &section{Title: "pandas", Build: "a", Values: values{"x": 1}}); err != nil {

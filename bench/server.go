@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// server is a started mcp-code-sandbox on a data directory of its own.
+// server is a started mcp-code-sandbox with its own data directory.
 type server struct {
 	url    string
 	token  string
@@ -30,10 +30,11 @@ type server struct {
 	done chan struct{} // closed when it has ended
 }
 
-// stopTimeout is what a server has to end a thousand sandboxes.
+// stopTimeout is the time that a server has to end a thousand sandboxes.
 const stopTimeout = 90 * time.Second
 
-// startServer starts the built server and waits until it is ready. Settings of this process's environment hold for it, too.
+// startServer starts the built server and waits until it is ready. The server inherits settings
+// from this process's environment.
 func (b *bench) startServer(ctx context.Context, name string, settings ...string) (*server, error) {
 	root := filepath.Join(b.dir, name)
 	if err := os.MkdirAll(root, 0o755); err != nil {
@@ -99,7 +100,7 @@ func (s *server) awaitReady(ctx context.Context) error {
 	}
 }
 
-// stop ends the server and everything it has started.
+// stop ends the server and everything it started.
 func (s *server) stop() {
 	if s == nil {
 		return
@@ -114,7 +115,7 @@ func (s *server) stop() {
 	}
 }
 
-// call calls a tool as curl would. Its answer must have success in it.
+// call calls a tool as curl would. The answer must contain success.
 func (s *server) call(ctx context.Context, tool, success string, arguments map[string]any) ([]byte, error) {
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call",
 		"params": map[string]any{"name": tool, "arguments": arguments}})
@@ -142,15 +143,15 @@ func (s *server) call(ctx context.Context, tool, success string, arguments map[s
 	return answer, nil
 }
 
-// ranWell is in the answer of every run tool whose code has ended well.
+// ranWell appears in the answer of every run tool whose code succeeded.
 const ranWell = `\"exit_code\": 0`
 
-// run is a fresh run.
+// run makes a fresh run.
 func (s *server) run(ctx context.Context, session, language, code string) ([]byte, error) {
 	return s.call(ctx, "run_code", ranWell, map[string]any{"conversationId": session, "language": language, "code": code})
 }
 
-// cell is a run of an interpreter that lives on.
+// cell makes a run in a live interpreter.
 func (s *server) cell(ctx context.Context, session, language, code string) ([]byte, error) {
 	return s.call(ctx, "run", ranWell, map[string]any{"session": session, "env": language, "code": code})
 }
