@@ -29,7 +29,7 @@ func (s *server) client(t *testing.T, version string) *mcp.ClientSession {
 	return cs
 }
 
-// said is a result's text items, joined by "|"; a protocol error's message counts as one.
+// said joins the text items of a result with "|". The message of a protocol error counts as one.
 func said(t *testing.T, cs *mcp.ClientSession, tool string, args map[string]any) string {
 	t.Helper()
 	res, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: tool, Arguments: args})
@@ -48,8 +48,8 @@ func said(t *testing.T, cs *mcp.ClientSession, tool string, args map[string]any)
 	return strings.Join(all, "|")
 }
 
-// TestForgivingArguments: a model that uses another tool's names gets its session, one that misspells a name learns of it, and what n8n
-// adds to a call disturbs nobody.
+// TestForgivingArguments checks that a model that uses another tool's argument names gets its
+// session, that a misspelt name is reported, and that arguments added by n8n do no harm.
 func TestForgivingArguments(t *testing.T) {
 	s := serve(t)
 	for _, version := range protocolVersions {
@@ -106,8 +106,8 @@ func TestForgivingArguments(t *testing.T) {
 	}
 }
 
-// TestOtherInterpreterIsSaid: variables do not follow a run from the interpreter without network to the one with it; the result says so
-// first, and that files do.
+// TestOtherInterpreterIsSaid checks that the result says first when a run uses the other
+// interpreter, the one with or without network: variables do not follow, files do.
 func TestOtherInterpreterIsSaid(t *testing.T) {
 	s := serve(t)
 	cs := s.client(t, "2025-11-25")
@@ -130,8 +130,8 @@ func TestOtherInterpreterIsSaid(t *testing.T) {
 	}
 }
 
-// TestHandoverOfAllRunTools: an MCP client gets the run's state before it loses patience and then, by the cursor, every line of output
-// exactly once; a plain caller gets the end.
+// TestHandoverOfAllRunTools checks that an MCP client gets the run's state before it times out and
+// then, by the cursor, every line exactly once. A plain caller waits for the end.
 func TestHandoverOfAllRunTools(t *testing.T) {
 	s := serve(t, "SANDBOX_HANDOVER_S=1")
 	const code = "import os, time\nprint('begun', flush=True)\nwhile not os.path.exists('/data/go'): time.sleep(0.02)\nprint('done')"
@@ -183,7 +183,8 @@ func TestHandoverOfAllRunTools(t *testing.T) {
 	}
 }
 
-// TestPresets: each preset explains its own tools and no others, and links come with SANDBOX_RESOURCE_LINKS=on.
+// TestPresets checks that each preset explains its own tools only, and that links come with
+// SANDBOX_RESOURCE_LINKS=on.
 func TestPresets(t *testing.T) {
 	for preset, want := range map[string][]string{
 		"run":     {"run", "wait_run", "cancel_run", "upload_file", "list_artifacts", "read_artifact", "close_session", "list_sessions", "delete_file"},

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// TestHostilePrograms: each program takes all it can get, or holds on to what it has. Each is stopped, soon and for a
-// reason that the result names, and the session goes on.
+// TestHostilePrograms runs programs that take all they can get or refuse to let go. Each is stopped
+// soon, for a reason that the result names, and the session keeps working.
 func TestHostilePrograms(t *testing.T) {
 	s := serveHostile(t)
 	defer s.sweep(t)
@@ -88,14 +88,15 @@ for fd in range(3): os.close(fd)
 			took := time.Since(began)
 			t.Logf("%v, success %t, exit code %d, cause %q, hint %q: %.100q", took.Round(time.Millisecond), r.Success, r.ExitCode, r.Cause, r.Hint, r.Output)
 			if !s.hasCgroups(t) && (tt.cause == "out_of_memory" || tt.cause == "pids_limit") {
-				// Limits of single processes: the program sees an error and says so itself.
+				// Limits of single processes: the program sees the error and reports it.
 				tt.cause, tt.hint = "", ""
 				if r.Success {
 					t.Error("it succeeded")
 				}
 			}
 			if onDocker() && tt.name == "forks with the libraries until it fails" && r.Cause == "out_of_memory" {
-				// What is imported counts against the container's memory, and so does what each fork copies: either limit may come first.
+				// Imported libraries and copied pages count as the container's memory: either limit
+				// may come first.
 				tt.cause, tt.hint = r.Cause, "512 MB"
 			}
 			if r.Cause != tt.cause || tt.cause != "" && r.Success || !strings.Contains(r.Hint, tt.hint) || took > tt.limit {
@@ -114,7 +115,8 @@ for fd in range(3): os.close(fd)
 	}
 }
 
-// hasCgroups reports whether the server limits sandboxes as a whole, and so knows which limit one ran into.
+// hasCgroups reports whether the server limits whole sandboxes, and so knows which limit was
+// reached.
 func (s *server) hasCgroups(t *testing.T) bool {
 	t.Helper()
 	if onDocker() {
@@ -131,7 +133,7 @@ func (s *server) hasCgroups(t *testing.T) bool {
 	return len(homes) > 0
 }
 
-// TestProgramsThatStay: a program that does not want to end is ended when its time is up.
+// TestProgramsThatStay checks that a program that refuses to end is ended at its time limit.
 func TestProgramsThatStay(t *testing.T) {
 	s := serveHostile(t, "SANDBOX_EXEC_TIMEOUT_S=2")
 	defer s.sweep(t)
@@ -170,7 +172,7 @@ time.sleep(1000)
 	}
 }
 
-// TestHostIsClosed: nothing of the host can be read or written, and nothing of it is there to be seen.
+// TestHostIsClosed checks that code can neither read, write nor see anything of the host.
 func TestHostIsClosed(t *testing.T) {
 	s := serveHostile(t)
 	defer s.sweep(t)
@@ -221,7 +223,7 @@ print("done")
 	}
 }
 
-// TestSessionsApart: two sessions that try to find each other do not.
+// TestSessionsApart checks that two sessions that search for each other find nothing.
 func TestSessionsApart(t *testing.T) {
 	s := serveHostile(t, "SANDBOX_EXEC_TIMEOUT_S=40")
 	defer s.sweep(t)
@@ -269,14 +271,15 @@ print("sought")
 	if onDocker() { // runs of one session that overlap share more there: see SECURITY.md
 		return
 	}
-	// Another run of the same session shares files and loopback with it, and nothing else.
+	// Another run of the same session shares only files and loopback.
 	r := s.run(t, "a", "python", strings.Replace(seek, `if os.path.exists(p): print("sees", p)`, `if os.path.exists(p) and not p.endswith("/a"): print("sees", p)`, 1))
 	if strings.Contains(r.Output, "shared memory") || strings.Contains(r.Output, "sees") || !strings.HasSuffix(r.Output, "sought\n") {
 		t.Errorf("another run of the session %s", r.Output)
 	}
 }
 
-// TestNothingSurvives: when the result is there, no process of the run is, whatever it did to hide.
+// TestNothingSurvives checks that no process of a run is alive when its result arrives, however it
+// hides.
 func TestNothingSurvives(t *testing.T) {
 	s := serveHostile(t)
 	defer s.sweep(t)
@@ -322,7 +325,8 @@ print("started")
 	}
 }
 
-// TestManyAtOnce: 30 runs over 5 sessions, each with its own result, and clear refusals beyond the limits.
+// TestManyAtOnce makes 30 runs in 5 sessions, each with its own result, and expects clear refusals
+// beyond the limits.
 func TestManyAtOnce(t *testing.T) {
 	s := serveHostile(t, "SANDBOX_MAX_RUNS_PER_SESSION=6", "SANDBOX_MAX_SESSIONS=5")
 	defer s.sweep(t)
@@ -343,7 +347,7 @@ func TestManyAtOnce(t *testing.T) {
 		}
 	}
 
-	// Every place is taken by a run that waits for a file.
+	// A run that waits for a file takes each place.
 	begin := func(session string) {
 		wg.Go(func() {
 			r := s.run(t, session, "shell", `touch here-$$; while [ ! -e stop ]; do sleep 0.05; done; echo stopped`)
@@ -380,7 +384,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestClientsThatLeave: a client that hangs up in mid-run takes its run with it.
+// TestClientsThatLeave checks that a client that disconnects during a run ends its run.
 func TestClientsThatLeave(t *testing.T) {
 	s := serveHostile(t)
 	defer s.sweep(t)
@@ -422,8 +426,8 @@ func TestClientsThatLeave(t *testing.T) {
 	}
 }
 
-// TestClientThatDoesNotRead asks for progress, gets a flood of it, and never reads. Neither the run nor the server waits
-// for it or keeps it all.
+// TestClientThatDoesNotRead requests progress, gets a flood of it and never reads. Neither the run
+// nor the server waits for it or buffers all of it.
 func TestClientThatDoesNotRead(t *testing.T) {
 	s := serveHostile(t)
 	defer s.sweep(t)

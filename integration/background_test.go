@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// runState is what a plain caller gets of a run in the background.
+// runState is a plain caller's view of a background run.
 type runState struct {
 	Status    string          `json:"status"`
 	RunID     string          `json:"run_id"`
@@ -30,7 +30,7 @@ type runState struct {
 	} `json:"queued_behind"`
 }
 
-// state calls a tool whose answer is the state of a run.
+// state calls a tool that answers with the state of a run.
 func (s *server) state(t *testing.T, tool string, args map[string]any) runState {
 	t.Helper()
 	res := s.call(t, tool, args)
@@ -44,7 +44,8 @@ func (s *server) state(t *testing.T, tool string, args map[string]any) runState 
 	return st
 }
 
-// refusal calls a tool that must refuse, and returns its code, or the message of a protocol error.
+// refusal calls a tool that must refuse, and returns the error code or the message of a protocol
+// error.
 func (s *server) refusal(t *testing.T, tool string, args map[string]any) string {
 	t.Helper()
 	res := s.call(t, tool, args)
@@ -68,7 +69,8 @@ func decode[T any](t *testing.T, raw json.RawMessage) (v T) {
 	return v
 }
 
-// steps is Python that prints a line whenever a file of its number appears, and ends after the third.
+// steps is Python code that prints a line whenever a file with its number appears, and ends after
+// the third.
 const steps = `import os, time
 for i in (1, 2, 3):
     while not os.path.exists(f"/data/go{i}"): time.sleep(0.02)
@@ -76,7 +78,8 @@ for i in (1, 2, 3):
 _ = open("/data/out.txt", "w").write("x")
 `
 
-// TestBackgroundRun: started by any run tool, read in steps, busy meanwhile, its result there afterwards and after a restart.
+// TestBackgroundRun starts runs with every run tool, reads them in steps, finds the session busy
+// meanwhile, and finds the result afterwards and after a restart.
 func TestBackgroundRun(t *testing.T) {
 	s := serve(t)
 	step := func(session string, n int) {
@@ -140,7 +143,7 @@ func TestBackgroundRun(t *testing.T) {
 		}
 		for _, tool := range []string{"run_python", "run"} {
 			r := decode[cellResult](t, result(tool))
-			// The files that were uploaded while it ran are new, too.
+			// The files that were uploaded during the run are new as well.
 			if r.Stdout != all || r.ExitCode != 0 || len(r.Artifacts) != 4 || (r.Session == "cell") != (tool == "run") || r.Artifacts[0].DownloadURL == "" {
 				t.Errorf("%s %s: %+v", tool, when, r)
 			}
@@ -155,7 +158,8 @@ func TestBackgroundRun(t *testing.T) {
 	}
 }
 
-// TestBackgroundRunEnds: by cancel_run, by close_session, by the end of the server, and by its death.
+// TestBackgroundRunEnds ends runs by cancel_run, by close_session, by stopping and by killing the
+// server.
 func TestBackgroundRunEnds(t *testing.T) {
 	s := serve(t)
 	begin := func(session string) (id, marker string) {
@@ -222,7 +226,8 @@ func TestBackgroundRunEnds(t *testing.T) {
 	ended(id, "sandbox_lost")
 }
 
-// TestBackgroundRunFromElsewhere: another caller's run cannot be reached by its id; one of another process can be seen.
+// TestBackgroundRunFromElsewhere checks that nobody reaches another caller's run by its id, and
+// that a run of another process can be seen.
 func TestBackgroundRunFromElsewhere(t *testing.T) {
 	s := serve(t)
 	db, err := store.Open(t.Context(), filepath.Join(s.Root, "state.db"))
@@ -262,7 +267,8 @@ func TestBackgroundRunFromElsewhere(t *testing.T) {
 	}
 }
 
-// TestHandover: run gives long code up to the background by itself, and time is what was asked for, within bounds.
+// TestHandover checks that run moves long code to the background, with the requested time, within
+// bounds.
 func TestHandover(t *testing.T) {
 	s := serve(t, "SANDBOX_HANDOVER_S=1", "SANDBOX_EXEC_TIMEOUT_S=2", "SANDBOX_MAX_EXEC_TIMEOUT_S=5")
 	code := map[string]any{"env": "python", "session": "x", "code": "import time\nprint('begun', flush=True)\ntime.sleep(3)\nprint('done')", "timeout_seconds": 5}

@@ -19,8 +19,8 @@ import (
 	"unicode/utf8"
 )
 
-// answer calls a tool and says in one line what came of it: "-32602 message" for a JSON-RPC error, "code: message" for a
-// refusal, "result: text" for anything else.
+// answer calls a tool and describes the outcome in one line: "-32602 message" for a JSON-RPC error,
+// "code: message" for a refusal, "result: text" otherwise.
 func (s *server) answer(t *testing.T, tool string, args map[string]any) string {
 	t.Helper()
 	res := s.call(t, tool, args)
@@ -44,7 +44,8 @@ func (s *server) answer(t *testing.T, tool string, args map[string]any) string {
 	return "result: " + text
 }
 
-// TestBadArguments: each wrong argument gets an answer that says what is wrong with it, in few words, and makes no session.
+// TestBadArguments checks that each wrong argument gets a short answer that says what is wrong, and
+// that no session is created.
 func TestBadArguments(t *testing.T) {
 	s := serve(t, "SANDBOX_NETWORK=off", "SANDBOX_MAX_UPLOAD_BYTES=2MB")
 	sessions := func() int {
@@ -168,7 +169,7 @@ func TestBadArguments(t *testing.T) {
 			})
 		}
 	})
-	// What is larger than any upload could be is not read at all.
+	// A body larger than any upload is not read at all.
 	head := "POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + s.Token + "\r\nContent-Length: 8388608\r\n\r\n{"
 	if got := s.raw(t, head); !strings.HasPrefix(got, "HTTP/1.1 413") || !strings.Contains(got, "SANDBOX_MAX_UPLOAD_BYTES") {
 		t.Errorf("a request of 8 MB: %.300s", got)
@@ -211,7 +212,7 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// TestOddCode: bytes that no program should have in it or print.
+// TestOddCode runs code with bytes that no program should contain or print.
 func TestOddCode(t *testing.T) {
 	s := serve(t)
 	for _, p := range []program{
@@ -256,8 +257,8 @@ sys.exit(5)
 	}
 }
 
-// TestHostileEnvironment: a run's variables are its own affair. They cannot keep the interpreter from starting it, and
-// nothing of them reaches the next run.
+// TestHostileEnvironment checks that a run's variables cannot stop the interpreter from starting,
+// and that none of them reaches the next run.
 func TestHostileEnvironment(t *testing.T) {
 	s := serve(t)
 	with := func(env map[string]any) func(map[string]any) {
@@ -298,8 +299,8 @@ func TestHostileEnvironment(t *testing.T) {
 	}
 }
 
-// TestMalformedRequests sends what is no JSON-RPC, and what is no HTTP. The kinds of malformed messages are in
-// mcpserver's own table; here each family meets the whole server.
+// TestMalformedRequests sends what is not JSON-RPC, and what is not HTTP. mcpserver's own table has
+// every kind of malformed message; here each family meets the whole server.
 func TestMalformedRequests(t *testing.T) {
 	s := serve(t)
 	deep := func(open, shut string, n int) string { return strings.Repeat(open, n) + strings.Repeat(shut, n) }
@@ -393,7 +394,8 @@ func TestMalformedRequests(t *testing.T) {
 	}
 }
 
-// raw sends bytes to the server and returns what it says before it closes the connection or falls silent.
+// raw sends bytes and returns what the server answers before it closes the connection or falls
+// silent.
 func (s *server) raw(t *testing.T, request string) string {
 	t.Helper()
 	u, err := url.Parse(s.URL)
@@ -417,7 +419,8 @@ func (s *server) raw(t *testing.T, request string) string {
 	return fmt.Sprintf("HTTP/1.1 %s\n%s", resp.Status, body)
 }
 
-// TestDoors: who has no token, comes from a foreign page or calls the server by a foreign name stays outside.
+// TestDoors checks that requests without a token, from a foreign page or for a foreign host name
+// are refused.
 func TestDoors(t *testing.T) {
 	s := serve(t)
 	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// whetherBooted prints whether its process was started before its code was there.
+// whetherBooted prints whether its process was started before its code existed.
 const whetherBooted = "console.log(process.moduleLoadList.includes('NativeModule child_process'))"
 
-// coldNode is an environment whose run has a process of its own from the beginning.
+// coldNode sets an environment that gives a run its own new process.
 func coldNode(args map[string]any) { args["environment"] = map[string]string{"NODE_COLD": "1"} }
 
-// waitingNode lists the processes of the server that wait for code.
+// waitingNode lists the server's processes that wait for code.
 func (s *server) waitingNode(t *testing.T) (list []process) {
 	t.Helper()
 	for _, p := range descendants(t, s.cmd.Process.Pid) {
@@ -28,7 +28,7 @@ func (s *server) waitingNode(t *testing.T) (list []process) {
 	return list
 }
 
-// awaitNode waits until one such process does.
+// awaitNode waits until there is one such process.
 func (s *server) awaitNode(t *testing.T) (p process) {
 	t.Helper()
 	eventually(t, 30*time.Second, "Node to wait for the next run", func() bool {
@@ -41,7 +41,7 @@ func (s *server) awaitNode(t *testing.T) (p process) {
 	return p
 }
 
-// TestBooted: a program whose process was started before its code was there cannot tell, and nobody else can, but by the clock.
+// TestBooted checks that a program in a prestarted process cannot notice it, except by the clock.
 func TestBooted(t *testing.T) {
 	s := serve(t)
 	s.run(t, "booted", "javascript", ";")
@@ -53,7 +53,7 @@ func TestBooted(t *testing.T) {
 		t.Fatalf("a run with a variable that is read at the start: %+v", r)
 	}
 
-	// What is different in every process.
+	// These values differ in every process.
 	volatile := regexp.MustCompile(`main-[0-9a-f]{8}|NODE_COLD(=1)?\n|\(node:\d+\)`)
 	for _, p := range []struct{ name, language, code string }{
 		{"value", "javascript", "console.log(2 + 2)"},
@@ -83,7 +83,7 @@ func TestBooted(t *testing.T) {
 		{"input of a child", "javascript", "const c = require('child_process'); console.log(c.spawnSync('readlink', ['/proc/self/fd/0'], { stdio: ['inherit', 'pipe'] }).stdout.toString(), c.spawnSync('cat', { stdio: 'inherit' }).status)"},
 		{"output", "javascript", "process.stdout.write('a'); process.stderr.write('b'); console.error('c'); console.log(process.stdout.isTTY, process.stdout.constructor.name, process.stderr.constructor.name)"},
 		{"much output", "javascript", "for (let i = 0; i < 20000; i++) console.log('line ' + i)"},
-		// No more than the pipe holds: Node.js drops what is still to be written then.
+		// No more than the pipe holds: Node.js drops what it has not written by then.
 		{"output before an exit", "javascript", "for (let i = 0; i < 4000; i++) console.log('line ' + i); process.exit(0)"},
 		{"output of a child", "javascript", "require('child_process').execSync('echo out; echo err >&2', { stdio: 'inherit' })"},
 		{"environment", "javascript", "for (const k of Object.keys(process.env).sort()) console.log(`${k}=${process.env[k]}`)"},
@@ -143,7 +143,8 @@ func TestBooted(t *testing.T) {
 	})
 }
 
-// TestBootedProcess: Node waits where Node was used, not where something else was, never beside a run, and ends with its sandbox.
+// TestBootedProcess checks that Node waits only in sessions that used Node, never beside a run, and
+// ends with its sandbox.
 func TestBootedProcess(t *testing.T) {
 	s := serve(t)
 	s.run(t, "other", "shell", "true")

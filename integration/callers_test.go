@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// mcpPost sends a message as an MCP client with a session would, and returns the answer with its headers.
+// mcpPost sends a message as an MCP client with a session would, and returns the answer with its
+// headers.
 func (s *server) mcpPost(t *testing.T, method, session, body string) (*http.Response, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+"/mcp", strings.NewReader(body))
@@ -36,14 +37,15 @@ func (s *server) mcpPost(t *testing.T, method, session, body string) (*http.Resp
 	return resp, string(answer)
 }
 
-// TestCallersApart: two people and the API token's holder use one server. Nobody gets at what is another's by knowing how it is called.
+// TestCallersApart lets two people and the holder of the API token use one server. Nobody reaches
+// another caller's things by knowing their names.
 func TestCallersApart(t *testing.T) {
 	p := serveProxied(t)
 	asAnn, _ := p.logIn(t, ann)
 	asBob, _ := p.logIn(t, bob)
 	others := map[string]*server{"another person": asBob, "the API token's holder": p.server}
 
-	// MCP's sessions.
+	// MCP sessions.
 	resp, answer := asAnn.mcpPost(t, http.MethodPost, "", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`)
 	session := resp.Header.Get("Mcp-Session-Id")
 	if session == "" {
@@ -92,12 +94,12 @@ func TestCallersApart(t *testing.T) {
 	asAnn.upload(t, "s", "go", "x")
 	asAnn.state(t, "wait_run", map[string]any{"run_id": run.RunID})
 
-	// The operator's numbers are not for people.
+	// People cannot read the operator's metrics.
 	if status, _ := asBob.fetch(t, http.MethodGet, asBob.URL+"/metrics", nil, "Authorization: Bearer "+asBob.Token); status != http.StatusUnauthorized {
 		t.Errorf("metrics: %d", status)
 	}
 
-	// Links: a signature is of one file of one person's session.
+	// A signature covers one file of one person's session.
 	anns := link(t, asAnn.run(t, "s", "shell", "true"), "f.txt")
 	bobs := link(t, asBob.run(t, "s", "shell", "echo bobs > f.txt"), "f.txt")
 	locals := link(t, p.run(t, "s", "shell", "echo locals > f.txt"), "f.txt")
@@ -121,7 +123,7 @@ func TestCallersApart(t *testing.T) {
 			t.Errorf("%s: %d %s", name, status, body)
 		}
 	}
-	// Nor does a right to read be one to write, or an upload link of his lead to her.
+	// A right to read is not a right to write, and his upload link does not lead to her session.
 	if status, _ := p.fetch(t, http.MethodPut, anns.String(), []byte("x")); status != http.StatusForbidden {
 		t.Errorf("a PUT with a link to read: %d", status)
 	}
@@ -138,7 +140,7 @@ func TestCallersApart(t *testing.T) {
 	if status, body := p.fetch(t, http.MethodPut, up, []byte("bobs")); status != http.StatusCreated {
 		t.Errorf("an upload into his own: %d %s", status, body)
 	}
-	// Her file's address, read as a resource by others, gives nothing.
+	// Others cannot read her file by its resource address.
 	for who, other := range others {
 		resp, answer := other.mcpPost(t, http.MethodPost, "", fmt.Sprintf(`{"jsonrpc":"2.0","id":3,"method":"resources/read","params":{"uri":%q}}`, anns))
 		if strings.Contains(answer, "anns") && !strings.Contains(answer, `"error"`) {
@@ -147,7 +149,7 @@ func TestCallersApart(t *testing.T) {
 	}
 }
 
-// link is the address of a file of a result.
+// link returns the address of a file in a result.
 func link(t *testing.T, r runResult, name string) *url.URL {
 	t.Helper()
 	for _, f := range r.Files {

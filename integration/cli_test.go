@@ -82,8 +82,8 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// TestRunStreams: `run` passes output on while the program is still going. This one ends when its first line has been read and
-// a file is there.
+// TestRunStreams checks that `run` passes output on while the program runs. This program ends when
+// its first line has been read and a file appears.
 func TestRunStreams(t *testing.T) {
 	root := newRoot(t)
 	cmd := exec.CommandContext(t.Context(), binary, "run", "--language", "shell")

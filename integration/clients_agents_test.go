@@ -20,7 +20,7 @@ import (
 
 const modelAnswer = "The revenue is 1234567.89."
 
-// clientCalls is what each framework does with the tools, in a session.
+// clientCalls are the calls that each framework makes in a session.
 func clientCalls(session string) []modelCall {
 	run := func(code string) modelCall {
 		return modelCall{"run", map[string]any{"env": "python", "session": session, "code": code}}
@@ -35,7 +35,8 @@ func clientCalls(session string) []modelCall {
 	}
 }
 
-// quietCall is silent for longer than the 5 s after which HTTP clients without a timeout of their own give up.
+// quietCall is silent for longer than the 5 s after which HTTP clients without a timeout of their
+// own give up.
 var quietCall = modelCall{"run", map[string]any{"env": "python", "session": "quiet", "code": "import time\ntime.sleep(7)\nprint('awake')"}}
 
 // heavyCall shows an image of several MB. The Python SDK 2.x refuses an event of more than 1 MiB.
@@ -43,11 +44,11 @@ var heavyCall = modelCall{"run", map[string]any{"env": "python", "session": "hea
 	"plt.figure(figsize=(8, 8), dpi=150)\nplt.imshow(np.random.rand(1200, 1200, 3), interpolation='none')\nplt.show()\n" +
 	"open('/data/large.bin', 'wb').write(bytes(3 << 20))"}}
 
-// largeCall reads a file of 3 MiB, which is as much too large for an event.
+// largeCall reads a file of 3 MiB, which is too large for an event as well.
 var largeCall = modelCall{"read_artifact", map[string]any{"session_id": "heavy", "path": "/mnt/data/large.bin"}}
 
-// checkShown checks what the model, or the program, sees of each call. textOnly says that the framework shows no images, fetch
-// that the server still serves the links.
+// checkShown checks what the model, or the program, sees of each call. textOnly means that the
+// framework shows no images, fetch that the server still serves the links.
 func checkShown(t *testing.T, got []shown, textOnly, fetch bool) {
 	t.Helper()
 	calls := clientCalls("")
@@ -82,7 +83,7 @@ func checkShown(t *testing.T, got []shown, textOnly, fetch bool) {
 
 var signedLink = regexp.MustCompile(`http://\S+/files/\w+/report\.csv\?\S*sig=[0-9a-f]+`)
 
-// get downloads what a link shows, if the server is still there.
+// get downloads a link if the server is still running.
 func get(t *testing.T, link string, served bool) string {
 	t.Helper()
 	if !served {
@@ -104,7 +105,7 @@ func get(t *testing.T, link string, served bool) string {
 	return string(b)
 }
 
-// clientReport is what a client prints at its end.
+// clientReport is what a client prints when it ends.
 type clientReport struct {
 	Tools   []string          `json:"tools"`
 	Answers map[string]string `json:"answers"` // of an agent, by API
@@ -116,7 +117,7 @@ type clientReport struct {
 	} `json:"results"`
 }
 
-// runClient has a client's program talk to a new server, over HTTP or over stdio.
+// runClient lets a client's program talk to a new server, over HTTP or stdio.
 func runClient(t *testing.T, script string, stdio bool, env ...string) clientReport {
 	t.Helper()
 	interpreter := node
@@ -161,8 +162,8 @@ func runClient(t *testing.T, script string, stdio bool, env ...string) clientRep
 	return report
 }
 
-// TestAgents has agents of real frameworks use the server. The model is scripted; everything between it and the server is the
-// framework's own, so the test sees what a model would see, and whether its provider would accept the request.
+// TestAgents lets agents of real frameworks use the server. Only the model is scripted, so the test
+// sees what a model would see, and whether its provider would accept the request.
 func TestAgents(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
@@ -193,9 +194,9 @@ func TestAgents(t *testing.T) {
 	}
 }
 
-// TestDocumentedClients has the clients that programs use without a model do the same, as their documentation writes it, and
-// wait for a run that is silent for longer than their HTTP clients wait, and for an image and a file that are larger than they take
-// as an event.
+// TestDocumentedClients uses clients without a model, as their documentation shows. They wait for a
+// run that is silent for longer than their HTTP clients wait, and for an image and a file larger
+// than an event may be.
 func TestDocumentedClients(t *testing.T) {
 	calls := append(clientCalls("client"), quietCall, heavyCall, largeCall)
 	b, err := json.Marshal(calls)
@@ -251,7 +252,7 @@ func TestDocumentedClients(t *testing.T) {
 	}
 }
 
-// clientPython is the interpreter of the environment that a client's program needs.
+// clientPython returns the interpreter of the environment that a client's program needs.
 func clientPython(t *testing.T, script string) string {
 	t.Helper()
 	setting, name := "SANDBOX_TEST_PYTHON", "clients"

@@ -29,15 +29,17 @@ type shown struct {
 	Images [][]byte
 }
 
-// The HTTP APIs of the model providers: OpenAI Chat Completions, OpenAI Responses and Anthropic Messages.
+// The HTTP APIs of the model providers: OpenAI Chat Completions, OpenAI Responses and Anthropic
+// Messages.
 const (
 	apiChat      = "chat"
 	apiResponses = "responses"
 	apiMessages  = "messages"
 )
 
-// provider is a loopback server with those APIs. Behind each, a model makes the scripted calls, one per request, and then
-// answers. It refuses with status 400 the blocks and the tool schemas that the real APIs refuse.
+// provider is a loopback server with those APIs. Behind each, a model makes the scripted calls, one
+// per request, and then answers. It refuses, with status 400, the blocks and schemas that the real
+// APIs refuse.
 type provider struct {
 	URL string
 
@@ -65,7 +67,7 @@ func newProvider(t *testing.T, answer string, script func(api string) []modelCal
 	return p
 }
 
-// results is what the model of an API was shown after each of its calls.
+// results returns what the model of an API was shown after each of its calls.
 func (p *provider) results(api string) []shown {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,10 +77,11 @@ func (p *provider) results(api string) []shown {
 	return slices.Clone(p.shown[api][1:])
 }
 
-// readRequest reads what the model is newly shown and the functions it may call, or says why the API refuses the request.
+// readRequest reads the new content for the model and the functions it may call, or says why the
+// API refuses the request.
 type readRequest func(request object) (seen shown, functions []object, err error)
 
-// writeReply is the model's call, or its answer when there is no call.
+// writeReply returns the model's call, or its answer if there is no call.
 type writeReply func(id int, call *modelCall, answer string) object
 
 func (p *provider) handle(t *testing.T, api string, read readRequest, write writeReply) http.HandlerFunc {
@@ -110,7 +113,8 @@ func (p *provider) handle(t *testing.T, api string, read readRequest, write writ
 	}
 }
 
-// next is the model's next call, or nil when it answers. smolagents wants the answer as a call of a tool.
+// next returns the model's next call, or nil if it answers. smolagents wants the answer as a tool
+// call.
 func (p *provider) next(api string, tools []object) *modelCall {
 	script := p.script(api)
 	if n := len(p.shown[api]); n <= len(script) {
@@ -122,7 +126,8 @@ func (p *provider) next(api string, tools []object) *modelCall {
 	return nil
 }
 
-// complete gives the call a value for each argument that its tool asks for. smolagents says that all of them are required.
+// complete adds a value for each argument that the tool requires. smolagents declares all of them
+// required.
 func (c modelCall) complete(tools []object) *modelCall {
 	i := slices.IndexFunc(tools, func(f object) bool { return f["name"] == c.Tool })
 	if i < 0 {
@@ -143,7 +148,7 @@ func (c modelCall) complete(tools []object) *modelCall {
 
 type object = map[string]any
 
-// objects is a JSON array of objects. Anything else in it is refused.
+// objects reads a JSON array of objects and refuses anything else in it.
 func objects(v any) ([]object, error) {
 	if v == nil {
 		return nil, nil
@@ -165,7 +170,8 @@ func objects(v any) ([]object, error) {
 
 var functionName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
 
-// checkFunctions checks what both providers ask of a function: a name, a short description and a schema with properties.
+// checkFunctions checks what both providers require of a function: a name, a short description and
+// a schema with properties.
 func checkFunctions(functions []object) error {
 	for _, f := range functions {
 		name, _ := f["name"].(string)
@@ -186,7 +192,7 @@ func checkFunctions(functions []object) error {
 	return nil
 }
 
-// image adds an image that is in a data URL, or in base64 with its type.
+// image adds an image from a data URL, or from base64 with its type.
 func (s *shown) image(mediaType, data string) error {
 	if !slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, mediaType) {
 		return fmt.Errorf("unsupported image type %q", mediaType)
@@ -210,8 +216,8 @@ func (s *shown) imageURL(url string) error {
 	return s.image(mediaType, data)
 }
 
-// blocks adds a content that is a string or an array of blocks. The types allowed are those that the provider documents for
-// this place.
+// blocks adds content that is a string or an array of blocks. allowed lists the types that the
+// provider documents for this place.
 func (s *shown) blocks(content any, allowed ...string) error {
 	if text, ok := content.(string); ok {
 		s.Text += text + "\n"
@@ -267,7 +273,8 @@ func (s *shown) block(kind string, b object) error {
 	return nil
 }
 
-// readChat reads a request of OpenAI's Chat Completions. A tool's message holds text only; an image needs a user's message.
+// readChat reads a request of OpenAI's Chat Completions. A tool's message holds text only; an image
+// needs a user's message.
 func readChat(request object) (seen shown, functions []object, err error) {
 	tools, err := objects(request["tools"])
 	if err != nil {

@@ -26,9 +26,8 @@ import (
 	"mcp-code-sandbox/internal/logging/logtest"
 )
 
-// clientConfig tells a client what to do. Each connects, lists the tools, runs a program that ends only after its first
-// output has been seen and a file has been uploaded, has a file made and downloads it, starts an endless run and cancels it
-// when told to, and runs another one.
+// clientConfig tells a client what to do. Each connects, lists the tools, runs a program that waits
+// for an upload, downloads a file, cancels an endless run, and runs another one.
 type clientConfig struct {
 	Command []string          `json:"command,omitempty"` // stdio, else HTTP
 	Env     map[string]string `json:"env,omitempty"`
@@ -44,7 +43,7 @@ type clientConfig struct {
 	Again    map[string]any `json:"again"`
 }
 
-// clientEvent is what a client has to tell, as one line of JSON.
+// clientEvent is a client's report, as one line of JSON.
 type clientEvent struct {
 	Event   string   `json:"event"`
 	Version string   `json:"version"`
@@ -68,7 +67,7 @@ writeFileSync("/data/result.bin", bytes);
 console.log(bytes.length);
 `
 
-// madeBytes is what makeCode writes.
+// madeBytes returns the bytes that makeCode writes.
 func madeBytes() []byte {
 	b := make([]byte, 70_000)
 	for i := range b {
@@ -92,7 +91,7 @@ func newClientConfig(marker string) clientConfig {
 	}
 }
 
-// TestClients has real clients do what people do with them.
+// TestClients lets real clients do what people do with them.
 func TestClients(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -134,8 +133,8 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// checkClient follows what a client tells: that it speaks the protocol version, if one is given, and so on. proceed has it
-// cancel the endless run.
+// checkClient follows a client's reports, and checks its protocol version if one is given. proceed
+// tells it to cancel the endless run.
 func checkClient(t *testing.T, marker, version string, events <-chan clientEvent, proceed func()) {
 	t.Helper()
 	expect := func(name string) clientEvent {
@@ -204,7 +203,7 @@ func checkClient(t *testing.T, marker, version string, events <-chan clientEvent
 	}
 }
 
-// clientsDir is where `make test` puts the npm clients.
+// clientsDir is where `make test` installs the npm clients.
 func clientsDir(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("clients")
@@ -214,7 +213,7 @@ func clientsDir(t *testing.T) string {
 	return dir
 }
 
-// node is a Node.js that is new enough for the npm clients, as installed with them.
+// node returns a Node.js that is new enough for the npm clients.
 func node(t *testing.T) string {
 	t.Helper()
 	arch := map[string]string{"amd64": "x64"}[runtime.GOARCH]

@@ -15,8 +15,9 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// TestServerInAContainer: the server as compose.yaml starts it, from the last stage of its Dockerfile with the binary that these tests
-// have built. The directory of sessions has one name in the container and another on the engine's machine.
+// TestServerInAContainer starts the server by compose.yaml, from the last stage of its Dockerfile
+// with the built binary. The data directory has one path in the container and another on the
+// engine's machine.
 func TestServerInAContainer(t *testing.T) {
 	c := needEngine(t)
 	program, err := exec.LookPath("docker-compose")
@@ -121,8 +122,7 @@ func TestServerInAContainer(t *testing.T) {
 	}
 }
 
-// lastStage makes a directory from which the last stage of the server's Dockerfile can be built alone: the stage before has made what
-// it copies.
+// lastStage makes a directory from which the last stage of the server's Dockerfile builds alone.
 func lastStage(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "Dockerfile"))

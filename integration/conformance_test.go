@@ -18,7 +18,8 @@ import (
 	"time"
 )
 
-// conformanceMust lists the scenarios that need no fixture of the suite's own. They pass, whatever conformance/ lists.
+// conformanceMust lists the scenarios that need no fixture of the suite. They must pass, whatever
+// conformance/ lists.
 var conformanceMust = map[string][]string{
 	"2025-11-25": {"server-initialize", "ping", "logging-set-level", "tools-list", "resources-list", "prompts-list",
 		"server-session-lifecycle", "server-sse-multiple-streams", "dns-rebinding-protection"},
@@ -26,8 +27,8 @@ var conformanceMust = map[string][]string{
 		"server-sse-multiple-streams", "http-header-validation", "input-required-result-unsupported-methods"},
 }
 
-// TestConformance runs the official suite. It fails when a scenario fails that is not listed in conformance/, and when one
-// that is listed passes.
+// TestConformance runs the official suite. It fails when an unlisted scenario fails, and when a
+// scenario listed in conformance/ passes.
 func TestConformance(t *testing.T) {
 	interpreter := node(t)
 	suite := filepath.Join(clientsDir(t), "node_modules", ".bin", "conformance")
@@ -82,9 +83,9 @@ func listed(t *testing.T, file string) (scenarios []string) {
 	return scenarios
 }
 
-// authenticating is a proxy that adds the token, which the suite cannot send. It leaves everything else, Host and Origin
-// above all, as it is. It reads a request's body first: an answer that comes before the body has been read to its end makes
-// the transport cut the connection.
+// authenticating is a proxy that adds the token, which the suite cannot send, and changes nothing
+// else. It reads the whole body first: an earlier answer would make the transport cut the
+// connection.
 func authenticating(t *testing.T, s *server) http.Handler {
 	t.Helper()
 	target, err := url.Parse(s.URL)

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// artifact and pythonResult are contract 4's, with what was added to them.
+// artifact and pythonResult are contract 4's types with our additions.
 type artifact struct {
 	Path        string `json:"path"`
 	Filename    string `json:"filename"`
@@ -41,7 +41,8 @@ type pythonResult struct {
 	Hint            string     `json:"hint"`
 }
 
-// ask calls a tool as a plain caller and decodes the JSON of its result, in which every field must be known.
+// ask calls a tool as a plain caller and decodes its JSON result, in which every field must be
+// known.
 func (s *server) ask(t *testing.T, tool string, args map[string]any, into any) {
 	t.Helper()
 	text, ok := strings.CutPrefix(s.answer(t, tool, args), "result: ")
@@ -85,19 +86,19 @@ func (s *server) upload(t *testing.T, session, name, content string) {
 	}
 }
 
-// later is answer for a call that takes its time.
+// later is answer for a call that takes long.
 func (s *server) later(t *testing.T, tool string, args map[string]any) <-chan string {
 	answer := make(chan string, 1)
 	go func() { answer <- s.answer(t, tool, args) }()
 	return answer
 }
 
-// TestStages holds the server to the test criteria of contract 4's stages 0 to 2 and 4; stage 3 is TestMarketingExample, stage 5 the
-// tests after it.
+// TestStages checks the test criteria of contract 4's stages 0 to 2 and 4. Stage 3 is
+// TestMarketingExample; the tests after it are stage 5.
 func TestStages(t *testing.T) {
 	s := serve(t)
 
-	// Stage 0: the five tools are there.
+	// Stage 0: the five tools exist.
 	var listed struct {
 		Result struct {
 			Tools []struct {
@@ -127,7 +128,7 @@ func TestStages(t *testing.T) {
 		t.Errorf("tools with a session_id: %v, want %v", tools, want)
 	}
 
-	// Stage 1: a run, in a session that the server names, then in the same one.
+	// Stage 1: a run in a session that the server names, then another in the same session.
 	text := strings.TrimPrefix(s.answer(t, "run_python", map[string]any{"code": "print(2+2)"}), "result: ")
 	var fields map[string]any
 	if err := json.Unmarshal([]byte(text), &fields); err != nil {
@@ -198,7 +199,7 @@ print(df.amount.sum())`)
 		}
 	}
 
-	// Stage 4: the link gives the file.
+	// Stage 4: the link returns the file.
 	chart := r.Artifacts[slices.IndexFunc(r.Artifacts, func(a artifact) bool { return a.Filename == "chart.png" })]
 	resp, err := http.Get(chart.DownloadURL)
 	if err != nil {
@@ -210,7 +211,8 @@ print(df.amount.sum())`)
 	}
 }
 
-// TestMarketingExample is stage 3: the example's story by a real client over stdio, with an error, its repair, and a PDF.
+// TestMarketingExample is stage 3: a real client runs the example over stdio, with an error, its
+// correction and a PDF.
 func TestMarketingExample(t *testing.T) {
 	python := clientPython(t, "client.py")
 	pdftotext, err := exec.LookPath("pdftotext")
@@ -235,7 +237,7 @@ func TestMarketingExample(t *testing.T) {
 	}
 }
 
-// TestContract4Limits is stage 5's validation and limits: every refusal in the contract's words.
+// TestContract4Limits is stage 5's validation and limits: each refusal in the contract's words.
 func TestContract4Limits(t *testing.T) {
 	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=2", "SANDBOX_MAX_ARTIFACT_READ_BYTES=1MB", "SANDBOX_MAX_UPLOAD_BYTES=64KB", "SANDBOX_MAX_CODE_BYTES=1KB", "SANDBOX_MAX_OUTPUT_BYTES=10KB")
 	s.upload(t, "a", "a.txt", "a")
@@ -285,12 +287,12 @@ func TestContract4Limits(t *testing.T) {
 		t.Errorf("%s: %d, %d bytes", tooLarge.DownloadURL, status, len(body))
 	}
 
-	// The time is up: what was printed is there, and no traceback.
+	// After the timeout the result has the output so far, and no traceback.
 	r := s.python(t, "a", "import sys, time\nprint('so far', flush=True)\nsys.stderr.write('50%'); sys.stderr.flush()\nopen('x', 'w').close()\nwhile True: time.sleep(1)")
 	if r.ExitCode != -1 || r.Stdout != "so far\n" || r.Stderr != "50%\nExecution timed out after 2 seconds" || r.Cause != "timeout" || len(r.Artifacts) != 0 || r.DurationMS < 2000 {
 		t.Errorf("a timeout: %+v", r)
 	}
-	// Each stream is cut by itself, in the middle, and the flags say so.
+	// Each stream is cut separately, in the middle, and the flags say so.
 	r = s.python(t, "a", "import sys\nprint('head' + 'ä' * 20000 + 'tail')\nsys.stderr.write('e')")
 	if !r.StdoutTruncated || r.StderrTruncated || r.Stderr != "e" || len(r.Stdout) > 11<<10 || !strings.HasPrefix(r.Stdout, "headä") || !strings.HasSuffix(r.Stdout, "ätail\n") ||
 		strings.Contains(r.Stdout, "\uFFFD") || !strings.Contains(r.Stdout, "bytes omitted") {
@@ -303,7 +305,8 @@ func TestContract4Limits(t *testing.T) {
 
 const untilStop = "import os, time\nprint('going', flush=True)\nwhile not os.path.exists('stop'): time.sleep(0.02)\nprint('done')"
 
-// TestContract4Concurrency: one run of run_python at a time in a session, and a bounded number of sessions.
+// TestContract4Concurrency checks that a session runs one run_python at a time, and that the number
+// of sessions is bounded.
 func TestContract4Concurrency(t *testing.T) {
 	s := serve(t, "SANDBOX_MAX_SESSIONS=1")
 	running := func(n float64) {
@@ -342,7 +345,7 @@ func TestContract4Concurrency(t *testing.T) {
 		t.Errorf("a run beside run_code: %s", got)
 	}
 
-	// Closing the session ends what runs in it and makes room.
+	// Closing the session ends its runs and makes room.
 	if got := s.answer(t, "close_session", map[string]any{"session_id": "a"}); !strings.Contains(got, `"status": "closed"`) {
 		t.Errorf("close_session: %s", got)
 	}
@@ -357,8 +360,8 @@ func TestContract4Concurrency(t *testing.T) {
 	}
 }
 
-// TestContract4Life: idling and restarts end processes, never files; closing ends the session, and after a while its files. All of it
-// under contract 4's names of the settings.
+// TestContract4Life checks, with contract 4's names of the settings, that idling and restarts end
+// processes but never files, and that closing ends the session and, later, its files.
 func TestContract4Life(t *testing.T) {
 	root := newRoot(t)
 	settings := []string{"SANDBOX_ROOT=" + root, "FILE_SECRET=kept", "SANDBOX_SESSION_TTL_M=0.02", "SANDBOX_CLEANUP_INTERVAL_M=0.01"}
@@ -375,7 +378,7 @@ func TestContract4Life(t *testing.T) {
 		t.Errorf("the next run: %+v", r)
 	}
 
-	// A killed server leaves orphans for the next one to clean up, and its sessions.
+	// A killed server leaves orphans, which the next one removes, and its sessions.
 	marker := newMarker()
 	s.begin(t, "life", marker, sleeper(marker))
 	orphans := instancesOn(t, root)
@@ -388,7 +391,8 @@ func TestContract4Life(t *testing.T) {
 		t.Errorf("files after a restart: %s", got)
 	}
 
-	// Closed: gone for the tools, not for the link, which prefers the file of a new session with the same id.
+	// A closed session is gone for the tools, but its link works, and prefers the file of a new
+	// session with the same id.
 	s.upload(t, "other", "kept.txt", "other's")
 	if got := s.answer(t, "close_session", map[string]any{"session_id": "life"}); got != "result: {\n  \"status\": \"closed\",\n  \"session_id\": \"life\"\n}" {
 		t.Errorf("close_session: %s", got)
@@ -415,7 +419,7 @@ func TestContract4Life(t *testing.T) {
 	s.answer(t, "close_session", map[string]any{"session_id": "life"})
 	s.stop(t)
 
-	// The retention ends, with all that was closed and nothing else.
+	// The end of the retention removes everything that was closed, and nothing else.
 	s = serve(t, append(settings, "SANDBOX_CLOSED_RETENTION_H=1")...)
 	download("new")
 	s.stop(t)

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// cpythonModules are the modules of CPython's own tests that say most about the place that they run in: processes, signals,
-// threads, files, terminals, sockets, limits.
+// cpythonModules are the modules of CPython's own tests that depend most on their surroundings:
+// processes, signals, threads, files, terminals, sockets, limits.
 var cpythonModules = []string{
 	"test_socket", "test_threading", "test_subprocess", "test_signal", "test_io", "test_asyncio.test_events", "test_asyncio.test_subprocess",
 	"test_multiprocessing_fork", "test_selectors", "test_faulthandler", "test_fork1", "test_wait4", "test_threadsignals",
@@ -60,8 +60,8 @@ type cpythonReport struct {
 	Slow         [][2]any
 }
 
-// TestCPython runs CPython's own tests in interpreters that the zygote has forked. What fails there is in cpython/exceptions.txt, with
-// the reason, and nothing else is.
+// TestCPython runs CPython's own tests in interpreters that the zygote forked.
+// cpython/exceptions.txt lists exactly the tests that fail there, with the reason.
 func TestCPython(t *testing.T) {
 	backend := "jail"
 	if onDocker() {
@@ -81,7 +81,8 @@ func TestCPython(t *testing.T) {
 	if r := s.python(t, "probe", "import importlib.util; print(importlib.util.find_spec('test.test_os') is not None)"); r.Stdout != "True\n" {
 		skip(t, "the interpreter of the python runner has no tests (Debian: libpython3.x-testsuite): %+v", r)
 	}
-	// Few sessions, used again: where each has a zygote of its own, its start takes longer than most modules.
+	// Reuse few sessions: where each has its own zygote, starting it takes longer than most
+	// modules.
 	sessions := make(chan string, 2)
 	for n := range cap(sessions) {
 		sessions <- fmt.Sprintf("cpython-%d", n)
@@ -100,7 +101,8 @@ func TestCPython(t *testing.T) {
 				if report.Run == report.Skipped {
 					t.Error("no test was run")
 				}
-				// Some tests measure time, and this machine may be busy: what failed has a second chance, as in CPython's own CI.
+				// Some tests measure time on a busy machine, so a failed test gets a second chance,
+				// as in CPython's own CI.
 				again := slices.DeleteFunc(slices.Sorted(maps.Keys(report.Failed)), func(name string) bool { return known[name] })
 				if len(again) > 0 {
 					second := s.checkCPython(t, session, module, omit, again)

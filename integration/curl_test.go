@@ -23,7 +23,7 @@ import (
 	"time"
 )
 
-// reply is what curl got.
+// reply is curl's answer.
 type reply struct {
 	status int
 	header http.Header
@@ -79,16 +79,16 @@ var callers = map[string][]string{
 	"no headers":           {"-H", "Accept:", "-H", "Content-Type:"},
 }
 
-// An exchange is a request of a contract and its answer. In the answer, "*" stands for any string, and a "text" that is not a string for
-// the JSON that the text holds, which may have more members than the contract's.
+// An exchange is a contract's request and its answer. In the answer, "*" matches any string. A
+// "text" that is not a string matches the JSON in the text, which may have further members.
 type exchange struct {
 	name, request, answer string
 }
 
 const plot = `import matplotlib.pyplot as plt\nimport numpy as np\n\nx = np.linspace(0, 10, 100)\ny = np.sin(x)\n\nplt.plot(x, y)\nplt.savefig('/data/plot.png')\nprint('Plot saved!')`
 
-// exchanges are all examples of contract 2 and those of contract 1's section 7. The session's name is a parameter: each caller has
-// its own.
+// exchanges are all examples of contract 2 and of contract 1's section 7. The session's name is a
+// parameter, because each caller has its own.
 var exchanges = []exchange{
 	{"initialize", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2024-11-05","clientInfo":{"name":"client-name","version":"1.0.0"}}}`,
 		`{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2024-11-05","serverInfo":{"name":"mcp-code-sandbox","version":"*"},"capabilities":{"tools":{}}}}`},
@@ -116,7 +116,7 @@ var exchanges = []exchange{
 	{"no JSON", `{"jsonrpc":`, `{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"*"}}`},
 }
 
-// images are the names that runners have on the backend.
+// images are the names of the runners on the backend.
 var images = func() *strings.Replacer {
 	if onDocker() {
 		return strings.NewReplacer("IMAGE:python", "runner-python", "IMAGE:typescript", "runner-typescript", "IMAGE:javascript", "runner-typescript", "IMAGE:shell", "runner-python")
@@ -124,7 +124,7 @@ var images = func() *strings.Replacer {
 	return strings.NewReplacer("IMAGE:", "jail:")
 }()
 
-// TestContractWithCurl sends every example with real curl, as different plain callers do.
+// TestContractWithCurl sends every example with the real curl, as different plain callers do.
 func TestContractWithCurl(t *testing.T) {
 	const secret = "a secret for links"
 	s := serve(t, "FILE_SECRET="+secret)
@@ -163,7 +163,8 @@ func TestContractWithCurl(t *testing.T) {
 	}
 }
 
-// difference says where got is not what is wanted, or nothing. Within a text, members that the contract does not know are fine.
+// difference describes where got differs from want, or is empty. Within a text, members that the
+// contract does not know are fine.
 func difference(path string, want, got any, more bool) string {
 	switch want := want.(type) {
 	case map[string]any:
@@ -216,7 +217,8 @@ func difference(path string, want, got any, more bool) string {
 	return ""
 }
 
-// checkTools compares tools/list with contract 2: nothing of its schemas may be missing, but for what the tools no longer require.
+// checkTools compares tools/list with contract 2: its schemas must be complete, except for
+// arguments that the tools no longer require.
 func checkTools(t *testing.T, r reply) {
 	t.Helper()
 	var listed struct {
@@ -282,7 +284,7 @@ func checkTools(t *testing.T, r reply) {
 	}
 }
 
-// TestDoorsWithCurl: who gets in, and what others are told.
+// TestDoorsWithCurl checks who gets in, and what others are told.
 func TestDoorsWithCurl(t *testing.T) {
 	s := serve(t)
 	list := `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
@@ -319,7 +321,7 @@ func TestDoorsWithCurl(t *testing.T) {
 	}
 }
 
-// TestFilesWithCurl: signed links, and upload links that work once.
+// TestFilesWithCurl checks signed links, and upload links that work once.
 func TestFilesWithCurl(t *testing.T) {
 	s := serve(t)
 	made := s.run(t, "files", "shell", "printf 0123456789 > digits.txt; mkdir sub; echo deep > 'sub/a b.txt'; ln -s /etc/hostname link; mkfifo pipe")
@@ -412,7 +414,7 @@ func TestFilesWithCurl(t *testing.T) {
 	}
 }
 
-// TestEventsWithCurl: both event streams start at once and are kept alive by heartbeats.
+// TestEventsWithCurl checks that both event streams start at once and send heartbeats.
 func TestEventsWithCurl(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil {
 		skip(t, "curl is not installed")

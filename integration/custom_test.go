@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// customRoot is a data directory with the prepared environments, in which further ones can be installed.
+// customRoot makes a data directory with the prepared environments, in which others can be
+// installed.
 func customRoot(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -39,7 +40,7 @@ func customRoot(t *testing.T) string {
 	return root
 }
 
-// commandWith runs the program with settings and returns all that it prints, and its exit code.
+// commandWith runs the program with settings and returns its output and exit code.
 func commandWith(t *testing.T, settings []string, args ...string) (string, int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -54,7 +55,7 @@ func commandWith(t *testing.T, settings []string, args ...string) (string, int) 
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// publicDir is a directory that the user of wrappers can reach.
+// publicDir makes a directory that the user of wrappers can reach.
 func publicDir(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -104,7 +105,7 @@ func metadata(name string, timeout, memory int) string {
 	return fmt.Sprintf(`{"name":%q,"interpreter_type":"python","timeout_seconds":%d,"memory_mb":%d}`, name, timeout, memory)
 }
 
-// TestWrappers: contract 5's environments, through the tool run, under the server's limits.
+// TestWrappers runs contract 5's environments through the tool run, under the server's limits.
 func TestWrappers(t *testing.T) {
 	dir := publicDir(t, map[string]string{
 		"ds/metadata.json": metadata("ds", 0, 0), "ds/bin/run": "#!/bin/sh\nexec python3 -\n", "ds/bin/session-run": sessionRun,
@@ -126,7 +127,7 @@ func TestWrappers(t *testing.T) {
 	if !strings.Contains(r.Hint, "no /data") {
 		t.Errorf("a result must say that there is no /data: %+v", r)
 	}
-	// One that does what it must: a jail of its own, with the project in it.
+	// This one does what it must: its own jail, with the project in it.
 	see := "import os; print(open('/code/hello.txt').read(), os.path.exists('/etc/passwd'), os.getpid() < 10)"
 	if r := s.run(t, "w", "jailed", see); !r.Success || !strings.Contains(r.Output, "hello False True") {
 		t.Errorf("a wrapper with a jail: %+v", r)
@@ -162,7 +163,7 @@ func TestWrappers(t *testing.T) {
 	if r := s.run(t, "w", "shell", "echo bundled"); !r.Success || !strings.Contains(r.Output, "not the bundled one") {
 		t.Errorf("overriding: %+v", r)
 	}
-	// A caller's variables and network stay out.
+	// A caller's variables and network are refused.
 	if r := s.run(t, "w", "ds", "print('ran')", func(a map[string]any) { a["environment"] = map[string]string{"LD_PRELOAD": "/tmp/x.so"} }); r.Success || strings.Contains(r.Output, "ran\n") {
 		t.Errorf("variables: %+v", r)
 	}
@@ -170,7 +171,7 @@ func TestWrappers(t *testing.T) {
 		return strings.Contains(s.log.String(), "no bin/run")
 	})
 
-	// Nothing is left of a daemon, with the session alive.
+	// Nothing of a daemon remains, while the session lives.
 	s.run(t, "w", "ds", "import os, subprocess\nsubprocess.Popen(['sleep', '98765'], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)")
 	for _, p := range commandLines(t) {
 		if strings.Contains(p, "98765") {
@@ -187,7 +188,7 @@ func TestWrappers(t *testing.T) {
 	s.wantNoResidue(t)
 }
 
-// TestWrapperOfOrdinaryUser: without root and, mostly, without control groups.
+// TestWrapperOfOrdinaryUser runs a wrapper without root and, usually, without control groups.
 func TestWrapperOfOrdinaryUser(t *testing.T) {
 	dir := publicDir(t, map[string]string{"ds/metadata.json": metadata("ds", 3, 256), "ds/bin/run": "#!/bin/sh\nexec python3 -\n", "ds/bin/session-run": sessionRun})
 	root, attr := ordinaryRoot(t)
@@ -216,7 +217,8 @@ func TestWrapperOfOrdinaryUser(t *testing.T) {
 	}
 }
 
-// TestWrapperDiesWithTheServer: what a killed server leaves in a control group, the next one removes.
+// TestWrapperDiesWithTheServer checks that the next server removes the control groups of a killed
+// one.
 func TestWrapperDiesWithTheServer(t *testing.T) {
 	dir := publicDir(t, map[string]string{"ds/metadata.json": metadata("ds", 0, 0), "ds/bin/run": "#!/bin/sh\nexec python3 -\n", "ds/bin/session-run": sessionRun})
 	root := newRoot(t)
@@ -248,7 +250,7 @@ func commandLines(t *testing.T) (all []string) {
 	return all
 }
 
-// TestProject: every runner of the jail sees the project, and cannot change it.
+// TestProject checks that every runner of the jail sees the project and cannot change it.
 func TestProject(t *testing.T) {
 	project := publicDir(t, map[string]string{"lib/hello.txt": "hello", "mod.py": "answer = 42"})
 	if err := os.Symlink("/etc/shadow", filepath.Join(project, "link")); err != nil {
@@ -282,7 +284,7 @@ func TestProject(t *testing.T) {
 	}
 }
 
-// TestProjectRefused: nothing that would show sessions or keys to code.
+// TestProjectRefused refuses projects that would show sessions or keys to code.
 func TestProjectRefused(t *testing.T) {
 	root := t.TempDir()
 	link := filepath.Join(t.TempDir(), "link")
@@ -306,7 +308,8 @@ func TestProjectRefused(t *testing.T) {
 	}
 }
 
-// TestOwnRunner: a runner.json with a requirements.txt, jailed like the bundled ones.
+// TestOwnRunner installs a runner.json with a requirements.txt, and runs it jailed like the bundled
+// ones.
 func TestOwnRunner(t *testing.T) {
 	root := customRoot(t)
 	own := publicDir(t, map[string]string{
@@ -352,7 +355,8 @@ func TestOwnRunner(t *testing.T) {
 	}
 }
 
-// TestFlakes: references are built by nix where there is one; where not, the log and doctor say so.
+// TestFlakes builds references with nix where it exists. Elsewhere the log and doctor say that it
+// is missing.
 func TestFlakes(t *testing.T) {
 	store := publicDir(t, map[string]string{"metadata.json": metadata("from-flake", 0, 0), "bin/run": "#!/bin/sh\nexec /bin/sh -s\n"})
 	fake := publicDir(t, map[string]string{"nix": `#!/bin/sh
@@ -394,7 +398,7 @@ test "$1 $3" = "build -o" && ln -s ` + store + ` "$4"
 	})
 }
 
-// TestWrapperIsListed: clients learn of custom environments as of any other.
+// TestWrapperIsListed checks that clients see custom environments like any other.
 func TestWrapperIsListed(t *testing.T) {
 	dir := publicDir(t, map[string]string{"ds/metadata.json": metadata("ds", 0, 0), "ds/bin/run": "#!/bin/sh\n"})
 	s := serve(t, "NIX_SANDBOX_DIR="+dir)

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestDeleteFile: what hostile code plants leads delete_file nowhere, and costs a run that uses a file nothing.
+// TestDeleteFile checks that planted links lead delete_file nowhere, and that a run keeps the file
+// it has open.
 func TestDeleteFile(t *testing.T) {
 	s := serve(t)
 	outside := t.TempDir() + "/outside.txt"
@@ -43,7 +44,7 @@ func TestDeleteFile(t *testing.T) {
 		t.Errorf("no session: %s", got)
 	}
 
-	// A run that has the file open goes on with it.
+	// A run that has the file open keeps using it.
 	st := s.state(t, "run_code", map[string]any{"conversationId": "del", "language": "shell", "background": true,
 		"code": "echo content > open.txt; exec 3< open.txt; touch ready; while [ -e ready ]; do sleep 0.02; done; cat <&3"})
 	for _, name := range []string{"open.txt", "ready"} {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestFullDisk: where the file system of the data directory is full, runs and uploads say so and
-// who can help, not that /tmp is small, and not that the server has failed.
+// TestFullDisk checks that runs and uploads on a full data disk name the disk and who can help,
+// instead of blaming /tmp or the server.
 func TestFullDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		skip(t, "only root can mount a small disk")
@@ -53,7 +53,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// fill writes a file until its file system has no room left.
+// fill writes a file until its file system is full.
 func fill(t *testing.T, name string) {
 	t.Helper()
 	f, err := os.Create(name)

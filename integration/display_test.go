@@ -13,8 +13,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// randomFrames makes frames, series and indexes of every kind with random display options, shows them, and writes what repr says
-// of each to expected.txt. One interpreter makes all, so that it takes seconds.
+// randomFrames shows frames, series and indexes of every kind with random display options, and
+// writes the repr of each to expected.txt. One interpreter makes all of them, which takes seconds.
 const randomFrames = `
 import random
 import numpy as np, pandas as pd
@@ -65,8 +65,8 @@ def shuffle_options():
     for name in rng.sample(list(options), rng.randint(0, 4)): pd.set_option(name, rng.choice(options[name]))
 `
 
-// TestFramesAsPandasPrintsThem: what a cell shows of a frame, a series or an index is its repr, whatever is in it and whatever the
-// display options are.
+// TestFramesAsPandasPrintsThem checks that a cell shows a frame, series or index as its repr,
+// whatever its content and the display options.
 func TestFramesAsPandasPrintsThem(t *testing.T) {
 	s := serve(t, "SANDBOX_MAX_OUTPUT_BYTES=200MB", "SANDBOX_EXEC_TIMEOUT_S=300")
 	made := s.cell(t, "frames", "python", strings.Replace(randomFrames, "SEED", "12", 1)+`
@@ -99,7 +99,8 @@ pd.reset_option("display")`)
 	}
 }
 
-// TestValuesAsTheInterpreterPrintsThem: no number is changed, no string cut, and no error hidden on the way.
+// TestValuesAsTheInterpreterPrintsThem checks that no number is changed, no string is cut and no
+// error is hidden.
 func TestValuesAsTheInterpreterPrintsThem(t *testing.T) {
 	s := serve(t)
 	const setup = "import numpy as np, pandas as pd\n"
@@ -127,7 +128,7 @@ func TestValuesAsTheInterpreterPrintsThem(t *testing.T) {
 	}
 }
 
-// detailedRun is what a client that asks for details gets of a run.
+// detailedRun is a run as a client that asks for details sees it.
 type detailedRun struct {
 	Stdout   string
 	Displays []struct {
@@ -138,7 +139,8 @@ type detailedRun struct {
 	DisplaysTruncated bool `json:"displays_truncated"`
 }
 
-// TestTablesForThePage: a page gets pandas' HTML, and the text in whose place it may show it; a model gets the text alone.
+// TestTablesForThePage checks that the page gets pandas' HTML and the text that it replaces, and
+// that a model gets the text only.
 func TestTablesForThePage(t *testing.T) {
 	s := serve(t)
 	transport := &mcp.StreamableClientTransport{Endpoint: s.URL + "/mcp", HTTPClient: &http.Client{Transport: bearer(s.Token)}}
@@ -176,7 +178,7 @@ func TestTablesForThePage(t *testing.T) {
 	if text != "H(\\udc80)\n" && text != "H(\\udc80)" || len(d.Displays) != 1 || d.Displays[0].Text != "<i>h</i>" || d.Displays[0].Plain != "H(\\udc80)\n" {
 		t.Errorf("an object with HTML: %q %+v", text, d)
 	}
-	// What was printed elsewhere is shown nowhere, and what is too large or too much is left to the text.
+	// Redirected output is not shown, and what is too large or too much stays text.
 	d, _ = run("import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()): display(H())\nclass Huge(H):\n    def _repr_html_(self): return 'x' * 10**7\nHuge()")
 	if len(d.Displays) != 0 || d.Stdout != "H(\\udc80)\n" {
 		t.Errorf("nothing for a page: %+v", d)

@@ -18,8 +18,8 @@ import (
 	"mcp-code-sandbox/internal/backend/docker/dockertest"
 )
 
-// sameAnswers are the tests whose transcripts must be the same on every backend: contracts 1, 2 and 4, interpreters that live on,
-// and what hostile programs get.
+// sameAnswers are the tests whose transcripts must be the same on every backend: contracts 1, 2 and
+// 4, live interpreters, and hostile programs.
 var sameAnswers = []string{
 	"TestStages", "TestMarketingExample", "TestContract4Limits", "TestContract4Concurrency", "TestContract4Life",
 	"TestContractWithCurl", "TestFilesWithCurl", "TestLanguages", "TestNotebook", "TestNodeNotebook", "TestFigures", "TestInterruptAndLoss",
@@ -31,7 +31,7 @@ var sameAnswers = []string{
 	"TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage", "TestCPython",
 }
 
-// TestSameAnswersOnDocker runs them again, on the Docker backend.
+// TestSameAnswersOnDocker runs them again on the Docker backend.
 func TestSameAnswersOnDocker(t *testing.T) {
 	if onDocker() {
 		t.Skip("all of it is run on docker")
@@ -40,7 +40,7 @@ func TestSameAnswersOnDocker(t *testing.T) {
 	passAgain(t, sameAnswers)
 }
 
-// passAgain runs tests in a process of their own, on the Docker backend.
+// passAgain runs tests in another process, on the Docker backend.
 func passAgain(t *testing.T, names []string, env ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.timeout=15m", "-test.run=^("+strings.Join(names, "|")+")$")
@@ -56,7 +56,7 @@ func passAgain(t *testing.T, names []string, env ...string) {
 	}
 }
 
-// needEngine is a client of the engine, or the end of the test.
+// needEngine returns a client of the engine, or ends the test.
 func needEngine(t *testing.T) *client.Client {
 	t.Helper()
 	host := os.Getenv(envEngine)
@@ -98,7 +98,7 @@ func containersOf(t *testing.T, c *client.Client, session string) (ids []string)
 	return ids
 }
 
-// TestContainerOfASession holds the server to contract 4's table of a container's life.
+// TestContainerOfASession checks contract 4's table of a container's life.
 func TestContainerOfASession(t *testing.T) {
 	c := needEngine(t)
 	s := serveDocker(t, "SESSION_IDLE_TIMEOUT=3")
@@ -139,7 +139,8 @@ func TestContainerOfASession(t *testing.T) {
 	}
 }
 
-// TestKilledContainer in mid-run: the run is lost, the next one works, files are there.
+// TestKilledContainer kills a container during a run: the run is lost, the next one works, the
+// files are there.
 func TestKilledContainer(t *testing.T) {
 	c := needEngine(t)
 	s := serveDocker(t)
@@ -161,8 +162,8 @@ func TestKilledContainer(t *testing.T) {
 	}
 }
 
-// TestKilledDockerServer: the containers of a killed server end by themselves and are removed by the next one, which leaves
-// those of a living instance alone.
+// TestKilledDockerServer checks that the containers of a killed server end by themselves, and that
+// the next server removes them but not those of a live one.
 func TestKilledDockerServer(t *testing.T) {
 	c := needEngine(t)
 	s := serveDocker(t)
@@ -191,7 +192,8 @@ func TestKilledDockerServer(t *testing.T) {
 	}
 }
 
-// TestStdinImage: contract 1's image of somebody else's, seen by a running server, served by run_code.
+// TestStdinImage checks that a running server notices a stranger's image of contract 1 and serves
+// it by run_code.
 func TestStdinImage(t *testing.T) {
 	c := needEngine(t)
 	s := serveDocker(t)
@@ -229,8 +231,8 @@ ENTRYPOINT ["/bin/sh", "-c", "cat > /tmp/main.sh && exec /bin/sh /tmp/main.sh"]
 	})
 }
 
-// TestImagesMisspelt: an operator who names images that the engine does not have gets no other isolation instead, and the start says
-// what to correct, once.
+// TestImagesMisspelt checks that an operator who names images that the engine does not have gets no
+// other isolation, and one message that says what to correct.
 func TestImagesMisspelt(t *testing.T) {
 	needEngine(t)
 	settings := []string{"SANDBOX_ROOT=" + t.TempDir(), "SANDBOX_BACKEND=auto", "DOCKER_HOST=" + os.Getenv(envEngine), "SANDBOX_IMAGES=no-such-runner", "SANDBOX_HTTP_PORT=0"}
@@ -249,8 +251,8 @@ func TestImagesMisspelt(t *testing.T) {
 	}
 }
 
-// TestNoEngine: a server that is told to use an engine does not start without one. When the engine goes away later, it says so,
-// starts nothing else instead, and works when the engine is back.
+// TestNoEngine checks that a server that needs an engine does not start without one. If the engine
+// stops later, the server reports it, starts nothing else instead, and recovers with the engine.
 func TestNoEngine(t *testing.T) {
 	c := needEngine(t)
 	root, socket := t.TempDir(), filepath.Join(t.TempDir(), "engine")

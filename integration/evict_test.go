@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// fullServer is contract 4's sentence, and the one that says what is there and when to try again.
+// fullServer matches contract 4's sentence and the one that says what runs and when to try again.
 var fullServer = regexp.MustCompile(`^max_sessions: Maximum \d+ concurrent sessions reached\. Close an existing session first\. ` +
 	`[^.]*\d+ sessions? (is running code|are running code|was used|were used)[^.]*: try again (in \d+ seconds?|when one of these runs has ended)[^.]*\. ` +
 	`(To make room sooner, end a run of yours|Closing a session of yours|None of these sessions is yours)[^.]*\.$`)
 
-// cellOrFull runs a cell. It returns false, and checks the refusal, when the server is full.
+// cellOrFull runs a cell. If the server is full, it checks the refusal and returns false.
 func (s *server) cellOrFull(t *testing.T, session, env, code string) (r cellResult, ok bool) {
 	t.Helper()
 	got := s.answer(t, "run", map[string]any{"env": env, "session": session, "code": code})
@@ -44,8 +44,8 @@ func (s *server) cellWhenFree(t *testing.T, session, env, code string) (r cellRe
 
 const evictedState = "was ended to make room for other sessions"
 
-// TestTenNotebooks: an eleventh notebook gets in when one of ten has been idle, and that one is
-// told, also after a restart.
+// TestTenNotebooks checks that an eleventh notebook gets in when one of ten has been idle, and that
+// the evicted one is told, also after a restart.
 func TestTenNotebooks(t *testing.T) {
 	s := serve(t, "SANDBOX_EVICT_IDLE_S=1")
 	if line := regexp.MustCompile(`(?m)^  Sessions +10 at a time; SANDBOX_MAX_SESSIONS=[1-9]\d* would suit this machine if most of them are idle \(a busy one may take 512MB: SANDBOX_MEMORY_LIMIT\)$`); !line.MatchString(s.log.String()) {
@@ -68,7 +68,7 @@ func TestTenNotebooks(t *testing.T) {
 	if r := s.cellWhenFree(t, "n0", "python", "1"); strings.Contains(r.State, evictedState) {
 		t.Errorf("it is told twice: %+v", r)
 	}
-	// n1 had to go for n0.
+	// n1 was evicted for n0.
 	s.stop(t)
 	s = serve(t, "SANDBOX_ROOT="+s.Root)
 	if r := s.cell(t, "n1", "shell", "echo [$x]"); r.Stdout != "[]\n" || !strings.Contains(r.State, evictedState) {
@@ -79,8 +79,8 @@ func TestTenNotebooks(t *testing.T) {
 	}
 }
 
-// TestNobodyMakesRoom: while every interpreter is in use or was just now, the refusal says so, and
-// names nobody else's sessions.
+// TestNobodyMakesRoom checks the refusal while every interpreter is or was just in use. It names
+// nobody else's sessions.
 func TestNobodyMakesRoom(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_MAX_SESSIONS=3", "SANDBOX_EVICT_IDLE_S=3600")
 	asAnn, _ := p.logIn(t, ann)
@@ -104,8 +104,8 @@ func TestNobodyMakesRoom(t *testing.T) {
 	}
 }
 
-// TestCallerWithMostMakesRoom: a person's notebook comes from the one who holds the most, though
-// others have been idle for longer.
+// TestCallerWithMostMakesRoom checks that the caller who holds the most makes room, even if others
+// have been idle for longer.
 func TestCallerWithMostMakesRoom(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_MAX_SESSIONS=4", "SANDBOX_EVICT_IDLE_S=0")
 	asAnn, _ := p.logIn(t, ann)

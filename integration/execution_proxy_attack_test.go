@@ -22,7 +22,8 @@ import (
 // statusPage is the service that everybody may call.
 var statusPage = []any{map[string]any{"name": "status-page"}}
 
-// executionTokens lists the caller's tokens that work now, as execution id and whether they are bound to a sandbox.
+// executionTokens lists the caller's valid tokens, as execution id and whether they are bound to a
+// sandbox.
 func (s *server) executionTokens(t *testing.T) (list []string) {
 	t.Helper()
 	status, body := s.fetch(t, http.MethodGet, s.URL+"/api/execution-tokens", nil, "Authorization: Bearer "+s.Token)
@@ -41,7 +42,7 @@ func (s *server) executionTokens(t *testing.T) (list []string) {
 	return list
 }
 
-// file waits for a file of a session and returns what is in it.
+// file waits for a file of a session and returns its content.
 func (s *server) file(t *testing.T, session, name string) string {
 	t.Helper()
 	path := filepath.Join(s.workspaceOf(t, session), name)
@@ -54,14 +55,15 @@ func (s *server) file(t *testing.T, session, name string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// waiting is Python that hands its token to whoever reads the workspace, waits for the file go, and calls.
+// waiting is Python code that writes its token to the workspace, waits for the file go, and calls.
 const waiting = `import os, time
 open("/data/.t", "w").write(os.environ["EXECUTION_TOKEN"])
 os.rename("/data/.t", "/data/token")
 while not os.path.exists("/data/go"): time.sleep(0.02)
 ` + callPython
 
-// TestExecutionProxyTokenEndsWithRun: a run's token works in its own sandbox, while it runs, and nowhere and never else.
+// TestExecutionProxyTokenEndsWithRun checks that a run's token works only in its own sandbox and
+// only during the run.
 func TestExecutionProxyTokenEndsWithRun(t *testing.T) {
 	p := serveProxied(t)
 	s := p.server
@@ -92,7 +94,7 @@ func TestExecutionProxyTokenEndsWithRun(t *testing.T) {
 		!strings.Contains(string(body), "401 Unauthorized: invalid execution token") {
 		t.Errorf("from outside: %d %s", status, body)
 	}
-	// A token for outside is none for inside.
+	// A token for outside does not work inside.
 	_, net, _, _ := s.executionToken(t, `{"execution_id":"net","target_service":"status-page"}`)
 	if r := s.run(t, "b", "python", thief(net), with("services", statusPage)); !strings.HasPrefix(r.Output, "401 ") {
 		t.Errorf("a token for outside, inside: %+v", r)
@@ -108,7 +110,7 @@ func TestExecutionProxyTokenEndsWithRun(t *testing.T) {
 		t.Errorf("in its own sandbox, after its run: %+v", r)
 	}
 
-	// A child that outlives its cell, and a call that was going on when the cell ended.
+	// A child that outlives its cell, and a call that was in progress when the cell ended.
 	p.api.requests()
 	res := s.call(t, "run", map[string]any{"session": "c", "env": "shell", "services": statusPage, "code": `
 curl -sN -H "Authorization: Bearer $EXECUTION_TOKEN" "$PROXY_URL/api/v1/slow" > /data/slow.txt &
@@ -138,7 +140,7 @@ kept=$EXECUTION_TOKEN; url=$PROXY_URL; echo begun`})
 		t.Errorf("the service was called %d times", len(seen))
 	}
 
-	// A timeout, a cancel and an error end it as well.
+	// A timeout, a cancel and an error end the token as well.
 	for name, end := range map[string]func(){
 		"timeout": func() {
 			s.run(t, "d", "python", "import time; time.sleep(60)", with("services", statusPage), with("timeout_seconds", 1))
@@ -157,7 +159,8 @@ kept=$EXECUTION_TOKEN; url=$PROXY_URL; echo begun`})
 	p.wantNoTokensBut(t, stolen)
 }
 
-// wantNoTokensBut: of all execution tokens, only the one that a program wrote down itself is on disk or in the log.
+// wantNoTokensBut checks that disk and log contain no execution token except for the one that a
+// program wrote itself.
 func (p *proxied) wantNoTokensBut(t *testing.T, known string) {
 	t.Helper()
 	if log := p.log.String(); strings.Contains(log, "xt1.") || strings.Contains(log, staticKey) {
@@ -172,7 +175,8 @@ func (p *proxied) wantNoTokensBut(t *testing.T, known string) {
 	}
 }
 
-// TestExecutionProxyAfterKill: kill -9 in mid-run. The next server knows that the run's token is dead; one for outside lives.
+// TestExecutionProxyAfterKill kills the server during a run. The next server rejects the run's
+// token; a token for outside stays valid.
 func TestExecutionProxyAfterKill(t *testing.T) {
 	p := serveProxied(t)
 	st := p.state(t, "run_code", map[string]any{"conversationId": "a", "language": "python", "code": waiting, "services": statusPage, "background": true})
@@ -197,7 +201,8 @@ func TestExecutionProxyAfterKill(t *testing.T) {
 	}
 }
 
-// TestExecutionProxyCounts: of 200 calls at once, no more than max_requests get through, from outside and from inside.
+// TestExecutionProxyCounts makes 200 calls at once, from outside and inside: at most max_requests
+// pass.
 func TestExecutionProxyCounts(t *testing.T) {
 	p := serveProxied(t)
 	_, token, proxyURL, _ := p.executionToken(t, `{"execution_id":"e","target_service":"status-page","max_requests":5}`)
@@ -236,7 +241,8 @@ with ThreadPoolExecutor(40) as pool:
 	}
 }
 
-// TestExecutionProxyNowhereElse: with a service, code without network still reaches nothing but that service.
+// TestExecutionProxyNowhereElse checks that code with a service but without network reaches that
+// service only.
 func TestExecutionProxyNowhereElse(t *testing.T) {
 	p := serveProxied(t)
 	r := p.run(t, "a", "python", `import socket, urllib.request, urllib.error, os
@@ -263,7 +269,8 @@ tries("an open proxy", lambda: opener.open(urllib.request.Request("http://exampl
 	}
 }
 
-// TestExecutionProxyKey: connections are sealed with JWT_SECRET. Another one is refused, unless the old one is named with it.
+// TestExecutionProxyKey checks that another JWT_SECRET is refused unless the old one is named with
+// it.
 func TestExecutionProxyKey(t *testing.T) {
 	const first, second = "JWT_SECRET=the-first-secret-of-at-least-32-bytes", "the-second-secret-of-at-least-32-bytes"
 	p := serveProxied(t, first)
@@ -296,7 +303,8 @@ func TestExecutionProxyKey(t *testing.T) {
 	p.wantNoSecrets(t, "")
 }
 
-// TestExecutionProxyRefresh: many runs at once on a connection whose token has run out refresh it once.
+// TestExecutionProxyRefresh checks that many runs on a connection with an expired token refresh it
+// once.
 func TestExecutionProxyRefresh(t *testing.T) {
 	p := serveProxied(t)
 	p.oauth.SetTTL(time.Second)

@@ -25,10 +25,11 @@ import (
 	"mcp-code-sandbox/internal/oauth/oauthtest"
 )
 
-// staticKey is an operator's own key. It must be found nowhere but in the requests to its service.
+// staticKey is an operator's key. It must appear only in requests to its service.
 const staticKey = "op-key-0123456789abcdef-real"
 
-// pretendAPI is the API of a pretend Datadog, and of a service with an operator's key. It repeats the credential it got.
+// pretendAPI imitates Datadog's API and a service with an operator's key. It repeats the credential
+// that it got.
 type pretendAPI struct {
 	*httptest.Server
 	accounts *oauthtest.Service
@@ -73,7 +74,7 @@ func (p *pretendAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"account":%q,"you_sent":%q}`, account, r.Header.Get("Authorization")+r.Header.Get("X-Api-Key"))
 }
 
-// requests forgets what was seen, and returns it.
+// requests returns the requests seen so far and forgets them.
 func (p *pretendAPI) requests() []*http.Request {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +83,8 @@ func (p *pretendAPI) requests() []*http.Request {
 	return seen
 }
 
-// proxied is a server with a login provider, a service that people connect and one with an operator's key.
+// proxied is a server with a login provider, a service that people connect, and one with an
+// operator's key.
 type proxied struct {
 	*server
 	idp    *oauthtest.Provider
@@ -120,13 +122,14 @@ func serveProxied(t *testing.T, more ...string) *proxied {
 	return p
 }
 
-// restart is the same server again.
+// restart starts the same server again.
 func (p *proxied) restart(t *testing.T, more ...string) {
 	t.Helper()
 	p.server = serve(t, append(append([]string{"SANDBOX_ROOT=" + p.Root}, p.config...), more...)...)
 }
 
-// logIn has a person allow an MCP client, and returns the server as that client sees it, and the person's browser.
+// logIn lets a person allow an MCP client. It returns the server as that client sees it, and the
+// person's browser.
 func (p *proxied) logIn(t *testing.T, u oauthtest.User) (*server, *oauthtest.Browser) {
 	t.Helper()
 	p.idp.SetUser(u)
@@ -162,7 +165,7 @@ var (
 	bob = oauthtest.User{Subject: "1002", Email: "bob@example.com", Name: "Bob"}
 )
 
-// executionToken asks for a token as contract 3 has it.
+// executionToken requests a token as contract 3 describes.
 func (s *server) executionToken(t *testing.T, body string) (status int, token, proxyURL, text string) {
 	t.Helper()
 	status, answer := s.fetch(t, http.MethodPost, s.URL+"/api/execution-token", []byte(body), "Authorization: Bearer "+s.Token, "Content-Type: application/json")
@@ -178,7 +181,7 @@ func (s *server) executionToken(t *testing.T, body string) (status int, token, p
 	return status, r.Token, r.ProxyURL, string(answer)
 }
 
-// Programs that call a service with what they find in their environment.
+// These programs call a service with the variables of their environment.
 const (
 	callPython = `import os, requests
 r = requests.get(os.environ["PROXY_URL"] + "/api/v1/metrics", params={"query": "avg:cpu"}, headers={"Authorization": "Bearer " + os.environ["EXECUTION_TOKEN"]})
@@ -191,7 +194,7 @@ console.log(r.status, await r.text());
 `
 )
 
-// dumps prints everything that a program can find about itself, one program for each language.
+// dumps are programs, one per language, that print everything they can find about themselves.
 var dumps = map[string]string{
 	"python":     "import os, subprocess\nprint(dict(os.environ))\nprint(open('/proc/self/environ').read())\nprint(subprocess.run(['env'], capture_output=True, text=True).stdout)\n",
 	"javascript": dumpNode,
@@ -205,8 +208,9 @@ func with(key string, value any) func(map[string]any) {
 	return func(args map[string]any) { args[key] = value }
 }
 
-// TestExecutionProxy is contract 3's whole story: a person logs in, connects a service, and code calls it without ever seeing the
-// credential: from outside with a token of their own, and from inside a sandbox without network.
+// TestExecutionProxy is contract 3's whole story: a person logs in, connects a service, and code
+// calls it without seeing the credential, from outside with a token and from inside a sandbox
+// without network.
 func TestExecutionProxy(t *testing.T) {
 	p := serveProxied(t)
 	asAnn, browser := p.logIn(t, ann)
@@ -283,7 +287,8 @@ func TestExecutionProxy(t *testing.T) {
 		}
 	}
 
-	// From inside, with no network: fresh and persistent, in every language, with what the language has.
+	// From inside, without network: fresh and persistent, in every language, with the language's
+	// own means.
 	const answer = `200 {"account":"acct-1","you_sent":"Bearer *`
 	datadog := []any{map[string]any{"name": "datadog", "paths": []string{"/api/v1/**"}, "methods": []string{"GET"}}}
 	for language, code := range map[string]string{"python": callPython, "javascript": callNode, "typescript": callNode, "shell": callShell} {
@@ -308,7 +313,7 @@ func TestExecutionProxy(t *testing.T) {
 		if !strings.HasPrefix(cell.Stdout, want) || strings.Contains(cell.Stdout+cell.Stderr, "xt1.") {
 			t.Errorf("run %s: %+v", language, cell)
 		}
-		// What a cell had for itself is gone with it.
+		// The variables of a cell end with it.
 		if after := asAnn.cell(t, "s", language, dumps[language]); strings.Contains(after.Stdout, "EXECUTION_TOKEN") || strings.Contains(after.Stdout, "DATADOG_TOKEN") {
 			t.Errorf("run %s, the next cell: %+v", language, after)
 		}
@@ -352,7 +357,7 @@ func TestExecutionProxy(t *testing.T) {
 
 	p.wantTrail(t)
 
-	// Disconnecting ends it all: the connection, what the service gave, and the tokens.
+	// Disconnecting ends the connection, the service's grant and the tokens.
 	page = browser.Submit(browser.Get(connectAt), "/datadog/disconnect", nil)
 	if page.Status != http.StatusOK || !strings.Contains(page.Body, "/datadog/connect\"") {
 		t.Errorf("disconnect: %d %s", page.Status, page.Body)
@@ -368,7 +373,7 @@ func TestExecutionProxy(t *testing.T) {
 	p.wantNoSecrets(t, outputs.String())
 }
 
-// wantTrail checks what contract 3 wants to be left of calls: log lines, metrics, and the audit trail.
+// wantTrail checks the traces that contract 3 requires: log lines, metrics and the audit trail.
 func (p *proxied) wantTrail(t *testing.T) {
 	t.Helper()
 	log := p.log.String()
@@ -417,7 +422,7 @@ func (p *proxied) wantTrail(t *testing.T) {
 	}
 }
 
-// wantNoSecrets looks for real credentials, and for execution tokens, in everything that was said, logged or stored.
+// wantNoSecrets searches output, logs and stored data for real credentials and execution tokens.
 func (p *proxied) wantNoSecrets(t *testing.T, outputs string) {
 	t.Helper()
 	secrets := append(p.oauth.Issued(), staticKey, p.oauth.ClientSecret, p.idp.ClientSecret, "xt1.")
@@ -453,7 +458,8 @@ func (p *proxied) wantNoSecrets(t *testing.T, outputs string) {
 	}
 }
 
-// TestExecutionProxyOverStdio: an editor's server has services, too. The sandbox reaches the proxy, nobody needs a network.
+// TestExecutionProxyOverStdio checks that a stdio server has services, too: the sandbox reaches the
+// proxy without network.
 func TestExecutionProxyOverStdio(t *testing.T) {
 	api := newPretendAPI(t, oauthtest.NewService(t))
 	config := filepath.Join(t.TempDir(), "services.json")

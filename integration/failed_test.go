@@ -12,7 +12,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// TestFailedRunListsFiles: what a run has made is named however it ended, save by run_python, whose contract lists it on success alone.
+// TestFailedRunListsFiles checks that results name the files of a run however it ended, except for
+// run_python, whose contract lists them on success only.
 func TestFailedRunListsFiles(t *testing.T) {
 	s := serve(t)
 	cs := s.client(t, "2025-11-25")
@@ -60,7 +61,8 @@ func TestFailedRunListsFiles(t *testing.T) {
 	}
 }
 
-// TestImagesNotShown: images beyond what one result shows are named, also in a result that was stored.
+// TestImagesNotShown checks that a result names the images that it does not show, also a stored
+// result.
 func TestImagesNotShown(t *testing.T) {
 	s := serve(t)
 	cs := s.client(t, "2025-11-25")
@@ -77,7 +79,7 @@ func TestImagesNotShown(t *testing.T) {
 			t.Errorf("wait_run of %s: %s", tool, text)
 		}
 	}
-	// Noise does not compress: of these, the store keeps the first and the names of the others.
+	// Noise does not compress: the store keeps the first image and the names of the others.
 	const heavy = "import numpy as np, matplotlib.pyplot as plt\nfor i in range(3):\n    plt.figure(figsize=(6, 6)); plt.imshow(np.random.rand(600, 600, 3), interpolation='none'); plt.show()"
 	text := said(t, cs, "run", map[string]any{"session": "h", "env": "python", "code": heavy})
 	if strings.Contains(text, "not shown") {

@@ -27,7 +27,8 @@ func sign(secret, id, name string) string {
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// TestBadFileNames: no name leads out of the workspace, by no door, and each refusal says what is wrong.
+// TestBadFileNames checks that no name leads out of the workspace by any way, and that each refusal
+// says what is wrong.
 func TestBadFileNames(t *testing.T) {
 	const secret = "the-file-secret"
 	s := serve(t, "FILE_SECRET="+secret)
@@ -61,7 +62,7 @@ func TestBadFileNames(t *testing.T) {
 					t.Errorf("%s: the refusal repeats control characters: %q", door, got)
 				}
 			}
-			// Signed as it should be, it still leads nowhere.
+			// Correctly signed, it still leads nowhere.
 			for _, escaped := range []string{url.PathEscape(tt.name), strings.ReplaceAll(url.PathEscape(tt.name), "%2F", "/")} {
 				got := s.raw(t, "GET /files/names/"+escaped+"?sig="+sign(secret, "names", tt.name)+" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
 				clean := strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(tt.name, "/workspace/"), "/mnt/data/"), "/data/")
@@ -84,7 +85,7 @@ func TestBadFileNames(t *testing.T) {
 			}
 		})
 	}
-	// Odd names that a program chose are listed with links that work, and break no line of the log.
+	// Odd names that a program chose get working links and break no line of the log.
 	r := s.run(t, "odd-names", "python", `
 import os
 for n in (b"new\nline", b"\xff\xfe", b"back\\slash", b"tab\t", b"\x1b[31mred", b" ", b"-", b"%2e%2e", b"a" * 255): open(n, "wb").write(b"own")
@@ -105,7 +106,7 @@ os.makedirs(b"d\nir/\xff"); open(b"d\nir/\xff/f", "wb").write(b"own")
 	}
 }
 
-// TestUploadLinks: a link takes one file, once, of the right size.
+// TestUploadLinks checks that a link takes one file, once, of the right size.
 func TestUploadLinks(t *testing.T) {
 	s := serve(t, "SANDBOX_MAX_UPLOAD_BYTES=1000")
 	link := func(name string, overwrite bool) string {
@@ -141,7 +142,7 @@ func TestUploadLinks(t *testing.T) {
 		}
 	}
 
-	// Ten at once: one wins, and its file is whole.
+	// Ten at once: one wins, and its file is complete.
 	race := func(what string, try func(i int) bool) {
 		var won atomic.Int32
 		var wg sync.WaitGroup
@@ -170,7 +171,7 @@ func TestUploadLinks(t *testing.T) {
 		t.Errorf("the file of the link that ten used: %q", r.Output)
 	}
 
-	// Of a length that is not told, and of one that is a lie.
+	// Uploads of an unknown length and of a false one.
 	u, err := url.Parse(link("c.txt", false))
 	if err != nil {
 		t.Fatal(err)

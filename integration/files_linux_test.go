@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// makeFiles makes so many empty files in directories of a thousand.
+// makeFiles makes a number of empty files in directories of a thousand.
 const makeFiles = `
 import os, time
 n, d = %d, '%s'
@@ -17,8 +17,8 @@ for i in range(n):
     os.close(os.open(f'{d}{i - i %% 1000}/{i}', os.O_CREAT | os.O_WRONLY))
 print('ok')`
 
-// TestCallersFiles: a user who makes more files than a user may have, in any number of sessions, is refused, can delete them, and
-// hinders nobody.
+// TestCallersFiles checks that a user with too many files, in any number of sessions, is refused,
+// can delete them, and disturbs nobody.
 func TestCallersFiles(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_ROOT="+smallRoot(t, "size=800m"), "SANDBOX_CALLER_FILES=5000")
 	asAnn, _ := p.logIn(t, ann)
@@ -55,7 +55,8 @@ func TestCallersFiles(t *testing.T) {
 	}
 }
 
-// TestFilesReserve: a user who takes inode after inode, in session after session, is stopped before there are none left for others.
+// TestFilesReserve checks that a user who takes all inodes, session by session, is stopped before
+// none is left for others.
 func TestFilesReserve(t *testing.T) {
 	root := smallRoot(t, "size=800m,nr_inodes=120000")
 	p := serveProxied(t, "SANDBOX_ROOT="+root)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// inWorkspace is what each language does in a workspace: delete all that was put there, and write a file again. Both use a
-// temporary file as well, as libraries do.
+// inWorkspace has code for each language that deletes everything and writes a file again. Both use
+// a temporary file as well, as libraries do.
 var inWorkspace = map[string]struct{ remove, write string }{
 	"python": {
 		"import os, tempfile\nwith tempfile.NamedTemporaryFile() as f: f.write(bytes(100_000)); f.flush()\nfor f in ('a', 'b'): os.remove('/data/' + f)\nprint('removed')",
@@ -28,7 +28,8 @@ var inWorkspace = map[string]struct{ remove, write string }{
 	},
 }
 
-// TestFullWorkspace: in a workspace that holds too much, code of every language can delete, by every tool, and then write again.
+// TestFullWorkspace checks that code of every language can delete files in a full workspace, by
+// every tool, and then write again.
 func TestFullWorkspace(t *testing.T) {
 	s := serve(t, "SANDBOX_WORKSPACE_BYTES=2MB")
 	type outcome struct {
@@ -76,7 +77,7 @@ func TestFullWorkspace(t *testing.T) {
 			})
 		}
 	}
-	// What does not delete cannot make it larger for long, in no kind of run.
+	// Code that deletes nothing cannot keep growing the workspace, in any kind of run.
 	for _, tool := range []string{"run_code", "a new interpreter"} {
 		session := strings.ReplaceAll("grow "+tool, " ", "-")
 		s.run(t, session, "shell", "head -c 1500000 /dev/zero > a; head -c 1500000 /dev/zero > b")

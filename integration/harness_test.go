@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package integration tells end-to-end stories against the built binary: real clients, real sandboxes,
-// real signals.
+// Package integration tests the built binary end to end: real clients, real sandboxes, real
+// signals.
 package integration
 
 import (
@@ -29,7 +29,7 @@ var (
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
-// testMain builds the server, with the agent in it, the way `make build` does.
+// testMain builds the server with its agent, as `make build` does.
 func testMain(m *testing.M) int {
 	if binary = os.Getenv(envBuilt); binary != "" {
 		runners = os.Getenv("SANDBOX_TEST_RUNNERS")
@@ -63,7 +63,7 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// skip reports a part that cannot run here. With REQUIRE_ALL=1 that is a failure.
+// skip reports a part that cannot run here. With REQUIRE_ALL=1 it fails instead.
 func skip(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("REQUIRE_ALL") == "1" {
@@ -72,7 +72,7 @@ func skip(t *testing.T, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// newRoot makes a data directory that has the prepared language environments.
+// newRoot makes a data directory with the prepared language environments.
 func newRoot(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -93,15 +93,16 @@ type server struct {
 	log  *logtest.Buffer
 	done chan error
 
-	// What a sweep compares with; see residue_test.go.
+	// A sweep compares with these; see residue_test.go.
 	ids        []string // of its instances
 	goroutines float64
 }
 
 const testToken = "integration-test-token"
 
-// serve starts the server on a free port, waits until it is ready, and stops it with the test. Settings are
-// environment variables, KEY=value; SANDBOX_ROOT among them chooses the data directory.
+// serve starts the server on a free port, waits until it is ready, and stops it with the test.
+// Settings are environment variables (KEY=value); SANDBOX_ROOT among them chooses the data
+// directory.
 func serve(t *testing.T, settings ...string) *server {
 	t.Helper()
 	return serveWith(t, func(*exec.Cmd) {}, settings...)
@@ -137,8 +138,8 @@ func serveWith(t *testing.T, prepare func(*exec.Cmd), settings ...string) *serve
 	return s
 }
 
-// The environment of these tests: the backend that servers are started with, the engines there are, and, for a test binary
-// that another has started, the server that has been built already.
+// The environment of these tests: the backend of the servers, the engines and, for a test binary
+// that another one started, the built server.
 const (
 	envBackend = "SANDBOX_TEST_BACKEND" // jail, unless it says docker
 	envEngine  = "SANDBOX_TEST_DOCKER_HOST"
@@ -147,10 +148,10 @@ const (
 	envUseRuntime = "SANDBOX_TEST_USE_RUNTIME" // of the engine, for all sandboxes
 )
 
-// onDocker says whether servers are started with the Docker backend.
+// onDocker reports whether servers use the Docker backend.
 func onDocker() bool { return os.Getenv(envBackend) == "docker" }
 
-// baseEnv is this machine's, less what could reach into the server's settings.
+// baseEnv is this machine's environment without variables that would change the server's settings.
 func baseEnv() []string {
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "LANG=C.UTF-8"}
 	if onDocker() {
@@ -174,7 +175,7 @@ func (s *server) waitForURL(t *testing.T) string {
 	return url
 }
 
-// stop ends the server as a person would, once.
+// stop ends the server once, as a person would.
 func (s *server) stop(t *testing.T) {
 	t.Helper()
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
@@ -245,7 +246,7 @@ func (s *server) call(t *testing.T, tool string, args map[string]any) toolResult
 	return reply.Result
 }
 
-// runResult is contract 1's result with what was added to it.
+// runResult is contract 1's result with our additions.
 type runResult struct {
 	Success bool   `json:"success"`
 	Output  string `json:"output"`
@@ -259,7 +260,7 @@ type runResult struct {
 	RunID          string `json:"run_id"`
 }
 
-// run runs code and wants a run's result, of success or failure.
+// run runs code and expects a run's result, successful or not.
 func (s *server) run(t *testing.T, session, language, code string, more ...func(map[string]any)) runResult {
 	t.Helper()
 	args := map[string]any{"conversationId": session, "language": language, "code": code}
@@ -280,7 +281,7 @@ func (s *server) run(t *testing.T, session, language, code string, more ...func(
 	return r
 }
 
-// eventually waits for a condition that another process brings about.
+// eventually waits for a condition that another process causes.
 func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)

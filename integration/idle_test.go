@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// TestLetGoAndBack: an idle session's sandbox is let go after a second, and the client sees nothing of it: the next run finds the
-// files, and is answered within a second. An interpreter's variables are the exception, of which the answer tells.
+// TestLetGoAndBack checks that an idle session's sandbox ends after a second and that the next run
+// finds the files and is answered within a second. Only an interpreter's variables are lost, which
+// the answer says.
 func TestLetGoAndBack(t *testing.T) {
 	s := serve(t, "SESSION_IDLE_TIMEOUT=1")
 	idle := func() {

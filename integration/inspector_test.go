@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// TestInspector has the inspector's command line do the same, as far as it can: it shows no progress, and cancels by being
-// ended.
+// TestInspector drives the inspector's command line as far as possible: it shows no progress, and
+// cancels by being ended.
 func TestInspector(t *testing.T) {
 	interpreter := node(t)
 	cli := filepath.Join(clientsDir(t), "node_modules", "@modelcontextprotocol", "inspector", "clients", "launcher", "build", "index.js")

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// program is a piece of code and what must come of it.
+// program is a piece of code and its expected outcome.
 type program struct {
 	name     string
 	language string
@@ -39,7 +39,8 @@ func (p program) check(t *testing.T, r runResult) {
 	}
 }
 
-// TestLanguages runs what people write in each language, in the real jail. The programs of a session share its files.
+// TestLanguages runs typical programs of each language in the real jail. The programs of a session
+// share its files.
 func TestLanguages(t *testing.T) {
 	s := serve(t)
 	sessions := []struct {
@@ -211,7 +212,8 @@ var shellPrograms = []program{
 	{name: "here", language: "shell", code: "pwd; id -u; cd /mnt/data && touch a && ls /workspace/a; hostname", output: "/data\n1000\n/workspace/a\nsandbox\n"},
 }
 
-// TestDeepNesting: what costs a compiler gigabytes costs the run its life and the server nothing.
+// TestDeepNesting checks that code on which a compiler spends gigabytes ends the run and does not
+// harm the server.
 func TestDeepNesting(t *testing.T) {
 	s := serve(t)
 	s.run(t, "warm", "typescript", `console.log(1)`)
@@ -242,7 +244,7 @@ func TestDeepNesting(t *testing.T) {
 	}
 }
 
-// TestFilesOfARun: the list has sub-directories, and every link in it works.
+// TestFilesOfARun checks that the list includes sub-directories and that every link works.
 func TestFilesOfARun(t *testing.T) {
 	s := serve(t)
 	r := s.run(t, "files", "python", `
@@ -266,14 +268,14 @@ os.mkdir("empty")
 			}
 		}
 	}
-	// A list has an end, and says so.
+	// A list is bounded, and says so.
 	r = s.run(t, "many", "shell", `for i in $(seq 250); do echo $i > f$i; done; touch -d '+1 minute' f7`)
 	if len(r.Files) != 200 || !r.FilesTruncated || r.Files[0].Name != "f7" {
 		t.Errorf("250 files gave %d, truncated: %t, first %+v", len(r.Files), r.FilesTruncated, r.Files[0])
 	}
 }
 
-// fetch sends a request as a browser or curl would, with no token.
+// fetch sends a request as a browser or curl would, without a token.
 func (s *server) fetch(t *testing.T, method, url string, body []byte, headers ...string) (int, []byte) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewReader(body))

@@ -11,12 +11,12 @@ import (
 
 var lateOutput = regexp.MustCompile(`(?s)\[late output of cell \d+\]\n.*?\[end of late output\]\n`)
 
-// splitLate separates what a cell printed from what earlier cells' threads and timers did.
+// splitLate separates a cell's output from the late output of earlier cells.
 func splitLate(stdout string) (own, late string) {
 	return lateOutput.ReplaceAllString(stdout, ""), strings.Join(lateOutput.FindAllString(stdout, -1), "")
 }
 
-// awaitLate runs cells that print "1" until late output has come, and returns it.
+// awaitLate runs cells that print "1" until late output arrives, and returns it.
 func (s *server) awaitLate(t *testing.T, session, env, code string) (late string) {
 	t.Helper()
 	eventually(t, 20*time.Second, "late output", func() bool {
@@ -31,7 +31,7 @@ func (s *server) awaitLate(t *testing.T, session, env, code string) (late string
 	return late
 }
 
-// lateStep is a cell, what it prints itself, and what else is in its output.
+// lateStep is a cell, its own output and the late output that it returns.
 type lateStep struct{ code, own, late string }
 
 func (s *server) lateSteps(t *testing.T, session, env string, steps []lateStep) {
@@ -44,7 +44,8 @@ func (s *server) lateSteps(t *testing.T, session, env string, steps []lateStep) 
 	}
 }
 
-// TestLateOutput: what threads, tasks and timers print when their cell has ended comes with the next result, marked and bounded.
+// TestLateOutput checks that output of threads, tasks and timers after their cell comes with the
+// next result, marked and bounded.
 func TestLateOutput(t *testing.T) {
 	s := serve(t)
 	s.cell(t, "l", "python", "import threading; threading.Timer(1, print, ['tick']).start()")
@@ -88,8 +89,8 @@ func TestLateOutput(t *testing.T) {
 	}
 }
 
-// TestInterruptedPlot: a figure that was interrupted while it was drawn, or cannot be drawn, does not take the next one with it.
-// The cells interrupt themselves, as the server does at a timeout, so that it happens at the place that is meant.
+// TestInterruptedPlot checks that a figure that was interrupted or cannot be drawn does not affect
+// the next one. The cells interrupt themselves, so that it happens at the intended place.
 func TestInterruptedPlot(t *testing.T) {
 	usual := serve(t)
 	importsItself := serve(t, "SANDBOX_SHARED_ZYGOTE=off", "SANDBOX_POOL_SIZE=0") // so does a session's first interpreter here
@@ -138,7 +139,8 @@ import matplotlib.pyplot
 	}
 }
 
-// TestForkedCell: a child that code forks and does not end, ends with its cell. It would take every other cell after that.
+// TestForkedCell checks that a forked child ends with its cell. Otherwise it would take every later
+// cell.
 func TestForkedCell(t *testing.T) {
 	s := serve(t)
 	got := s.cell(t, "f", "python", "import os\nchild = os.fork()\nx = 'parent' if child else 'child'\nif child: print(os.waitpid(child, 0)[1])").Stdout
@@ -148,7 +150,7 @@ func TestForkedCell(t *testing.T) {
 	if want := "0\n" + strings.Repeat("'parent'\n", 4); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	// Nor does what code writes over the driver's notes cost the interpreter.
+	// Code that overwrites the driver's notes does not end the interpreter.
 	s.cell(t, "f", "python", "import threading\nthreading.current_thread().sandbox_cell = 'x'\nthreading.Timer(0.01, print, ['late']).start()")
 	if got := s.cell(t, "f", "python", "x").Stdout; !strings.HasSuffix(got, "'parent'\n") {
 		t.Errorf("after the driver's notes were changed: %q", got)

@@ -57,7 +57,7 @@ func cgroupsOf(id string) (paths []string) {
 	return paths
 }
 
-// mountedFrom lists the processes that see a mount of the root's, this one among them.
+// mountedFrom lists the processes, this one included, that see a mount from the root.
 func mountedFrom(root string) []string {
 	mark := filepath.Join(filepath.Base(filepath.Dir(root)), filepath.Base(root))
 	return processes(func(dir string) bool {
@@ -66,7 +66,7 @@ func mountedFrom(root string) []string {
 	})
 }
 
-// wantFamily makes sure that what a test waits to see end is there to begin with.
+// wantFamily checks that the processes whose end a test awaits exist.
 func wantFamily(t *testing.T, family []process, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -76,7 +76,8 @@ func wantFamily(t *testing.T, family []process, names ...string) {
 	}
 }
 
-// familyOf lists a server's processes, with those names among them. On docker they are the engine's: it lists the run's own.
+// familyOf lists a server's processes, with the given names among them. On docker the engine owns
+// them, and it lists those of the run.
 func familyOf(t *testing.T, pid int, marker string, names ...string) (family []process) {
 	t.Helper()
 	if !onDocker() {
@@ -98,8 +99,8 @@ func familyOf(t *testing.T, pid int, marker string, names ...string) (family []p
 	return family
 }
 
-// TestKilledServer: nothing of a killed server goes on, not even what cannot notice its end. The next one removes its traces and
-// serves its files.
+// TestKilledServer checks that nothing of a killed server stays, not even what cannot notice its
+// end. The next server removes its traces and serves its files.
 func TestKilledServer(t *testing.T) {
 	t.Run("in mid-run", func(t *testing.T) { testKilledServer(t, func([]process) {}) })
 	t.Run("with stuck agents", func(t *testing.T) {
@@ -169,7 +170,8 @@ func testKilledServer(t *testing.T, before func([]process)) {
 	}
 }
 
-// TestTwoInstances: servers on one root leave each other's runs alone when they start, clean up, die and end.
+// TestTwoInstances checks that servers on one root leave each other's runs alone when they start,
+// clean up, die and end.
 func TestTwoInstances(t *testing.T) {
 	root := newRoot(t)
 	onRoot := "SANDBOX_ROOT=" + root
@@ -226,7 +228,7 @@ func TestTwoInstances(t *testing.T) {
 	}
 }
 
-// TestTerminated: a server that is asked to end does so at once, whatever is going on.
+// TestTerminated checks that a server that is asked to end does so at once.
 func TestTerminated(t *testing.T) {
 	s := serve(t)
 	marker := newMarker()
@@ -255,7 +257,8 @@ func TestTerminated(t *testing.T) {
 	s.wantNoResidue(t)
 }
 
-// TestStdioEnds: a stdio server ends with its client, in mid-run, and has written nothing but messages to stdout.
+// TestStdioEnds checks that a stdio server ends with its client during a run, and writes only
+// messages to stdout.
 func TestStdioEnds(t *testing.T) {
 	root := newRoot(t)
 	cmd := exec.Command(binary, "stdio")
@@ -308,7 +311,8 @@ func TestStdioEnds(t *testing.T) {
 	s.wantNoResidue(t)
 }
 
-// TestSamePort: the second server that wants a port takes a free one, unless it was given the whole address.
+// TestSamePort checks that a second server takes a free port, unless it was given the whole
+// address.
 func TestSamePort(t *testing.T) {
 	first := serve(t)
 	_, port, _ := strings.Cut(strings.TrimPrefix(first.URL, "http://"), ":")

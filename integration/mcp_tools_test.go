@@ -12,7 +12,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// TestEveryToolWithAClient calls each tool as an MCP client does, over stdio and over HTTP: text, images and links come as content.
+// TestEveryToolWithAClient calls each tool as an MCP client, over stdio and HTTP: text, images and
+// links come as content.
 func TestEveryToolWithAClient(t *testing.T) {
 	for _, name := range []string{"stdio", "http"} {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,7 @@ func (s *server) wantNoneHeld(t *testing.T) {
 	})
 }
 
-// showMany shows a 4 MB image many times and waits until the file go is there.
+// showMany shows a 4 MB image many times and waits for the file go.
 const showMany = `
 import os, struct, time, zlib
 def chunk(kind, data): return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -36,8 +36,8 @@ print("shown", flush=True)
 while not os.path.exists("/data/go"): time.sleep(0.05)
 `
 
-// TestDisplaysTakeBoundedMemory: a user shows large images many times, in eight sessions at once and in several rounds. The
-// server stays within its budget, another user's image is kept meanwhile, and nothing is held in the end.
+// TestDisplaysTakeBoundedMemory lets a user show large images many times in eight sessions at once.
+// The server stays within its budget, keeps another user's image, and holds nothing at the end.
 func TestDisplaysTakeBoundedMemory(t *testing.T) {
 	const rounds, sessions, budget = 2, 8, 24 << 20
 	p := serveProxied(t, fmt.Sprint("SANDBOX_RESULT_MEMORY=", budget), fmt.Sprint("SANDBOX_MAX_SESSIONS=", sessions+2), "SANDBOX_HANDOVER_S=0")
@@ -85,8 +85,8 @@ func TestDisplaysTakeBoundedMemory(t *testing.T) {
 	p.wantNoneHeld(t)
 }
 
-// TestStalledAnswersTakeBoundedMemory: a user asks for a large file on many connections and reads none of the answers. The
-// server stays within its budget, and another user gets the same file at once.
+// TestStalledAnswersTakeBoundedMemory lets a user request a large file on many connections and read
+// nothing. The server stays within its budget, and another user gets the same file at once.
 func TestStalledAnswersTakeBoundedMemory(t *testing.T) {
 	const connections, size = 24, 6 << 20
 	p := serveProxied(t, "SANDBOX_RESULT_MEMORY=64MB")
@@ -134,7 +134,7 @@ func TestStalledAnswersTakeBoundedMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	// Answers that are not read are cut after 30 s in any case.
+	// Unread answers are cut after 30 s in any case.
 	if n, err := io.Copy(io.Discard, resp.Body); err != nil || n < size || time.Since(start) > 25*time.Second {
 		t.Errorf("another user gets %d bytes after %v: %v", n, time.Since(start), err)
 	}
@@ -149,8 +149,8 @@ func TestStalledAnswersTakeBoundedMemory(t *testing.T) {
 	p.wantNoneHeld(t)
 }
 
-// TestManyResultsKept: many background runs print as much as is kept, and go on. The server stays within its budget, and
-// counts what it leaves out.
+// TestManyResultsKept lets many background runs print as much as is kept. The server stays within
+// its budget and counts what it leaves out.
 func TestManyResultsKept(t *testing.T) {
 	const runs, printed = 12, 8 << 20
 	s := serve(t, "SANDBOX_RESULT_MEMORY=16MB", "SANDBOX_MAX_OUTPUT_BYTES=8MB", fmt.Sprint("SANDBOX_MAX_RUNS_PER_SESSION=", runs))
@@ -181,7 +181,7 @@ func TestManyResultsKept(t *testing.T) {
 	})
 }
 
-// TestSoftMemoryLimit: the server sets one where the operator has set none.
+// TestSoftMemoryLimit checks that the server sets a limit if the operator has not.
 func TestSoftMemoryLimit(t *testing.T) {
 	const name = "go_gc_gomemlimit_bytes"
 	total := serve(t).metric(t, name)

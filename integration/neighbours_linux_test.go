@@ -13,8 +13,9 @@ import (
 // endless computes until it is killed.
 const endless = "while True: pass"
 
-// TestHostileNeighbours: while other sessions compute without end, bomb memory and fork, no innocent run fails, and they take a
-// few times as long as without. Where all sandboxes weigh the same, they take seven to twelve times as long.
+// TestHostileNeighbours lets other sessions compute without end, exhaust memory and fork. No
+// innocent run fails, and each takes a few times as long; with equal weights it would take seven to
+// twelve times.
 func TestHostileNeighbours(t *testing.T) {
 	if onDocker() {
 		skip(t, "only the jail weighs sandboxes")
@@ -77,8 +78,8 @@ func TestHostileNeighbours(t *testing.T) {
 	}
 }
 
-// TestForkBombsEndEarly: code whose every process forks is ended before it has reached its limit, when it takes a second of the
-// kernel's time to end it. Code that only has many processes goes on.
+// TestForkBombsEndEarly checks that code whose every process forks is ended before its limit, and
+// that code that merely has many processes keeps running.
 func TestForkBombsEndEarly(t *testing.T) {
 	if onDocker() {
 		skip(t, "only the jail sees which processes fork")

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestNoNetworkHere: where sandboxes start, but not with network, code is told to do without, and the
-// operator learns the fix from the log.
+// TestNoNetworkHere: where sandboxes start, but not with network, code is told to do without, and
+// the operator learns the fix from the log.
 func TestNoNetworkHere(t *testing.T) {
 	if onDocker() {
 		t.Skip("slirp4netns is the jail's")

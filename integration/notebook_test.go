@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestWideFrames: a cell shows up to 20 columns, as in a notebook, however pandas comes into the interpreter. Fresh runs are programs.
+// TestWideFrames: a cell shows up to 20 columns, as in a notebook, however pandas comes into the
+// interpreter. Fresh runs are programs.
 func TestWideFrames(t *testing.T) {
 	const frame = "import pandas as pd\ndf = pd.DataFrame({f'column number {i}': [i] for i in range(%)})\n"
 	wide := func(n string) string { return strings.Replace(frame, "%", n, 1) }
@@ -54,7 +55,8 @@ func TestWideFrames(t *testing.T) {
 	}
 }
 
-// TestCarets: tracebacks point at the right place, also in the last line of a cell and where a string has odd line separators.
+// TestCarets: tracebacks point at the right place, also in the last line of a cell and where a
+// string has odd line separators.
 func TestCarets(t *testing.T) {
 	s := serve(t)
 	for _, tt := range []struct{ code, want string }{
@@ -73,7 +75,8 @@ func TestCarets(t *testing.T) {
 // carets are lines that newer Pythons put into more tracebacks.
 var carets = regexp.MustCompile(`(?m)^[ ~^]+\n`)
 
-// TestWhereInterrupted: an interrupted cell says where it was, in the user's frames alone, and not at length.
+// TestWhereInterrupted: an interrupted cell says where it was, in the user's frames alone, and not
+// at length.
 func TestWhereInterrupted(t *testing.T) {
 	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=1")
 	r := s.cell(t, "i", "python", "import time\nkept = 1\ndef slow():\n    time.sleep(60)\nslow()")

@@ -27,7 +27,8 @@ import (
 	"mcp-code-sandbox/internal/oauth/oauthtest"
 )
 
-// clientRedirect is where no client waits in these tests: the browser stops there and says how it got there.
+// clientRedirect is an address where no client listens: the browser stops there and reports how it
+// got there.
 const clientRedirect = "http://127.0.0.1:33418/callback"
 
 // serveLogins starts a server at which people of example.com log in.
@@ -47,13 +48,14 @@ func serveLogins(t *testing.T) (*server, *oauthtest.Provider) {
 	return serve(t, "SANDBOX_CONFIG="+path, "IDP_SECRET="+idp.ClientSecret), idp
 }
 
-// agree goes where a client sends its user, logs in and allows it, and returns the address by which the client is answered.
+// agree follows a client's link, logs in, allows the client, and returns the page with the client's
+// answer.
 func agree(b *oauthtest.Browser, at string) *oauthtest.Page {
 	page := b.Get(at)
 	return b.Submit(page, "/oauth/consent", map[string]string{"decision": "allow"})
 }
 
-// TestOAuthGoClient has the Go SDK's client find its way from a bare 401 to a tool's result.
+// TestOAuthGoClient lets the Go SDK's client get from a bare 401 to a tool's result.
 func TestOAuthGoClient(t *testing.T) {
 	s, _ := serveLogins(t)
 	browser := oauthtest.NewBrowser(t, nil, clientRedirect)
@@ -69,7 +71,7 @@ func TestOAuthGoClient(t *testing.T) {
 			q := agree(browser, args.URL).URL.Query()
 			return &auth.AuthorizationResult{Code: q.Get("code"), State: q.Get("state"), Iss: q.Get("iss")}, nil
 		},
-		// The first access token counts as expired at once, so that the client has to refresh it.
+		// The first access token counts as expired, so the client must refresh it.
 		NewTokenSource: func(ctx context.Context, c *oauth2.Config, token *oauth2.Token) (oauth2.TokenSource, error) {
 			old := *token
 			old.Expiry = time.Now().Add(-time.Minute)
@@ -115,12 +117,12 @@ func TestOAuthGoClient(t *testing.T) {
 	if resp.StatusCode != 200 || string(body) != "of a user\n" || !strings.Contains(made.Files[0].URL, "/files/~") {
 		t.Errorf("%s: %d %q", made.Files[0].URL, resp.StatusCode, body)
 	}
-	// The API token's holder goes on working, in sessions of their own.
+	// The holder of the API token keeps working, in sessions of their own.
 	if r := s.run(t, "mine", "shell", "ls"); r.Output != "" || !r.Success {
 		t.Errorf("the API token's holder sees the user's files: %+v", r)
 	}
 
-	// Revoked on the page, the access is gone at once.
+	// Revoking access on the page takes effect at once.
 	status := func(token string) (int, string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
@@ -157,7 +159,7 @@ func TestOAuthGoClient(t *testing.T) {
 	}
 }
 
-// notingSource tells each token that it gives.
+// notingSource reports each token that it gives.
 type notingSource struct {
 	oauth2.TokenSource
 	note func(*oauth2.Token)
@@ -171,7 +173,8 @@ func (s notingSource) Token() (*oauth2.Token, error) {
 	return t, err
 }
 
-// TestNoLoginsNodeClient: a client that tries to log in at a server without logins shows a person what to do.
+// TestNoLoginsNodeClient checks that a client that tries to log in at a server without logins shows
+// a person what to do.
 func TestNoLoginsNodeClient(t *testing.T) {
 	interpreter := node(t)
 	s := serve(t)
@@ -224,7 +227,8 @@ func TestOAuthNodeClient(t *testing.T) {
 	}
 }
 
-// TestOAuthConformance runs the official suite's scenarios for authorization servers. It prints where a person should go; the browser goes there.
+// TestOAuthConformance runs the official suite's scenarios for authorization servers. The browser
+// follows the links that it prints.
 func TestOAuthConformance(t *testing.T) {
 	interpreter := node(t)
 	s, _ := serveLogins(t)
@@ -279,7 +283,7 @@ func TestOAuthConformance(t *testing.T) {
 	}
 }
 
-// callbackPort is a free port, for a program that cannot be told to take any.
+// callbackPort returns a free port for a program that cannot choose one.
 func callbackPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -294,7 +298,8 @@ func callbackPort(t *testing.T) string {
 	return port
 }
 
-// TestRemovedFromTheList: who is taken off the list of those who may log in has no access after a restart; others keep theirs.
+// TestRemovedFromTheList checks that a person who is removed from the list has no access after a
+// restart, and that others keep theirs.
 func TestRemovedFromTheList(t *testing.T) {
 	p := serveProxied(t)
 	asAnn, _ := p.logIn(t, ann)

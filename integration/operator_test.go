@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// operatorsView is what sessions list --json prints of a session.
+// operatorsView is a session as sessions list --json prints it.
 type operatorsView struct {
 	Key, Caller, Session, State string
 	Runs, Sandboxes             int
 	Interpreters, Servers       []string
 }
 
-// TestOperatorsSessions: the operator sees the sessions of all callers, in all servers on the root,
-// and ends one without touching the others.
+// TestOperatorsSessions checks that the operator sees the sessions of all callers in all servers on
+// the root, and ends one without affecting the others.
 func TestOperatorsSessions(t *testing.T) {
 	p := serveProxied(t)
 	asAnn, _ := p.logIn(t, ann)

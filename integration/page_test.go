@@ -18,8 +18,9 @@ import (
 	"mcp-code-sandbox/internal/oauth/oauthtest"
 )
 
-// TestPage tells the stories of page/stories.mjs: the page in a real browser, on the real server and the real jail. Screenshots are left in
-// .cache/screenshots, of what went wrong as well. PAGE_STORY narrows it down to the stories whose name has it.
+// TestPage runs the stories of page/stories.mjs: the page in a real browser, on the real server and
+// jail. Screenshots go to .cache/screenshots. PAGE_STORY selects the stories whose name contains
+// it.
 func TestPage(t *testing.T) {
 	browser := lookFor("chromium", "chromium-browser", "google-chrome")
 	if browser == "" {
@@ -88,7 +89,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// pageServices are settings of a server that code may call two services through: one with an operator's key, and one that nobody has
+// pageServices configures two services: one with an operator's key, and one that nobody has
 // connected.
 func pageServices(t *testing.T) []string {
 	t.Helper()
@@ -113,7 +114,7 @@ func pageServices(t *testing.T) []string {
 	return []string{"SANDBOX_CONFIG=" + path, "STATUS_KEY=" + staticKey, "DATADOG_SECRET=" + accounts.ClientSecret}
 }
 
-// lookFor finds the first of some programs.
+// lookFor returns the first program that exists.
 func lookFor(names ...string) string {
 	for _, name := range names {
 		if path, err := exec.LookPath(name); err == nil {

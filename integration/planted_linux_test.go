@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// TestDiskQuota: who fills the workspace is stopped, and can clean up.
+// TestDiskQuota checks that code that fills the workspace is stopped and can clean up.
 func TestDiskQuota(t *testing.T) {
 	s := serveHostile(t, "SANDBOX_WORKSPACE_BYTES=20MB", "SANDBOX_WORKSPACE_FILES=1000", "SANDBOX_EXEC_TIMEOUT_S=30")
 	defer s.sweep(t)
@@ -39,7 +39,7 @@ while True: f.write(bytes(1 << 20))'; exit 1`},
 				t.Errorf("cause %q, hint %q", r.Cause, r.Hint)
 			}
 			if !strings.Contains(tt.name, "deleted") {
-				// The workspace is full for everybody, and says so.
+				// The workspace is full for everybody, and the error says so.
 				got := s.answer(t, "upload_file", map[string]any{"conversationId": "disk", "filename": "more", "content": "aGk="})
 				if !strings.HasPrefix(got, "quota_exceeded: ") {
 					t.Errorf("an upload into a full workspace: %s", got)
@@ -54,11 +54,11 @@ while True: f.write(bytes(1 << 20))'; exit 1`},
 			}
 		})
 	}
-	// A file of holes takes no room, but is as large as a file may be at most.
+	// A sparse file takes no room, but counts with its size for the largest file.
 	if r := s.run(t, "holes", "shell", `truncate -s 10M small && truncate -s 100G large`); r.Success || r.Cause != "disk_quota" {
 		t.Errorf("a file of 100 GB: %+v", r)
 	}
-	// Many small files within the quota are no trouble.
+	// Many small files within the quota are fine.
 	s2 := serve(t)
 	r := s2.run(t, "many", "shell", `mkdir d; for i in $(seq 10000); do : > d/f$i; done; echo done`)
 	if !r.Success || r.Output != "done\n" || len(r.Files) != 200 || !r.FilesTruncated {
@@ -86,7 +86,7 @@ func (s *server) workspaceOf(t *testing.T, id string) string {
 	return ""
 }
 
-// TestPlanted: what a program left in its workspace fools nobody: not a download, not a listing, not an upload.
+// TestPlanted checks that files that a program planted mislead no download, listing or upload.
 func TestPlanted(t *testing.T) {
 	const secret = "the-file-secret"
 	s := serveHostile(t, "FILE_SECRET="+secret)
@@ -131,7 +131,7 @@ open("hidden", "w").write("H"); os.chmod("hidden", 0)
 		t.Fatalf("%+v", r)
 	}
 	files := s.workspaceOf(t, "planter")
-	// The sandbox cannot make devices; should it ever, this is what the server would see.
+	// The sandbox cannot create devices; if it ever could, the server would see this.
 	device := syscall.Mknod(filepath.Join(files, "device"), syscall.S_IFCHR|0o666, 1<<8|5) == nil // /dev/zero
 
 	listed := func() string {
@@ -196,8 +196,8 @@ open("hidden", "w").write("H"); os.chmod("hidden", 0)
 	}
 }
 
-// TestSymlinkRace: a program swaps a file for links to what it must not have, as fast as it can, while the server
-// downloads and uploads. Never does a foreign byte come out or get written.
+// TestSymlinkRace swaps a file for links as fast as possible while the server downloads and
+// uploads. No foreign byte is ever read or written.
 func TestSymlinkRace(t *testing.T) {
 	const secret = "the-file-secret"
 	s := serveHostile(t, "FILE_SECRET="+secret, "SANDBOX_EXEC_TIMEOUT_S=60")
@@ -266,8 +266,8 @@ print(i)
 	t.Logf("statuses: %v", seen)
 }
 
-// TestHiddenFilesFillTheDisk: files that are deleted but open count in no listing. A run that hides its hoard there is
-// stopped before the file system is full.
+// TestHiddenFilesFillTheDisk checks that a run that hides data in deleted but open files is stopped
+// before the file system is full.
 func TestHiddenFilesFillTheDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		skip(t, "only root can mount a small file system for this test")

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// TestPool: a session whose sandbox was ready cannot tell, but by the clock.
+// TestPool checks that a session with a pooled sandbox cannot notice it, except by the clock.
 func TestPool(t *testing.T) {
 	if onDocker() {
 		t.Skip("there is no pool on docker unless it is asked for; backend/docker tests it")
@@ -27,7 +27,7 @@ func TestPool(t *testing.T) {
 		defer s.sweep(t)
 		s.awaitReady(t, 2) // a shell, which has been asked for, and Python
 		testPool(t, s)
-		// The session's sandbox has idled out; the next one was ready, too, and has its files.
+		// The session's sandbox has idled out; the next pooled one has its files.
 		s.settle(t)
 		s.awaitReady(t, 3) // of each, two at most
 		if r := s.run(t, "pool-new", "python", "print(open('mine').read())"); r.Output != "pool-new\n" || !s.wasReady("pool-new") {
@@ -69,19 +69,20 @@ func testPool(t *testing.T, s *server) {
 	}
 }
 
-// awaitReady waits until so many sandboxes are ready.
+// awaitReady waits until that many sandboxes are ready.
 func (s *server) awaitReady(t *testing.T, n float64) {
 	t.Helper()
 	eventually(t, time.Minute, "sandboxes to be ready", func() bool { return s.metric(t, "sandbox_ready_sandboxes") >= n })
 }
 
-// wasReady reports whether the last sandbox of a session was ready before the session asked, by the server's log.
+// wasReady reports whether the session's last sandbox was pooled, according to the server's log.
 func (s *server) wasReady(session string) bool {
 	all := regexp.MustCompile(`sandbox started .*session_id=`+session+` sandbox=(\S+)`).FindAllStringSubmatch(s.log.String(), -1)
 	return len(all) > 0 && strings.HasPrefix(all[len(all)-1][1], "pool-")
 }
 
-// TestKilledPool: of a killed server's ready sandboxes nothing is left but what the next start removes.
+// TestKilledPool checks that the pooled sandboxes of a killed server leave only what the next start
+// removes.
 func TestKilledPool(t *testing.T) {
 	if onDocker() {
 		t.Skip("there is no pool on docker unless it is asked for")
@@ -102,7 +103,7 @@ func TestKilledPool(t *testing.T) {
 		}
 	})
 	s.kill(t)
-	// What imports libraries while nobody else has anything to do gets its turn to end late on a busy machine.
+	// A process that imports libraries at low priority ends late on a busy machine.
 	eventually(t, time.Minute, "the killed server's processes and mounts to end", func() bool {
 		return len(alive(family)) == 0 && len(mountedFrom(s.Root)) == 0
 	})

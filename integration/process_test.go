@@ -16,13 +16,13 @@ import (
 	"time"
 )
 
-// newMarker is a name that no other process has.
+// newMarker returns a name that no other process has.
 func newMarker() string { return "marker-" + strings.ToLower(rand.Text()) }
 
-// sleeper is shell code that says so when it starts, then sleeps for ever under the marker's name.
+// sleeper is shell code that prints a line and then sleeps for ever under the marker's name.
 func sleeper(marker string) string { return "echo started; exec -a " + marker + " sleep infinity" }
 
-// marked lists the processes that call themselves by the marker.
+// marked lists the processes with the marker's name.
 func marked(marker string) []string {
 	return processes(func(dir string) bool {
 		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
@@ -30,7 +30,7 @@ func marked(marker string) []string {
 	})
 }
 
-// process is one process of the host, told from a later one with the same number by its start.
+// process is one process of the host, identified by its pid and start time.
 type process struct {
 	pid, parent int
 	start       string
@@ -38,7 +38,7 @@ type process struct {
 	state       string
 }
 
-// readProcess reports false when there is no such process.
+// readProcess reports false if the process does not exist.
 func readProcess(pid int) (process, bool) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -56,13 +56,13 @@ func readProcess(pid int) (process, bool) {
 	return process{pid: pid, parent: parent, start: fields[19], name: string(stat[open+1 : end]), state: fields[0]}, err == nil
 }
 
-// gone reports whether the process has ended. Whether its new parent has noticed is not ours to say.
+// gone reports whether the process has ended, even if its parent has not waited for it.
 func (p process) gone() bool {
 	now, ok := readProcess(p.pid)
 	return !ok || now.start != p.start || now.state == "Z" || now.state == "X"
 }
 
-// descendants lists the processes that pid has started, and those that they have.
+// descendants lists the processes that pid has started, and theirs.
 func descendants(t *testing.T, pid int) []process {
 	t.Helper()
 	dirs, err := os.ReadDir("/proc")
@@ -84,7 +84,7 @@ func descendants(t *testing.T, pid int) []process {
 	return list
 }
 
-// alive lists those of the processes that have not ended.
+// alive lists the processes that have not ended.
 func alive(list []process) (left []process) {
 	for _, p := range list {
 		if !p.gone() {
@@ -94,13 +94,14 @@ func alive(list []process) (left []process) {
 	return left
 }
 
-// waiter is shell code that says so when it starts, then waits under the marker's name for a file "go", and says so.
+// waiter is shell code that prints a line, waits under the marker's name for a file "go", and
+// prints another.
 func waiter(marker string) string {
 	return "echo started; exec -a " + marker + " bash -c 'until [ -e go ]; do sleep 0.05; done; echo finished'"
 }
 
-// begin starts a run whose code takes the marker's name, and returns when it has. The channel gets the answer, or what went wrong
-// with the connection.
+// begin starts a run whose code takes the marker's name, and returns when it has. The channel gets
+// the answer or the connection's error.
 func (s *server) begin(t *testing.T, session, marker, code string, more ...func(map[string]any)) <-chan string {
 	t.Helper()
 	args := map[string]any{"conversationId": session, "language": "shell", "code": code}

@@ -13,11 +13,11 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// untilGo is a cell that says that it has begun and ends when there is a file.
+// untilGo is a cell that prints "begun" and ends when a file appears.
 const untilGo = "import os, time\nprint('begun', flush=True)\nwhile not os.path.exists('/data/go'): time.sleep(0.02)"
 
-// TestQueuedRun: a client's call that waits for another run hears so at once, hears when it begins,
-// and gets a run_id when that takes long. wait_run and cancel_run know it as queued.
+// TestQueuedRun checks that a client's call that waits for another run is told at once, is told
+// when it begins, and gets a run_id if that takes long. wait_run and cancel_run know it as queued.
 func TestQueuedRun(t *testing.T) {
 	s := serve(t, "SANDBOX_HANDOVER_S=2")
 	progress := make(chan string, 100)
@@ -88,7 +88,7 @@ func TestQueuedRun(t *testing.T) {
 		t.Errorf("cancelled: %+v, %+v", cancelled, r)
 	}
 
-	// Another client's wait hears when the run begins.
+	// Another client's wait is told when the run begins.
 	params := &mcp.CallToolParams{Name: "wait_run", Arguments: map[string]any{"run_id": m[1], "timeout_seconds": 40}}
 	params.SetProgressToken("wait")
 	done := make(chan *mcp.CallToolResult, 1)

@@ -40,14 +40,15 @@ func serveHostile(t *testing.T, settings ...string) *server {
 	return s
 }
 
-// busy is how many goroutines the server has, but for those that wait for the end of a sandbox that is ready.
+// busy counts the server's goroutines, except for those that wait for the end of a pooled sandbox.
 func (s *server) busy(t *testing.T) float64 {
 	t.Helper()
 	const each = 3 // for its process, its output, and its place
 	return s.metric(t, "go_goroutines") - each*s.metric(t, "sandbox_ready_sandboxes")
 }
 
-// sweep makes sure that the server still works, has shrunk to what it was, and leaves nothing behind when it is stopped.
+// sweep checks that the server still works, has shrunk to its former size, and leaves nothing
+// behind when it stops.
 func (s *server) sweep(t *testing.T) {
 	t.Helper()
 	if r := s.run(t, "last", "shell", "echo still here"); r.Output != "still here\n" {
@@ -73,7 +74,7 @@ func (s *server) settle(t *testing.T) {
 	})
 }
 
-// metric reads a number from /metrics: a series, or the sum of all series of that name.
+// metric reads a number from /metrics: one series, or the sum of all series of that name.
 func (s *server) metric(t *testing.T, name string) float64 {
 	t.Helper()
 	status, body := s.fetch(t, http.MethodGet, s.URL+"/metrics", nil, "Authorization: Bearer "+s.Token)
@@ -98,7 +99,7 @@ func (s *server) metric(t *testing.T, name string) float64 {
 	return sum
 }
 
-// memory is the most that the server's own process has ever had in memory, in bytes.
+// memory returns the peak memory of the server's own process in bytes.
 func (s *server) memory(t *testing.T) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
@@ -118,10 +119,11 @@ func (s *server) memory(t *testing.T) int64 {
 	return 0
 }
 
-// wantNoResidue checks what is left of a stopped server: its sessions' files, its keys, its log, and nothing else.
+// wantNoResidue checks that a stopped server leaves its sessions' files, its keys and its log, and
+// nothing else.
 func (s *server) wantNoResidue(t *testing.T) {
 	t.Helper()
-	// Mounts and processes are found by the data directory, which is a new one for each test.
+	// Mounts and processes are found by the data directory, which is new for each test.
 	mark := filepath.Join(filepath.Base(filepath.Dir(s.Root)), filepath.Base(s.Root))
 	if left := processes(func(dir string) bool {
 		mounts, _ := os.ReadFile(dir + "/mountinfo")
@@ -160,7 +162,7 @@ func (s *server) wantNoResidue(t *testing.T) {
 	}
 }
 
-// processes describes the host's processes for whose /proc directory ok holds.
+// processes describes the host's processes whose /proc directory ok accepts.
 func processes(ok func(dir string) bool) []string {
 	var found []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")

@@ -25,7 +25,8 @@ os.symlink("/etc/passwd", "/data/passwd")
 os.symlink("raw.bin", "/data/alias.bin")
 `
 
-// TestResources: a client hears of the files that a run made, finds them, and reads them, by list, by link and by template.
+// TestResources checks that a client is notified of a run's files, finds them, and reads them by
+// list, link and template.
 func TestResources(t *testing.T) {
 	for _, tt := range []struct {
 		name, version string
@@ -64,7 +65,7 @@ func TestResources(t *testing.T) {
 				}
 				return res
 			}
-			// A client has no stream of its own before it hears the first time.
+			// A client has no stream of its own before its first notification.
 			eventually(t, 20*time.Second, "the client to hear of uploads", func() bool {
 				call("upload_file", map[string]any{"session_id": "Other", "filename": "up.txt", "content": base64.StdEncoding.EncodeToString([]byte("up")), "overwrite": true})
 				select {
@@ -135,7 +136,7 @@ func TestResources(t *testing.T) {
 				}
 			}
 
-			// A link outlives its session, for a time; the list does not.
+			// A link outlives its session for a while; the list does not.
 			call("close_session", map[string]any{"session_id": "Files"})
 			if _, err := cs.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: want["raw.bin"].uri}); err != nil {
 				t.Errorf("after the session's end: %v", err)

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// cellResult is what a plain caller gets of run.
+// cellResult is a plain caller's result of run.
 type cellResult struct {
 	Session   string `json:"session"`
 	SessionID string `json:"session_id"`
@@ -28,13 +28,13 @@ type cellResult struct {
 	} `json:"artifacts"`
 }
 
-// cell calls run with a session, or without one.
+// cell calls run with or without a session.
 func (s *server) cell(t *testing.T, session, env, code string) cellResult {
 	t.Helper()
 	return s.cellWith(t, session, env, code, nil)
 }
 
-// cellWith is cell with variables of its own.
+// cellWith is cell with environment variables.
 func (s *server) cellWith(t *testing.T, session, env, code string, environment map[string]string) cellResult {
 	t.Helper()
 	args := map[string]any{"env": env, "code": code}
@@ -55,7 +55,7 @@ func (s *server) cellWith(t *testing.T, session, env, code string, environment m
 	return r
 }
 
-// TestNotebook: state lives on, values and plots are shown, errors point at cells.
+// TestNotebook checks that state is kept, values and plots are shown, and errors point at cells.
 func TestNotebook(t *testing.T) {
 	s := serve(t)
 	if r := s.cell(t, "nb", "python", "import pandas as pd\ndf = pd.DataFrame({'a': [1, 2], 'b': [0.5, 0.25]})\ndf"); r.Stdout != "   a     b\n0  1  0.50\n1  2  0.25\n" || r.ExitCode != 0 || r.Session != "nb" {
@@ -108,7 +108,7 @@ func TestNotebook(t *testing.T) {
 	}
 }
 
-// TestNodeNotebook: the same for JavaScript and TypeScript.
+// TestNodeNotebook does the same for JavaScript and TypeScript.
 func TestNodeNotebook(t *testing.T) {
 	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=3")
 	for _, env := range []string{"javascript", "typescript"} {
@@ -141,7 +141,8 @@ func TestNodeNotebook(t *testing.T) {
 	}
 }
 
-// TestFigures: a fresh run gives its figures back, too; one that was saved is a file already.
+// TestFigures checks that a fresh run returns its figures, and that a saved figure is returned
+// once, as a file.
 func TestFigures(t *testing.T) {
 	s := serve(t)
 	for name, test := range map[string]struct {
@@ -161,7 +162,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestSingleRun: without a session nothing is kept but the links.
+// TestSingleRun checks that a run without a session keeps only its links.
 func TestSingleRun(t *testing.T) {
 	s := serve(t)
 	r := s.cell(t, "", "python", "open('/data/x.txt', 'w').write('hi'); print('once')")
@@ -181,7 +182,8 @@ func TestSingleRun(t *testing.T) {
 	}
 }
 
-// TestInterruptAndLoss: a timeout keeps the state if the code heeds it; what is lost is said at once and by the next run.
+// TestInterruptAndLoss checks that a timeout keeps the state if the code stops, and that a loss is
+// reported at once and by the next run.
 func TestInterruptAndLoss(t *testing.T) {
 	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=1")
 	s.cell(t, "x", "python", "kept = 1")

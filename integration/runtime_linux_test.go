@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// envRuntime names a runtime of the engine whose containers have a kernel of their own: gVisor's runsc.
+// envRuntime names a runtime of the engine whose containers have their own kernel: gVisor's runsc.
 const envRuntime = "SANDBOX_TEST_DOCKER_RUNTIME"
 
-// needRuntime is its name, or the end of the test.
+// needRuntime returns its name, or ends the test.
 func needRuntime(t *testing.T) string {
 	t.Helper()
 	name := os.Getenv(envRuntime)
@@ -23,7 +23,8 @@ func needRuntime(t *testing.T) string {
 	return name
 }
 
-// TestSameAnswersOnOwnKernel holds sandboxes with a kernel of their own to what attacks get elsewhere.
+// TestSameAnswersOnOwnKernel checks that attacks get the same answers in sandboxes with their own
+// kernel.
 func TestSameAnswersOnOwnKernel(t *testing.T) {
 	if onDocker() {
 		t.Skip("another process runs it")
@@ -32,7 +33,7 @@ func TestSameAnswersOnOwnKernel(t *testing.T) {
 	passAgain(t, []string{"TestSessionsApart", "TestNothingSurvives", "TestNotebook"}, envUseRuntime+"="+needRuntime(t))
 }
 
-// TestOwnKernel tells the story of a session on sandboxes with a kernel of their own, through the server.
+// TestOwnKernel follows a session in sandboxes with their own kernel, through the server.
 func TestOwnKernel(t *testing.T) {
 	c := needEngine(t)
 	runtime := needRuntime(t)
@@ -122,7 +123,8 @@ func TestOwnKernel(t *testing.T) {
 	}
 }
 
-// TestUnknownRuntime: a server does not start with a runtime that the engine does not have.
+// TestUnknownRuntime checks that a server does not start with a runtime that the engine does not
+// have.
 func TestUnknownRuntime(t *testing.T) {
 	needEngine(t)
 	cmd := exec.CommandContext(t.Context(), binary, "serve")

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestManySessions: 200 sessions are opened, used in both ways and idle out; no process, descriptor, goroutine, cgroup or mount is left.
+// TestManySessions opens 200 sessions, uses them in both ways and lets them idle out. No process,
+// descriptor, goroutine, cgroup or mount remains.
 func TestManySessions(t *testing.T) {
 	sessions := 200
 	if onDocker() { // a container each: the same leaks would show

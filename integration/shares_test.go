@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// TestOneUserHoldsEverything: a user takes every sandbox, first with idle interpreters and then with
-// runs that never end. Another user and the operator still get their first run, and the user who had
-// to give something up is told why.
+// TestOneUserHoldsEverything lets a user take every sandbox, with idle interpreters and then with
+// endless runs. Another user and the operator still get their first run, and the user who gave
+// something up is told why.
 func TestOneUserHoldsEverything(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_MAX_SESSIONS=4", "SANDBOX_EVICT_IDLE_S=3600")
 	asAnn, _ := p.logIn(t, ann)

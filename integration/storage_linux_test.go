@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// hoards are ways to fill the disk with files that no listing shows. Each writes 60 MB, 3 MB a file, and waits.
+// hoards are ways to fill the disk with files that no listing shows. Each writes 60 MB, 3 MB per
+// file, and waits.
 var hoards = map[string]string{
 	"open": `
 for i in range(20):
@@ -47,7 +48,8 @@ for i in range(20):
 `,
 }
 
-// TestUnlinkedFilesCount: what a run hides in files that are deleted but open counts towards its quota, on a disk with plenty of room.
+// TestUnlinkedFilesCount checks that deleted but open files count towards a run's quota, on a disk
+// with plenty of room.
 func TestUnlinkedFilesCount(t *testing.T) {
 	s := serve(t, "SANDBOX_WORKSPACE_BYTES=20MB", "SANDBOX_EXEC_TIMEOUT_S=20")
 	for name, code := range hoards {
@@ -69,7 +71,7 @@ func TestUnlinkedFilesCount(t *testing.T) {
 	}
 }
 
-// TestWritesBetweenCells: an interpreter that goes on writing after its cell has ended is stopped.
+// TestWritesBetweenCells checks that an interpreter that keeps writing after its cell is stopped.
 func TestWritesBetweenCells(t *testing.T) {
 	s := serve(t, "SANDBOX_WORKSPACE_BYTES=20MB")
 	r := s.cell(t, "late", "python", `
@@ -114,7 +116,8 @@ func smallRoot(t *testing.T, options string) string {
 	return root
 }
 
-// TestLargestWriterIsStopped: where the disk runs out, the session that fills it is stopped, and those beside it go on.
+// TestLargestWriterIsStopped checks that on a short disk the session that fills it is stopped, and
+// others continue.
 func TestLargestWriterIsStopped(t *testing.T) {
 	root := smallRoot(t, "size=400m")
 	s := serve(t, "SANDBOX_ROOT="+root, "SANDBOX_EXEC_TIMEOUT_S=60")
@@ -147,8 +150,9 @@ while True:
 	}
 }
 
-// TestShortDiskStopsWhoFilledIt: where the disk runs out, it counts what a user has written lately in all sessions, finished runs
-// included. A user who wrote less goes on, though the other one has no run at that moment.
+// TestShortDiskStopsWhoFilledIt checks that a short disk counts what a user wrote lately in all
+// sessions, finished runs included. A user who wrote less continues, even while the other one has
+// no run.
 func TestShortDiskStopsWhoFilledIt(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_ROOT="+smallRoot(t, "size=400m"), "SANDBOX_EXEC_TIMEOUT_S=60")
 	asAnn, _ := p.logIn(t, ann)
@@ -195,7 +199,7 @@ func TestShortDiskStopsWhoFilledIt(t *testing.T) {
 	}
 }
 
-// usage is what list_sessions says of all of the caller's sessions.
+// usage returns what list_sessions says of all of the caller's sessions.
 func (s *server) usage(t *testing.T) (u struct {
 	Sessions       int   `json:"sessions"`
 	Bytes          int64 `json:"bytes"`
@@ -215,7 +219,8 @@ func (s *server) usage(t *testing.T) (u struct {
 	return u
 }
 
-// TestCallersStorage: a user who stores more than its share is refused, loses nothing, and hinders nobody. Closed sessions go first.
+// TestCallersStorage checks that a user who exceeds the share is refused, loses nothing and
+// disturbs nobody. Closed sessions go first.
 func TestCallersStorage(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_CALLER_BYTES=20MB", "SANDBOX_CALLER_SESSIONS=4", "SANDBOX_WORKSPACE_BYTES=12MB")
 	asAnn, _ := p.logIn(t, ann)
@@ -240,7 +245,7 @@ func TestCallersStorage(t *testing.T) {
 	if u := asAnn.usage(t); u.Sessions != 2 || u.ClosedSessions != 0 || u.ClosedBytes != 0 {
 		t.Errorf("usage after that: %+v", u)
 	}
-	// What is left is all that a run may write.
+	// A run may write what remains of the share.
 	if r := fill(asAnn, "c2", 8); r.Cause != "disk_quota" || !strings.Contains(r.Hint, "all your sessions together") {
 		t.Errorf("a run beyond the share: %+v", r)
 	}
@@ -286,7 +291,7 @@ func TestCallersStorage(t *testing.T) {
 		t.Errorf("after one was closed: %+v", r)
 	}
 
-	// The others are not concerned, and the operator never is.
+	// Others are not affected, and the operator never is.
 	if r := fill(asBob, "a", 8); r.Output != "ok\n" {
 		t.Errorf("another user: %+v", r)
 	}
@@ -309,8 +314,8 @@ func TestCallersStorage(t *testing.T) {
 	}
 }
 
-// TestRefusedCallsLeaveNothing: whoever is refused in new sessions finds none of them afterwards, and a session that exists for an
-// upload link alone is listed.
+// TestRefusedCallsLeaveNothing checks that refused calls create no session, and that a session with
+// an upload link only is listed.
 func TestRefusedCallsLeaveNothing(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_CALLER_BYTES=5MB", "SANDBOX_CALLER_SESSIONS=3")
 	asAnn, _ := p.logIn(t, ann)
@@ -349,7 +354,8 @@ func TestRefusedCallsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestLimitOfTheCallerIsNamed: near the caller's limit, a run whose file or image finds no room says which limit that was.
+// TestLimitOfTheCallerIsNamed checks that a run near the caller's limit names that limit when a
+// file or image finds no room.
 func TestLimitOfTheCallerIsNamed(t *testing.T) {
 	p := serveProxied(t, "SANDBOX_CALLER_BYTES=5MB")
 	asAnn, _ := p.logIn(t, ann)

@@ -13,8 +13,8 @@ import (
 // ordinaryUser is a uid without an account and without rights.
 const ordinaryUser = 12345
 
-// ordinaryRoot makes a directory of an ordinary user's, and the attributes that start a program as
-// that user. t.TempDir belongs to root alone.
+// ordinaryRoot makes a directory that belongs to an ordinary user, and the attributes that start a
+// program as that user. t.TempDir belongs to root.
 func ordinaryRoot(t *testing.T) (string, *syscall.SysProcAttr) {
 	t.Helper()
 	root, err := os.MkdirTemp("", "integration-user-")
@@ -32,8 +32,8 @@ func ordinaryRoot(t *testing.T) (string, *syscall.SysProcAttr) {
 	return root, attr
 }
 
-// TestOrdinaryUser is the story of a server that is not root. It uses the interpreters that such a user can reach, which may
-// have no libraries.
+// TestOrdinaryUser follows a server that does not run as root. It uses the interpreters that such a
+// user can reach, which may have no libraries.
 func TestOrdinaryUser(t *testing.T) {
 	root, attr := ordinaryRoot(t)
 	home := filepath.Join(root, "home")

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestForked: a program that comes from the zygote cannot tell, and nobody else can, but by the clock.
+// TestForked checks that a program that comes from the zygote cannot notice it, except by the
+// clock.
 func TestForked(t *testing.T) {
 	s := serve(t)
 	type result struct {
@@ -70,7 +71,7 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 	}
 
 	const held = "open('/data/held.py', 'w').write('class A:\\n    def __del__(self): print(1)\\na = A()')\n"
-	// What is different in every process.
+	// These values differ in every process.
 	volatile := regexp.MustCompile(`main-[0-9a-f]{8}|0x[0-9a-f]+|PYTHONHASHSEED=0\n|/\.runs/[a-z2-7]*`)
 	for name, code := range map[string]string{
 		"value":            "print(2+2)",
@@ -135,7 +136,8 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 	}
 }
 
-// TestSeparateZygotes: with SANDBOX_SHARED_ZYGOTE=off a sandbox imports for itself, and nothing outside of sandboxes does.
+// TestSeparateZygotes checks that with SANDBOX_SHARED_ZYGOTE=off a sandbox imports for itself, and
+// that nothing outside of sandboxes does.
 func TestSeparateZygotes(t *testing.T) {
 	s := serve(t, "SANDBOX_SHARED_ZYGOTE=off")
 	for n := 0; s.python(t, "separate", "import sys, numpy; print('pandas' in sys.modules)").Stdout != "True\n"; n++ {
