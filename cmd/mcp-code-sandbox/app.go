@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/logging"
@@ -103,7 +104,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 			return nil, err
 		}
 	}
-	if engine := a.isolation.images; engine != nil {
+	if engine, ok := a.isolation.driver.(*docker.Backend); ok {
 		if err := engine.CheckRuntime(ctx); err != nil {
 			return nil, err
 		}
@@ -141,7 +142,8 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 
 	quota := workspace.Usage{Bytes: int64(s.WorkspaceBytes), Files: s.WorkspaceFiles}
 	a.sessions = session.New(session.Config{
-		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: a.isolation.Backend, Owner: a.isolation.owner,
+		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: a.isolation.sessions, Owner: a.isolation.owner,
+		MakeWorkspace: a.isolation.makeWorkspace(),
 		Limits: sandbox.Limits{
 			MemoryBytes: int64(s.MemoryLimit), CPUs: s.CPULimit, PIDs: s.PIDsLimit,
 			TmpBytes: int64(s.TmpBytes),
@@ -211,25 +213,24 @@ func (a *app) clean(ctx context.Context) {
 	if err != nil {
 		a.log.Warn("cannot look for dead instances", "error", err)
 	}
+	isDead := map[string]bool{} // their locks are held by this instance
 	for _, d := range dead {
-		if reaper, ok := a.isolation.Backend.(sandbox.Reaper); ok {
-			if err := reaper.Reap(ctx, d.ID()); err != nil {
-				a.log.Warn("cannot clean up after a dead instance; trying again later", "instance", d.ID(), "error", err)
-				d.Abandon()
-				continue
-			}
+		isDead[d.ID()] = true
+	}
+	err = a.isolation.Reap(ctx, func(id string) bool { return !isDead[id] && instance.Alive(a.settings.Root, id) })
+	if err != nil && ctx.Err() == nil {
+		a.log.Warn("cannot clean up after dead instances; trying again later", "error", err)
+	}
+	for _, d := range dead {
+		if err != nil {
+			d.Abandon()
+			continue
 		}
 		if err := d.Close(); err != nil {
 			a.log.Warn("cannot remove the directory of a dead instance", "instance", d.ID(), "error", err)
 			continue
 		}
 		a.log.Info("cleaned up after a dead instance", "instance", d.ID())
-	}
-	if sweeper, ok := a.isolation.Backend.(sandbox.Sweeper); ok {
-		alive := func(id string) bool { return instance.Alive(a.settings.Root, id) }
-		if err := sweeper.Sweep(ctx, alive); err != nil && ctx.Err() == nil {
-			a.log.Warn("cannot look for what dead instances left; trying again later", "error", err)
-		}
 	}
 	if err := a.store.PurgeResults(ctx, time.Now().Add(-executor.ResultRetention), a.instance.ID()); err != nil && ctx.Err() == nil {
 		a.log.Warn("cannot forget old results", "error", err)
@@ -243,14 +244,7 @@ func (a *app) clean(ctx context.Context) {
 func (a *app) ready(ctx context.Context) error { return a.tasks.do(ctx, a.probe) }
 
 func (a *app) probe(ctx context.Context) error {
-	return a.judge(a.checks(ctx))
-}
-
-func (a *app) checks(ctx context.Context) []sandbox.Check {
-	if prober, ok := a.isolation.Backend.(sandbox.Prober); ok {
-		return prober.Probe(ctx)
-	}
-	return nil
+	return a.judge(a.isolation.Probe(ctx))
 }
 
 // judge returns an error when the checks of the backend, or the lack of runners, say that no code can be run.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,52 +18,148 @@ import (
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/pool"
+	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/version"
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// The backends' names, as in SANDBOX_BACKEND.
+// The names of the backends, as in SANDBOX_BACKEND. backendAuto chooses one.
 const (
 	backendAuto   = "auto"
 	backendJail   = "jail"
 	backendDocker = "docker"
 )
 
-// lookTimeout is how long "auto" waits for an engine. One that is there answers in milliseconds.
-const lookTimeout = 3 * time.Second
-
-// reachTimeout is how long the start waits for an engine that the settings ask for.
-const reachTimeout = 15 * time.Second
-
-// isolation is the backend that was chosen.
-type isolation struct {
-	sandbox.Backend
-	name    string
-	why     string
-	owner   workspace.Owner
-	images  *docker.Backend // whose images are the runners; nil on the jail
-	close   func()
-	refused error           // why it could not be made
-	noReply error           // why "auto" found no engine to use; nil: it was not asked, or there is one
-	pool    *pool.Pool      // nil: no sandbox is ready before it is asked for
-	closed  *closednet.List // what sandboxes with network, and services, cannot reach
+// backend is an entry of the list of backends. What it says holds even if the backend cannot be opened here.
+type backend struct {
+	name string
+	open func(context.Context, backendConfig) (opened, error)
+	// poolSize is how many sandboxes of a kind are kept ready, unless the settings say otherwise.
+	poolSize int
+	// checkHost reports what doctor says about this machine.
+	checkHost func(context.Context, *settings) []sandbox.Check
+	// isLocal reports whether sandboxes use this machine's memory, and sessionCost how much an idle session takes.
+	isLocal     func(*settings) bool
+	sessionCost func(*settings) doctor.SessionCost
 }
 
-// keepReady has sandboxes started ahead of their use.
+// backends lists every backend. To add one, write its open function and add a line.
+func backends() []backend {
+	always := func(*settings) bool { return true }
+	separate := func(*settings) doctor.SessionCost { return doctor.SeparateSession }
+	return []backend{
+		{name: backendJail, open: openJail, poolSize: 2, checkHost: checkKernel, isLocal: always, sessionCost: jailCost},
+		{name: backendDocker, open: openDocker, checkHost: checkDisk, isLocal: isLocalEngine, sessionCost: separate},
+	}
+}
+
+// backendNamed returns the backend of that name. The settings accept no other.
+func backendNamed(name string) backend {
+	all := backends()
+	return all[max(0, slices.IndexFunc(all, func(b backend) bool { return b.name == name }))]
+}
+
+// backendNames lists what SANDBOX_BACKEND may be.
+func backendNames() []string {
+	names := []string{backendAuto}
+	for _, b := range backends() {
+		names = append(names, b.name)
+	}
+	return names
+}
+
+// backendConfig is what a backend is opened with. A zero instance opens one that only lists its runners.
+type backendConfig struct {
+	settings *settings
+	instance *instance.Instance
+	key      secret.Value    // of the installation
+	closed   *closednet.List // what sandboxes with network cannot reach
+	log      *slog.Logger
+}
+
+// driver is what every backend implements. One may also be a sandbox.Preparer.
+type driver interface {
+	sandbox.Backend
+	sandbox.Prober
+	sandbox.Reaper
+	Close()
+}
+
+// opened is a backend that can be used.
+type opened struct {
+	driver
+	owner     workspace.Owner  // of what sandboxes write
+	catalogue runner.Catalogue // nil: the runners are directories on this machine
+}
+
+// isolation is the backend that was chosen, and what sessions start sandboxes with.
+type isolation struct {
+	backend
+	opened
+	why      string
+	sessions sandbox.Backend // the backend, behind the pool and beside the wrappers
+	pool     *pool.Pool      // nil: no sandbox is kept ready
+	wrappers wrappers
+	refused  error           // why the backend could not be opened
+	noReply  error           // why "auto" found no engine to use; nil: it was not asked, or there is one
+	closed   *closednet.List // what sandboxes with network, and services, cannot reach
+}
+
+// newIsolation opens the backend that the settings ask for. It never replaces one that cannot be opened by another:
+// the result then refuses every run, with the reason and the fix.
+func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key secret.Value, log *slog.Logger) isolation {
+	iso := isolation{closed: s.closedNetworks(ctx, log)}
+	iso.choose(ctx, s)
+	iso.opened, iso.refused = iso.backend.open(ctx, backendConfig{settings: s, instance: i, key: key, closed: iso.closed, log: log})
+	if iso.refused != nil {
+		iso.opened = opened{driver: refusing{iso.refused}, owner: workspace.Owner{UID: -1, GID: -1}}
+	}
+	iso.wrappers = newWrappers(s, iso.driver, log)
+	iso.sessions = router{iso.driver, iso.wrappers}
+	return iso
+}
+
+// choose picks the backend.
+func (i *isolation) choose(ctx context.Context, s *settings) {
+	var name string
+	name, i.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (o offer, err error) {
+		o, i.noReply = askEngine(ctx, s)
+		return o, i.noReply
+	})
+	i.backend = backendNamed(name)
+}
+
+// wrappers starts environments that isolate themselves.
+type wrappers interface {
+	sandbox.Backend
+	Close()
+}
+
+// close ends the backend. Every sandbox must be closed before.
+func (i *isolation) close() {
+	if i.wrappers != nil {
+		i.wrappers.Close()
+	}
+	if i.driver != nil {
+		i.driver.Close()
+	}
+}
+
+// keepReady puts a pool of ready sandboxes before the backend.
 func (i *isolation) keepReady(s *settings, dir string, log *slog.Logger) {
 	size := s.poolSize(i.name)
 	if i.refused != nil || size == 0 {
 		return
 	}
 	total := 0
-	if s.MaxSessions > 0 { // those that are nobody's yet are beside them
+	if s.MaxSessions > 0 { // ready sandboxes belong to no session yet
 		total = s.MaxSessions + size
 	}
 	owner := i.owner
 	i.pool = pool.New(pool.Config{
-		Backend: i.Backend, Size: size, Total: total, Dir: filepath.Join(dir, "pool"), Budget: pool.Machine(), Logger: log,
+		Backend: i.driver, Size: size, Total: total, Dir: filepath.Join(dir, "pool"), Budget: pool.Machine(), Logger: log,
 		Own: func(dir string) error {
 			if owner.UID < 0 && owner.GID < 0 {
 				return nil
@@ -70,23 +167,31 @@ func (i *isolation) keepReady(s *settings, dir string, log *slog.Logger) {
 			return os.Lchown(dir, owner.UID, owner.GID)
 		},
 	})
-	i.Backend = i.pool
+	i.sessions = router{i.pool, i.wrappers}
 }
 
-// isLocal reports whether sandboxes use this machine's memory.
-func (i *isolation) isLocal(s *settings) bool {
-	return i.name != backendDocker || strings.HasPrefix(s.DockerHost, "unix://")
-}
-
-// sessionCost is what an idle session takes. Only the jail of a root server has one copy of Python's libraries for all.
-func (i *isolation) sessionCost(s *settings) doctor.SessionCost {
-	if i.name == backendJail && os.Geteuid() == 0 && s.SharedZygote == "on" {
-		return doctor.SharedSession
+// makeWorkspace returns session.Config's MakeWorkspace.
+func (i *isolation) makeWorkspace() func(path string) bool {
+	if i.pool == nil {
+		return nil
 	}
-	return doctor.SeparateSession
+	return i.pool.MakeWorkspace
 }
 
-// ready is how many sandboxes wait for a session.
+// warm has the backend make what sandboxes like spec share, before the first run needs it.
+func (i *isolation) warm(ctx context.Context, spec sandbox.Spec) {
+	if i.pool != nil {
+		i.pool.KeepReady(spec)
+		return
+	}
+	if p, ok := i.driver.(sandbox.Preparer); ok {
+		if sb, err := p.Prepare(ctx, spec); err == nil {
+			_ = sb.Close(ctx)
+		}
+	}
+}
+
+// ready counts the sandboxes that wait for a session.
 func (i *isolation) ready() float64 {
 	if i.pool == nil {
 		return 0
@@ -94,47 +199,59 @@ func (i *isolation) ready() float64 {
 	return float64(i.pool.Ready())
 }
 
-// newIsolation makes the backend that the settings ask for. One that cannot be made is not replaced by another: the result then
-// refuses every run, with the reason and the fix.
-func newIsolation(ctx context.Context, s *settings, i *instance.Instance, key secret.Value, log *slog.Logger) isolation {
-	closed := s.closedNetworks(ctx, log)
-	engine, engineErr := newEngine(s, i, key, closed, log)
-	iso := isolation{owner: workspace.Owner{UID: -1, GID: -1}, close: func() {}, closed: closed}
-	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (offer, error) {
-		if iso.noReply = engineErr; engineErr != nil {
-			return offer{}, engineErr
-		}
-		o, err := offered(ctx, s, engine)
-		iso.noReply = err
-		return o, err
-	})
-	var err error
-	switch iso.name {
-	case backendDocker:
-		if err = engineErr; err == nil {
-			iso.Backend, iso.images, iso.close = engine, engine, engine.Close
-			octx, cancel := context.WithTimeout(ctx, lookTimeout)
-			defer cancel()
-			iso.owner.UID, iso.owner.GID = engine.Owner(octx)
-		}
-	default:
-		if engine != nil {
-			engine.Close()
-		}
-		var closeJail func()
-		if iso.Backend, iso.owner, closeJail, err = newJail(s, i, iso.closed, log); err == nil {
-			iso.close = closeJail
-		}
-	}
-	if err != nil {
-		iso.Backend, iso.refused = refusing{err}, err
-	}
-	var closeWrappers func()
-	closeBackend := iso.close
-	iso.Backend, closeWrappers = withWrappers(s, iso.Backend, log)
-	iso.close = func() { closeWrappers(); closeBackend() }
-	return iso
+// checkKernel is the jail's checkHost.
+func checkKernel(ctx context.Context, s *settings) []sandbox.Check {
+	return doctor.System().Check(ctx, s.Root)
 }
+
+// jailCost is the jail's sessionCost. Only a root server has one copy of Python's libraries for all sandboxes.
+func jailCost(s *settings) doctor.SessionCost {
+	if os.Geteuid() == 0 && s.SharedZygote == "on" {
+		return doctor.SharedSession
+	}
+	return doctor.SeparateSession
+}
+
+// checkDisk is docker's checkHost: the engine may be on another machine, the workspaces are on this one.
+func checkDisk(_ context.Context, s *settings) []sandbox.Check {
+	return doctor.System().CheckDisk(s.Root)
+}
+
+func isLocalEngine(s *settings) bool { return strings.HasPrefix(s.DockerHost, "unix://") }
+
+// openDocker opens the Docker backend.
+func openDocker(ctx context.Context, c backendConfig) (opened, error) {
+	engine, err := newEngine(c)
+	if err != nil {
+		return opened{}, err
+	}
+	o := opened{driver: engine, catalogue: engine}
+	if c.instance != nil {
+		ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+		defer cancel()
+		o.owner.UID, o.owner.GID = engine.Owner(ctx)
+	}
+	return o, nil
+}
+
+func newEngine(c backendConfig) (*docker.Backend, error) {
+	s := c.settings
+	cfg := docker.Config{
+		Host: s.DockerHost, Root: s.Root, HostRoot: s.HostPath, Version: version.String(), Agent: agentbin.Binary,
+		Runtime: s.DockerRuntime, Image: s.Image, Images: s.Images, Closed: c.closed, Logger: c.log,
+	}
+	if c.instance != nil {
+		cfg.Dir, cfg.Instance, cfg.Installation = c.instance.Dir(), c.instance.ID(), installationName(c.key)
+	}
+	return docker.New(cfg)
+}
+
+const (
+	// lookTimeout bounds how long "auto" waits for an engine. A healthy one answers in milliseconds.
+	lookTimeout = 3 * time.Second
+	// reachTimeout bounds how long the start waits for an engine that the settings ask for.
+	reachTimeout = 15 * time.Second
+)
 
 // reachEngine returns an error when no engine answers, for a server that was told to use one: it must not start as if it could run
 // code. An engine that goes away later is waited for.
@@ -143,7 +260,7 @@ func (i *isolation) reachEngine(ctx context.Context) error {
 	if err == nil {
 		ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
 		defer cancel()
-		_, _, _, err = i.images.Runners(ctx)
+		_, _, _, err = i.catalogue.Runners(ctx)
 	}
 	if err == nil {
 		return nil
@@ -201,8 +318,13 @@ type offer struct {
 	own, asked bool // one is this project's image; the settings name images
 }
 
-// offered asks the engine.
-func offered(ctx context.Context, s *settings, engine *docker.Backend) (offer, error) {
+// askEngine asks the engine of the settings.
+func askEngine(ctx context.Context, s *settings) (offer, error) {
+	engine, err := newEngine(backendConfig{settings: s})
+	if err != nil {
+		return offer{}, err
+	}
+	defer engine.Close()
 	set, _, _, err := engine.Runners(ctx)
 	return offer{runners: len(set), own: engine.HasOwn(), asked: s.Image != "" || len(s.Images) > 0}, err
 }
@@ -241,82 +363,22 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// newEngine makes the Docker backend; i is nil where no sandbox will be started.
-func newEngine(s *settings, i *instance.Instance, key secret.Value, closed *closednet.List, log *slog.Logger) (*docker.Backend, error) {
-	cfg := docker.Config{
-		Host: s.DockerHost, Root: s.Root, HostRoot: s.HostPath, Version: version.String(), Agent: agentbin.Binary,
-		Runtime: s.DockerRuntime, Image: s.Image, Images: s.Images, Closed: closed, Logger: log,
-	}
-	if i != nil {
-		cfg.Dir, cfg.Instance, cfg.Installation = i.Dir(), i.ID(), installationName(key)
-	}
-	return docker.New(cfg)
-}
+// router starts environments that isolate themselves with one backend, and all others with the other.
+type router struct{ others, wrappers sandbox.Backend }
 
-// routed starts environments that isolate themselves by one backend, and all else by the other.
-type routed struct {
-	sandbox.Backend
-	wrappers sandbox.Backend
-}
-
-var (
-	_ sandbox.Prober   = routed{}
-	_ sandbox.Reaper   = routed{}
-	_ sandbox.Sweeper  = routed{}
-	_ sandbox.Warmer   = routed{}
-	_ sandbox.Preparer = routed{}
-)
-
-func (r routed) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (r router) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if spec.Wrapper != "" {
 		return r.wrappers.Start(ctx, spec)
 	}
-	return r.Backend.Start(ctx, spec)
+	return r.others.Start(ctx, spec)
 }
 
-func (r routed) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepared, error) {
-	if p, ok := r.Backend.(sandbox.Preparer); ok && spec.Wrapper == "" {
-		return p.Prepare(ctx, spec)
-	}
-	return nil, errors.ErrUnsupported
-}
-
-func (r routed) Probe(ctx context.Context) []sandbox.Check {
-	if p, ok := r.Backend.(sandbox.Prober); ok {
-		return p.Probe(ctx)
-	}
-	return nil
-}
-
-func (r routed) Reap(ctx context.Context, instance string) error {
-	if p, ok := r.Backend.(sandbox.Reaper); ok {
-		return p.Reap(ctx, instance)
-	}
-	return nil
-}
-
-func (r routed) Warm(spec sandbox.Spec) {
-	if w, ok := r.Backend.(sandbox.Warmer); ok && spec.Wrapper == "" {
-		w.Warm(spec)
-	}
-}
-
-func (r routed) Sweep(ctx context.Context, alive func(string) bool) error {
-	if p, ok := r.Backend.(sandbox.Sweeper); ok {
-		return p.Sweep(ctx, alive)
-	}
-	return nil
-}
-
-// refusing stands for a backend that cannot be made here. No isolation, no run.
+// refusing replaces a backend that cannot be opened here. Without isolation no code runs.
 type refusing struct{ err error }
 
-var (
-	_ sandbox.Backend = refusing{}
-	_ sandbox.Prober  = refusing{}
-)
-
 func (r refusing) Start(context.Context, sandbox.Spec) (sandbox.Sandbox, error) { return nil, r.err }
+func (r refusing) Reap(context.Context, func(instance string) bool) error       { return nil }
+func (r refusing) Close()                                                       {}
 
 func (r refusing) Probe(context.Context) []sandbox.Check {
 	c := sandbox.Check{Name: "backend", Status: sandbox.Fail, Detail: r.err.Error(), Fix: "see above"}

@@ -1,37 +1,39 @@
 package main
 
 import (
+	"context"
 	"log/slog"
 	"runtime"
 
 	"mcp-code-sandbox/internal/agentbin"
 	"mcp-code-sandbox/internal/backend/jail"
 	"mcp-code-sandbox/internal/backend/wrapper"
-	"mcp-code-sandbox/internal/closednet"
-	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/workspace"
 )
 
-func newJail(s *settings, i *instance.Instance, closed *closednet.List, log *slog.Logger) (sandbox.Backend, workspace.Owner, func(), error) {
+// openJail opens the jail.
+func openJail(_ context.Context, c backendConfig) (opened, error) {
 	agent, err := agentbin.Binary(runtime.GOARCH)
 	if err != nil {
-		return nil, workspace.Owner{}, nil, &sandbox.Error{Op: "unpack the agent", Err: err, Fix: "make build"}
+		return opened{}, &sandbox.Error{Op: "unpack the agent", Err: err, Fix: "make build"}
 	}
 	b, err := jail.New(jail.Config{
-		Dir: i.Dir(), Instance: i.ID(), AgentBinary: agent, Closed: closed, NoTemplates: s.SharedZygote == "off", Logger: log,
+		Dir: c.instance.Dir(), Instance: c.instance.ID(), AgentBinary: agent, Closed: c.closed,
+		NoTemplates: c.settings.SharedZygote == "off", Logger: c.log,
 	})
 	if err != nil {
-		return nil, workspace.Owner{}, nil, err
+		return opened{}, err
 	}
 	uid, gid := jail.Owner()
-	return b, workspace.Owner{UID: uid, GID: gid}, b.Close, nil
+	return opened{driver: b, owner: workspace.Owner{UID: uid, GID: gid}}, nil
 }
 
-// withWrappers adds the environments that isolate themselves. Where the jail has control groups, they are in some, too.
-func withWrappers(s *settings, b sandbox.Backend, log *slog.Logger) (sandbox.Backend, func()) {
+// newWrappers opens the backend of environments that isolate themselves. It confines them in the jail's cgroups
+// where there are any.
+func newWrappers(s *settings, d driver, log *slog.Logger) wrappers {
 	cfg := wrapper.Config{ProjectDir: s.ProjectDir, ProjectMount: s.ProjectMount, Logger: log}
-	if j, ok := b.(*jail.Backend); ok {
+	if j, ok := d.(*jail.Backend); ok {
 		cfg.NewGroup = func(id string, l sandbox.Limits) (wrapper.Group, error) {
 			g, err := j.NewGroup(id, l)
 			if g == nil || err != nil {
@@ -40,6 +42,5 @@ func withWrappers(s *settings, b sandbox.Backend, log *slog.Logger) (sandbox.Bac
 			return g, nil
 		}
 	}
-	w := wrapper.New(cfg)
-	return routed{b, w}, w.Close
+	return wrapper.New(cfg)
 }

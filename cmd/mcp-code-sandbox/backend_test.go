@@ -73,12 +73,43 @@ func TestCheckPort(t *testing.T) {
 
 // doctor warns about an engine that was named and is not used, not about one that nobody named.
 func TestCheckBackend(t *testing.T) {
-	iso := isolation{name: backendJail, why: "no engine can be used", noReply: errors.New("connection refused")}
+	iso := isolation{backend: backendNamed(backendJail), why: "no engine can be used", noReply: errors.New("connection refused")}
 	c := checkBackend(iso, &settings{DockerHost: "tcp://127.0.0.1:1"}, nil)
 	if c.Status != sandbox.Warn || !strings.Contains(c.Detail, "tcp://127.0.0.1:1") || !strings.Contains(c.Detail, "connection refused") {
 		t.Errorf("%+v", c)
 	}
 	if c := checkBackend(iso, &settings{DockerHost: defaultEngine(nil)}, nil); c.Status != sandbox.OK {
 		t.Errorf("%+v", c)
+	}
+}
+
+// TestBackends: the list is all that names a backend. SANDBOX_BACKEND takes each of its names, and "auto" chooses among them.
+func TestBackends(t *testing.T) {
+	names := map[string]bool{}
+	for _, b := range backends() {
+		if b.name == "" || names[b.name] || b.open == nil || b.checkHost == nil || b.isLocal == nil || b.sessionCost == nil {
+			t.Errorf("%q is incomplete or there twice", b.name)
+		}
+		names[b.name] = true
+		s, err := parse(t, nil, map[string]string{"HOME": "/home/u", "SANDBOX_BACKEND": b.name})
+		if err != nil {
+			t.Errorf("SANDBOX_BACKEND=%s: %v", b.name, err)
+			continue
+		}
+		var iso isolation
+		if iso.choose(t.Context(), s); iso.name != b.name {
+			t.Errorf("SANDBOX_BACKEND=%s chooses %s", b.name, iso.name)
+		}
+	}
+	for _, goos := range []string{"linux", "darwin"} {
+		for _, o := range []offer{{}, {1, true, false}, {1, false, true}} {
+			name, _ := choose(t.Context(), backendAuto, goos, func(context.Context) (offer, error) { return o, nil })
+			if !names[name] {
+				t.Errorf("auto chooses %q, which is not in the list", name)
+			}
+		}
+	}
+	if _, err := parse(t, nil, map[string]string{"HOME": "/home/u", "SANDBOX_BACKEND": "chroot"}); err == nil {
+		t.Error("a backend that is not in the list is accepted")
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 // TestBannerAtTerminal: a person is shown the token, with an address that carries it.
 func TestBannerAtTerminal(t *testing.T) {
-	a := &app{settings: &settings{Root: "/root/of/it"}, keys: keys{token: secret.New("made-by-us"), tokenIsOurs: true}, isolation: isolation{}}
+	a := &app{settings: &settings{Root: "/root/of/it"}, keys: keys{token: secret.New("made-by-us"), tokenIsOurs: true}, isolation: isolation{backend: backendNamed(backendJail)}}
 	for terminal, want := range map[bool]string{true: "Page          http://h:1/#token=made-by-us\n", false: "Token         in the file /root/of/it/keys/api-token\n"} {
 		var out strings.Builder
 		banner(&out, a, "http://h:1", terminal)
@@ -45,7 +45,7 @@ func TestBannerAtTerminal(t *testing.T) {
 // TestBannerWithLogins: people log in by themselves; the token is presented as the operator's own.
 func TestBannerWithLogins(t *testing.T) {
 	const invite = "    claude mcp add --transport http sandbox http://h:1/mcp\n"
-	a := &app{settings: &settings{}, keys: keys{token: secret.New("made-by-us"), tokenIsOurs: true}}
+	a := &app{settings: &settings{}, keys: keys{token: secret.New("made-by-us"), tokenIsOurs: true}, isolation: isolation{backend: backendNamed(backendJail)}}
 	show := func() string {
 		var out strings.Builder
 		banner(&out, a, "http://h:1", false)

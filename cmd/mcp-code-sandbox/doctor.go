@@ -32,18 +32,12 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	defer release()
 	checks := []sandbox.Check{checkBackend(iso, s, inv.env)}
-	if iso.name == backendDocker {
-		checks = append(checks, doctor.System().CheckDisk(s.Root)...)
-	} else {
-		checks = append(checks, doctor.System().Check(ctx, s.Root)...)
-	}
-	if prober, ok := iso.Backend.(sandbox.Prober); ok {
-		for _, c := range prober.Probe(ctx) {
-			// The host's line explains what is missing, the backend's what really happened: one is enough where they agree.
-			if !slices.ContainsFunc(checks, func(h sandbox.Check) bool { return h.Name == c.Name && h.Status == c.Status }) {
-				c.Name = iso.name + ": " + c.Name
-				checks = append(checks, c)
-			}
+	checks = append(checks, iso.checkHost(ctx, s)...)
+	for _, c := range iso.Probe(ctx) {
+		// The host's line explains what is missing, the backend's line what happened. One is enough if they agree.
+		if !slices.ContainsFunc(checks, func(h sandbox.Check) bool { return h.Name == c.Name && h.Status == c.Status }) {
+			c.Name = iso.name + ": " + c.Name
+			checks = append(checks, c)
 		}
 	}
 	if iso.isLocal(s) {
@@ -109,7 +103,7 @@ func openForDoctor(ctx context.Context, s *settings) (iso isolation, release fun
 }
 
 func checkRunners(ctx context.Context, s *settings, iso isolation) []sandbox.Check {
-	set, problems := discover(ctx, s, iso.images, slog.New(slog.DiscardHandler))
+	set, problems := discover(ctx, s, iso.catalogue, slog.New(slog.DiscardHandler))
 	var checks []sandbox.Check
 	for _, r := range set {
 		c := sandbox.Check{Name: r.Name, Detail: r.Version}

@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 )
@@ -41,7 +40,7 @@ func ownRunnersDir(s *settings) string {
 
 // discover finds the runners that the settings give, and gives them the project. With images, those on the engine are the
 // runners, and what lies on this host is not. built are directories of further wrappers.
-func discover(ctx context.Context, s *settings, images *docker.Backend, log *slog.Logger, built ...string) (runner.Set, []runner.Problem) {
+func discover(ctx context.Context, s *settings, images runner.Catalogue, log *slog.Logger, built ...string) (runner.Set, []runner.Problem) {
 	src := runner.Sources{Dir: runnersDir(s), Own: ownRunnersDir(s), Wrappers: append([]string{s.WrapperDir}, built...)}
 	var set runner.Set
 	var problems []runner.Problem
@@ -90,15 +89,15 @@ func mountProject(s *settings, set runner.Set) (problems []runner.Problem) {
 }
 
 func (a *app) discover(ctx context.Context, built ...string) (runner.Set, []runner.Problem) {
-	return discover(ctx, a.settings, a.isolation.images, a.log, built...)
+	return discover(ctx, a.settings, a.isolation.catalogue, a.log, built...)
 }
 
 // installFix is what to do when there is no runner.
 func (i isolation) installFix(s *settings) string {
 	switch {
-	case i.images != nil && len(s.Images) > 0:
+	case i.catalogue != nil && len(s.Images) > 0:
 		return "make images, or correct SANDBOX_IMAGES (docker images lists what there is)"
-	case i.images != nil:
+	case i.catalogue != nil:
 		return "make images"
 	}
 	return "mcp-code-sandbox runners install"
@@ -106,10 +105,10 @@ func (i isolation) installFix(s *settings) string {
 
 // followImages keeps the runners what the engine's images make them, without a restart.
 func (a *app) followImages(ctx context.Context) {
-	if a.isolation.images == nil {
+	if a.isolation.catalogue == nil {
 		return
 	}
-	a.isolation.images.Watch(ctx, func() {
+	a.isolation.catalogue.Watch(ctx, func() {
 		set, problems := a.discover(ctx, a.flakes()...)
 		if ctx.Err() != nil {
 			return

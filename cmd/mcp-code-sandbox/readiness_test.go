@@ -12,7 +12,7 @@ import (
 )
 
 // lacking is a backend that starts sandboxes with something missing.
-type lacking struct{ sandbox.Backend }
+type lacking struct{ driver }
 
 func (lacking) Probe(context.Context) []sandbox.Check {
 	return []sandbox.Check{{Name: "sandbox", Detail: "started"}, {Name: "cgroups", Status: sandbox.Warn, Detail: "rlimits only", Fix: "use Delegate=yes"},
@@ -22,7 +22,7 @@ func (lacking) Probe(context.Context) []sandbox.Check {
 // What a sandbox lacks is one line of the log at the start, with the fix, unless the operator does without it.
 func TestReadinessWarns(t *testing.T) {
 	var out bytes.Buffer
-	a := &app{settings: &settings{Network: "off"}, log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{Backend: lacking{}}}
+	a := &app{settings: &settings{Network: "off"}, log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{opened: opened{driver: lacking{}}}}
 	a.environments.change(runner.Set{{}}, nil)
 	a.reportReadiness(t.Context())
 	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "level=WARN") || !strings.Contains(got, "cgroups: rlimits only") || !strings.Contains(got, "use Delegate=yes") {
@@ -33,7 +33,7 @@ func TestReadinessWarns(t *testing.T) {
 // Where no code can be run, no line says that it can.
 func TestReadinessDoesNotContradictItself(t *testing.T) {
 	var out bytes.Buffer
-	a := &app{settings: &settings{}, log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{Backend: lacking{}}} // no runners
+	a := &app{settings: &settings{}, log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{opened: opened{driver: lacking{}}}} // no runners
 	a.reportReadiness(t.Context())
 	if got := out.String(); !strings.Contains(got, "no code can be run here") || strings.Contains(got, "code can be run here, but") || !strings.Contains(got, "cgroups: rlimits only") {
 		t.Errorf("%s", got)

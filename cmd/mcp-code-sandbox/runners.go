@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"runtime"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"mcp-code-sandbox/internal/runner"
-	"mcp-code-sandbox/internal/secret"
 )
 
 type runnersCmd struct {
@@ -28,7 +26,7 @@ func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 	if err := iso.checkAsked(inv.settings); err != nil {
 		return err
 	}
-	set, problems := discover(ctx, inv.settings, iso.images, slog.New(slog.DiscardHandler))
+	set, problems := discover(ctx, inv.settings, iso.catalogue, slog.New(slog.DiscardHandler))
 	printRunners(inv.stdout, set, problems)
 	if len(set) == 0 {
 		return errors.New("no language environment can be used; try: " + iso.installFix(inv.settings))
@@ -36,21 +34,11 @@ func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 	return nil
 }
 
-// lookOnly says which backend there would be, without one that could start anything.
-func lookOnly(ctx context.Context, s *settings) isolation {
-	iso := isolation{close: func() {}}
-	engine, err := newEngine(s, nil, secret.Value{}, nil, nil)
-	iso.name, iso.why = choose(ctx, s.Backend, runtime.GOOS, func(ctx context.Context) (offer, error) {
-		if err != nil {
-			return offer{}, err
-		}
-		return offered(ctx, s, engine)
-	})
-	if err == nil {
-		iso.close = engine.Close
-	}
+// lookOnly chooses the backend without one that could start anything. It opens it only to list its runners.
+func lookOnly(ctx context.Context, s *settings) (iso isolation) {
+	iso.choose(ctx, s)
 	if iso.name == backendDocker {
-		iso.images = engine
+		iso.opened, iso.refused = openDocker(ctx, backendConfig{settings: s})
 	}
 	return iso
 }

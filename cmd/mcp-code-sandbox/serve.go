@@ -70,13 +70,13 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 }
 
 // warm makes what sandboxes share before the first run needs it, of the runners there are now.
-func (a *app) warm(context.Context) {
+func (a *app) warm(ctx context.Context) {
 	if p := a.isolation.pool; p != nil {
 		p.Cool(a.environments.runners().Names())
 	}
 	for _, r := range a.environments.runners() {
 		if r.Zygote != nil {
-			a.sessions.Warm(r)
+			a.isolation.warm(ctx, a.sessions.Spec(r))
 		}
 	}
 }
@@ -130,7 +130,7 @@ func shutdown(server *http.Server, m *mcpserver.Server) error {
 
 // reportReadiness tries a sandbox once, so that the log says at the start what would otherwise be learnt at the first run.
 func (a *app) reportReadiness(ctx context.Context) {
-	checks := a.checks(ctx)
+	checks := a.isolation.Probe(ctx)
 	if ctx.Err() != nil {
 		return
 	}

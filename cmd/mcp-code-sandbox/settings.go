@@ -196,13 +196,10 @@ func (s *settings) addrIsDefault() bool { return s.HTTPAddr == "" && s.HTTPPort 
 // poolSize returns how many sandboxes of each kind the pool keeps. On docker the operator must ask
 // for a pool: a container's labels cannot change, so they would not name its session.
 func (s *settings) poolSize(backend string) int {
-	switch {
-	case s.PoolSize != nil:
+	if s.PoolSize != nil {
 		return *s.PoolSize
-	case backend == backendJail:
-		return 2
 	}
-	return 0
+	return backendNamed(backend).poolSize
 }
 
 func (s *settings) idleTTL() time.Duration {

@@ -122,8 +122,8 @@ func (s *settings) weakSecrets() (weak []weakSecret) {
 }
 
 func (s *settings) checkIsolation(p *problems) {
-	p.require(slices.Contains([]string{backendAuto, backendJail, backendDocker}, s.Backend), "SANDBOX_BACKEND",
-		"%q is not a valid backend; use auto, jail or docker", s.Backend)
+	p.require(slices.Contains(backendNames(), s.Backend), "SANDBOX_BACKEND",
+		"%q is not a valid backend; use one of %s", s.Backend, strings.Join(backendNames(), ", "))
 	for _, i := range s.Images {
 		err := docker.ParseImage(i)
 		p.require(err == nil, "SANDBOX_IMAGES", "%q: %v; write it like runner-python, registry.example.com/runner:1 or sha256:…", i, err)

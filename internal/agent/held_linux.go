@@ -19,7 +19,7 @@ const maxDescriptors = 100_000
 // root is the sandbox's root as the caller sees it. It skips the processes that own tells of, which run no user's code.
 func HeldFiles(root string, own func(pid int) bool) (sandbox.Held, error) {
 	var ws unix.Stat_t
-	if err := unix.Stat(root+WorkspacePaths()[0], &ws); err != nil {
+	if err := unix.Stat(root+sandbox.WorkspaceDir, &ws); err != nil {
 		return sandbox.Held{}, fmt.Errorf("look at the workspace: %w", err)
 	}
 	proc, err := unix.Open(root+"/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -28,9 +29,6 @@ const (
 	statusFD  = 4
 	channelFD = 5
 )
-
-// workDir is where a run starts: the session's workspace.
-const workDir = "/data"
 
 // baseEnv is the environment of every run; the runner's and the caller's variables come on top.
 var baseEnv = map[string]string{
@@ -108,7 +106,7 @@ func runInit(where string, hidden bool) (initStatus, error) {
 			return initStatus{}, fmt.Errorf("read run: %w", err)
 		}
 		if where != sharedInit { // now: the workspace may have come after run-init
-			if err := os.Chdir(workDir); err != nil {
+			if err := os.Chdir(sandbox.WorkspaceDir); err != nil {
 				return initStatus{}, err
 			}
 		}

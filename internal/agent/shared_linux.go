@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/proc"
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -220,7 +221,7 @@ func (init *runInitProcess) launchShared(spec *initSpec) (p *program, exit wire.
 			return nil, wire.Exit{}, err
 		}
 	}
-	if err := os.Chdir(workDir); err != nil {
+	if err := os.Chdir(sandbox.WorkspaceDir); err != nil {
 		return nil, wire.Exit{}, err
 	}
 	if err := setLimits(fixedLimits); err != nil {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox"
 )
 
 // WorkspaceFD is the descriptor on which an agent whose Config says so hears of its workspace: a packet socket that
@@ -20,9 +22,6 @@ const WorkspaceAttached = "attached"
 // expectedLife is how long the run-init of a sandbox waits that has no workspace yet: as long as the sandbox.
 const expectedLife = 365 * 24 * time.Hour
 
-// WorkspacePaths are the names of the workspace inside.
-func WorkspacePaths() []string { return []string{workDir, "/mnt/data", "/workspace"} }
-
 // separateMounts keeps from the sandbox, and with it from all runs, what the host mounts later.
 func separateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
@@ -33,7 +32,7 @@ func separateMounts() error {
 
 // expectWorkspace makes the places of the workspace ones from which a mount reaches a run-init that waits already.
 func expectWorkspace() error {
-	for _, path := range WorkspacePaths() {
+	for _, path := range sandbox.WorkspacePaths() {
 		if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("prepare %s: %w", path, err)
 		}
@@ -95,7 +94,7 @@ func receiveMount(conn *os.File) (int, error) {
 
 // attachWorkspace puts a mount that belongs to no namespace yet where runs look for their workspace.
 func attachWorkspace(tree int) error {
-	paths := WorkspacePaths()
+	paths := sandbox.WorkspacePaths()
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, paths[0], unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mount %s: %w", paths[0], err)
 	}

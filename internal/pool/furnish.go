@@ -16,8 +16,11 @@ type promise struct {
 	end  *time.Timer
 }
 
-// Furnish implements sandbox.Furnisher. Nobody knows yet what the session will run: it gets what is asked for most.
-func (p *Pool) Furnish(path string) bool {
+// MakeWorkspace makes a new session's workspace at path by renaming the directory of a ready sandbox. A Start with
+// that Workspace may then return the sandbox. It reports whether it did; an existing path stays as it is.
+//
+// Nobody knows yet what the session will run, so it gets the kind that is asked for most.
+func (p *Pool) MakeWorkspace(path string) bool {
 	m, k := p.popular()
 	if m == nil {
 		return false

@@ -20,22 +20,22 @@ func onDirectories(t *testing.T, size int, test func(t *testing.T, r *rig, root 
 		c.Backend, c.Dir, c.Size = b, filepath.Join(root, "pool"), size
 		c.Own = func(dir string) error { return os.Chmod(dir, 0o710) }
 	}, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Second)
 		r.wantReady(1)
 		test(t, r, root)
 	})
 }
 
-// TestFurnish: where nothing can be attached, a new session gets the directory that a ready sandbox stands on.
-func TestFurnish(t *testing.T) {
+// TestMakeWorkspace: where nothing can be attached, a new session gets the directory that a ready sandbox stands on.
+func TestMakeWorkspace(t *testing.T) {
 	onDirectories(t, 1, func(t *testing.T, r *rig, root string) {
 		files := filepath.Join(root, "files")
 		in := with(python("s"), func(s *sandbox.Spec) { s.Workspace = files })
 		if s := r.start(python("old")); pooled(s) {
 			t.Error("a session that has a workspace got another")
 		}
-		if !r.Furnish(files) {
+		if !r.MakeWorkspace(files) {
 			t.Fatal("no workspace")
 		}
 		if fi, err := os.Stat(files); err != nil || fi.Mode().Perm() != 0o710 || len(entries(t, files)) > 0 {
@@ -53,30 +53,30 @@ func TestFurnish(t *testing.T) {
 	})
 }
 
-// TestFurnishInVain: a directory becomes a workspace only where there is none, and a sandbox that stands on it is its session's alone.
-func TestFurnishInVain(t *testing.T) {
+// TestMakeWorkspaceInVain: a directory becomes a workspace only where there is none, and a sandbox that stands on it is its session's alone.
+func TestMakeWorkspaceInVain(t *testing.T) {
 	for name, test := range map[string]func(t *testing.T, r *rig, files string) (wantUsed bool){
 		"taken by a directory": func(t *testing.T, r *rig, files string) bool {
-			if err := os.Mkdir(files, 0o700); err != nil || r.Furnish(files) {
+			if err := os.Mkdir(files, 0o700); err != nil || r.MakeWorkspace(files) {
 				t.Error("an empty workspace was replaced")
 			}
 			return false
 		},
 		"taken by a link": func(t *testing.T, r *rig, files string) bool {
 			elsewhere := t.TempDir()
-			if err := os.Symlink(elsewhere, files); err != nil || r.Furnish(files) {
+			if err := os.Symlink(elsewhere, files); err != nil || r.MakeWorkspace(files) {
 				t.Error("a link was replaced, or followed")
 			}
 			return false
 		},
 		"no parent": func(t *testing.T, r *rig, files string) bool {
-			if r.Furnish(filepath.Join(files, "missing")) {
+			if r.MakeWorkspace(filepath.Join(files, "missing")) {
 				t.Error("where to?")
 			}
 			return false
 		},
 		"another kind": func(t *testing.T, r *rig, files string) bool {
-			r.Furnish(files)
+			r.MakeWorkspace(files)
 			shell := with(python("s"), func(s *sandbox.Spec) { s.Workspace, s.Runner = files, "shell" })
 			if sb, err := r.Start(t.Context(), shell); err != nil || pooled(sb.(*box)) {
 				t.Errorf("a shell runs in a sandbox for Python: %v, %v", sb, err)
@@ -84,32 +84,32 @@ func TestFurnishInVain(t *testing.T) {
 			return false
 		},
 		"another session of that name": func(t *testing.T, r *rig, files string) bool {
-			r.Furnish(files)
+			r.MakeWorkspace(files)
 			if err := errors.Join(os.Rename(files, files+"-closed"), os.Mkdir(files, 0o700)); err != nil {
 				t.Fatal(err)
 			}
 			return false
 		},
 		"deleted": func(t *testing.T, r *rig, files string) bool {
-			r.Furnish(files)
+			r.MakeWorkspace(files)
 			if err := os.Remove(files); err != nil {
 				t.Fatal(err)
 			}
 			return false
 		},
 		"nobody runs anything": func(_ *testing.T, r *rig, files string) bool {
-			r.Furnish(files)
+			r.MakeWorkspace(files)
 			r.after(time.Minute)
 			return false
 		},
 		"it dies": func(_ *testing.T, r *rig, files string) bool {
-			r.Furnish(files)
+			r.MakeWorkspace(files)
 			r.b.live()[0].die()
 			r.after(time.Second)
 			return false
 		},
 		"cancelled": func(t *testing.T, r *rig, files string) bool {
-			r.Furnish(files)
+			r.MakeWorkspace(files)
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			_, _ = r.Start(ctx, with(python("s"), func(s *sandbox.Spec) { s.Workspace = files + "-other" }))
@@ -145,16 +145,16 @@ func TestCannotAttach(t *testing.T) {
 		c.Dir = filepath.Join(root, "pool")
 		b.onAttach = func(context.Context, string) error { return errors.ErrUnsupported }
 	}, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Second)
-		if r.Furnish(filepath.Join(root, "files")) {
-			t.Error("a sandbox without a directory has furnished one")
+		if r.MakeWorkspace(filepath.Join(root, "files")) {
+			t.Error("a sandbox without a directory has made a workspace")
 		}
 		if s := r.start(python("s")); pooled(s) {
 			t.Error("it was not attached, and yet used")
 		}
 		r.after(time.Second)
-		if !r.Furnish(filepath.Join(root, "files")) {
+		if !r.MakeWorkspace(filepath.Join(root, "files")) {
 			t.Error("no directory after all")
 		}
 	})
@@ -173,7 +173,7 @@ func TestPrepareNoMore(t *testing.T) {
 			return nil
 		}
 	}, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Second)
 		before := r.b.live()[0]
 		no.Store(true)
@@ -182,7 +182,7 @@ func TestPrepareNoMore(t *testing.T) {
 		if !before.over() {
 			t.Error("what was prepared is kept though nobody can get it")
 		}
-		if !r.Furnish(filepath.Join(root, "files")) {
+		if !r.MakeWorkspace(filepath.Join(root, "files")) {
 			t.Error("no directory")
 		}
 	})

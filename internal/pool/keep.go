@@ -17,6 +17,7 @@ import (
 type kind struct {
 	spec  sandbox.Spec // without ID, Session, SessionID, Workspace
 	floor int          // how many are ready though nobody asks
+	tried bool         // one has been started, or tried to
 	ready []*member    // oldest first
 
 	score    float64 // how often it was asked for; halves every halfLife
@@ -65,7 +66,7 @@ func (p *Pool) keep() {
 	var since time.Time // of the wait for idle processors
 	for {
 		now := time.Now()
-		k, wait := p.next(now)
+		k, first, wait := p.next(now)
 		if k == nil {
 			since = time.Time{}
 		} else {
@@ -76,7 +77,7 @@ func (p *Pool) keep() {
 			switch {
 			case !memory:
 				wait = scarce
-			case !cpu && now.Sub(since) < patience:
+			case !cpu && now.Sub(since) < patience && !first:
 				wait = look
 			default:
 				since = time.Time{}
@@ -97,12 +98,12 @@ func (p *Pool) keep() {
 }
 
 // next ends what is too old or not wanted any more, and returns the kind that most needs a sandbox, or nil and how long
-// to wait for one.
-func (p *Pool) next(now time.Time) (needy *kind, wait time.Duration) {
+// to wait for one. first reports that KeepReady asked for the kind and none has been started yet.
+func (p *Pool) next(now time.Time) (needy *kind, first bool, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, tick
+		return nil, false, tick
 	}
 	wait = tick
 	need := 0
@@ -130,7 +131,7 @@ func (p *Pool) next(now time.Time) (needy *kind, wait time.Duration) {
 	if p.cfg.Total > 0 && p.live >= p.cfg.Total || p.renaming && (p.cfg.Dir == "" || !canRename) {
 		needy = nil // whoever ends, stirs
 	}
-	return needy, wait
+	return needy, needy != nil && needy.floor > 0 && !needy.tried, wait
 }
 
 // fill starts a sandbox of a kind.
@@ -138,6 +139,7 @@ func (p *Pool) fill(k *kind) {
 	p.mu.Lock()
 	renaming := p.renaming
 	p.live++
+	k.tried = true
 	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(p.ctx, startTimeout)
 	defer cancel()

@@ -80,15 +80,7 @@ type Pool struct {
 	live     int                 // sandboxes that are starting, ready or in use
 }
 
-var (
-	_ sandbox.Backend = (*Pool)(nil)
-	_ sandbox.Prober  = (*Pool)(nil)
-	_ sandbox.Warmer  = (*Pool)(nil)
-	_ sandbox.Reaper  = (*Pool)(nil)
-	_ sandbox.Sweeper = (*Pool)(nil)
-
-	_ sandbox.Furnisher = (*Pool)(nil)
-)
+var _ sandbox.Backend = (*Pool)(nil)
 
 // slot is the place of a kind. When a runner is installed anew, its new kind takes the place of the old.
 type slot struct {
@@ -222,11 +214,9 @@ func (p *Pool) kindLocked(spec sandbox.Spec) *kind {
 	return k
 }
 
-// Warm implements sandbox.Warmer. In addition, one sandbox of that kind is ready whether it is asked for or not.
-func (p *Pool) Warm(spec sandbox.Spec) {
-	if w, ok := p.cfg.Backend.(sandbox.Warmer); ok {
-		w.Warm(spec)
-	}
+// KeepReady keeps at least one sandbox like spec ready. It starts the first at once, busy or not: the backend
+// then makes what such sandboxes share.
+func (p *Pool) KeepReady(spec sandbox.Spec) {
 	want := kindOf(spec)
 	if want == nil || p.cfg.Size <= 0 {
 		return
@@ -239,7 +229,7 @@ func (p *Pool) Warm(spec sandbox.Spec) {
 	}
 }
 
-// Cool takes back what Warm was told of runners that are not named: there are none of theirs ready soon.
+// Cool takes back what KeepReady was told of runners that are not named: there are none of theirs ready soon.
 func (p *Pool) Cool(runners []string) {
 	named := map[string]bool{}
 	for _, name := range runners {
@@ -396,28 +386,4 @@ func (p *Pool) remove(m *member) bool {
 		}
 	}
 	return false
-}
-
-// Probe implements sandbox.Prober.
-func (p *Pool) Probe(ctx context.Context) []sandbox.Check {
-	if b, ok := p.cfg.Backend.(sandbox.Prober); ok {
-		return b.Probe(ctx)
-	}
-	return nil
-}
-
-// Reap implements sandbox.Reaper. A dead pool's directories lie in its instance's, and go with that.
-func (p *Pool) Reap(ctx context.Context, instance string) error {
-	if b, ok := p.cfg.Backend.(sandbox.Reaper); ok {
-		return b.Reap(ctx, instance)
-	}
-	return nil
-}
-
-// Sweep implements sandbox.Sweeper.
-func (p *Pool) Sweep(ctx context.Context, alive func(instance string) bool) error {
-	if b, ok := p.cfg.Backend.(sandbox.Sweeper); ok {
-		return b.Sweep(ctx, alive)
-	}
-	return nil
 }

@@ -102,7 +102,7 @@ func pooled(s *box) bool { return s.spec.Session == "" }
 // TestTake: a ready sandbox is handed out once, has a name of its own, and never comes back.
 func TestTake(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Second)
 		r.wantReady(1)
 		for i := range 20 {
@@ -121,7 +121,7 @@ func TestTake(t *testing.T) {
 // TestRace: of many sessions that ask at once, each gets a sandbox of its own.
 func TestRace(t *testing.T) {
 	bubble(t, func(c *pool.Config, _ *backend) { c.Total = 0 }, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Second)
 		var wg sync.WaitGroup
 		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
@@ -148,7 +148,7 @@ func TestKinds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, nil, func(t *testing.T, r *rig) {
-				r.Warm(python(""))
+				r.KeepReady(python(""))
 				r.after(time.Second)
 				before := r.b.live()[0]
 				other := r.start(with(python("s"), tt.change))
@@ -177,7 +177,7 @@ func TestInstalledAnew(t *testing.T) {
 	}
 	spec := with(python("s"), func(s *sandbox.Spec) { s.Mounts = []sandbox.Mount{{Source: libraries, Target: "/b"}} })
 	bubble(t, nil, func(t *testing.T, r *rig) {
-		r.Warm(spec)
+		r.KeepReady(spec)
 		r.after(time.Second)
 		for range 4 {
 			r.start(spec)
@@ -206,7 +206,7 @@ func TestInstalledAnew(t *testing.T) {
 // TestDemand: a kind that is asked for often has more ready, one that nobody asks for what it is warmed for.
 func TestDemand(t *testing.T) {
 	bubble(t, func(c *pool.Config, _ *backend) { c.Total = 0 }, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		shell := with(python("s"), func(s *sandbox.Spec) { s.Runner, s.Zygotes = "shell", nil })
 		r.after(time.Minute)
 		r.wantReady(1)
@@ -232,7 +232,7 @@ func TestDemand(t *testing.T) {
 func TestBudget(t *testing.T) {
 	var cpu, memory atomic.Bool
 	bubble(t, func(c *pool.Config, _ *backend) { c.Budget = func() (bool, bool) { return cpu.Load(), memory.Load() } }, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Minute)
 		r.wantReady(0)
 		memory.Store(true)
@@ -250,7 +250,7 @@ func TestBudget(t *testing.T) {
 // TestTotal: ready sandboxes count, and make way.
 func TestTotal(t *testing.T) {
 	bubble(t, func(c *pool.Config, _ *backend) { c.Total = 4 }, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Minute)
 		var used []*box
 		for range 3 {
@@ -278,7 +278,7 @@ func TestTotal(t *testing.T) {
 // TestRenewal: ready sandboxes that die, or are old, are replaced; those that cannot be had are tried for less and less often.
 func TestRenewal(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Second)
 		first := r.b.live()[0]
 		first.die()
@@ -306,7 +306,7 @@ func TestRenewal(t *testing.T) {
 			return nil
 		}
 	}, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Hour)
 		if n := tries.Load(); n < 10 || n > 80 {
 			t.Errorf("%d tries in an hour", n)
@@ -328,7 +328,7 @@ func TestAttachFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(_ *pool.Config, b *backend) { b.onAttach = attach }, func(t *testing.T, r *rig) {
-				r.Warm(python(""))
+				r.KeepReady(python(""))
 				r.after(time.Second)
 				ready := r.b.live()[0]
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -356,7 +356,7 @@ func TestClose(t *testing.T) {
 			return ctx.Err()
 		}
 	}, func(t *testing.T, r *rig) {
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Second)
 		slow.Store(true)
 		used := r.start(python("s"))
@@ -371,7 +371,7 @@ func TestClose(t *testing.T) {
 		if s := r.start(python("t")); pooled(s) {
 			t.Error("a closed pool has sandboxes")
 		}
-		r.Warm(python(""))
+		r.KeepReady(python(""))
 		r.after(time.Minute)
 		r.wantReady(0)
 	})

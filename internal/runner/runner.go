@@ -6,6 +6,7 @@
 package runner
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -122,6 +123,14 @@ func (r Runner) ZygoteFor(code string, persistent bool) *sandbox.Zygote {
 		return &all[1]
 	}
 	return &all[0]
+}
+
+// Catalogue is implemented by backends that bring their own runners, such as images.
+type Catalogue interface {
+	// Runners lists the runners that can be used now. notes are for the log.
+	Runners(ctx context.Context) (set Set, notes []string, problems []Problem, err error)
+	// Watch calls changed when Runners may have another answer, until ctx is done.
+	Watch(ctx context.Context, changed func())
 }
 
 // Set is the runners of this host, in the order of the definitions.

@@ -1,8 +1,10 @@
 // Package sandbox is the contract between the program and a way to isolate code.
 //
-// A backend (bubblewrap jail, Docker, ...) implements [Backend]; everything that happens inside a sandbox
-// is done by the agent, which a backend merely starts. The package knows no MCP, no HTTP, no sessions,
-// and imports only the standard library.
+// A backend (bubblewrap jail, Docker, ...) implements [Backend]: it starts sandboxes. The agent inside each
+// sandbox does everything else. A backend that can do more implements [Preparer], [Prober] or [Reaper],
+// and its sandboxes may implement [Meter] and [Weigher].
+//
+// The package knows no MCP, no HTTP and no sessions. It imports only the standard library.
 package sandbox
 
 import (
@@ -14,49 +16,111 @@ import (
 // Backend starts sandboxes. It is safe for concurrent use.
 type Backend interface {
 	// Start returns when the agent inside is ready: its hello has been read and checked.
-	// Cancelling ctx aborts the start only; it has no effect on a sandbox that was returned.
+	// Cancelling ctx aborts the start. It has no effect on a sandbox that was returned.
+	//
 	// On error nothing is left behind: no process, mount, cgroup, container or directory.
 	// Errors that a person can fix are of type *Error.
 	Start(ctx context.Context, spec Spec) (Sandbox, error)
 }
 
+// Preparer is implemented by backends that can start a sandbox before its workspace is known.
+type Preparer interface {
+	// Prepare is Start for a Spec without a Workspace. A backend makes what sandboxes of one kind share,
+	// such as shared zygotes, when it first prepares or starts one.
+	// The error is errors.ErrUnsupported if Prepare will never succeed here.
+	Prepare(ctx context.Context, spec Spec) (Prepared, error)
+}
+
+// Prober is implemented by backends that can check whether they work on this machine.
+type Prober interface {
+	// Probe starts a sandbox and reports on each part of the start.
+	// Code can run if no Check has failed.
+	Probe(ctx context.Context) []Check
+}
+
+// Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.
+type Reaper interface {
+	// Reap removes what dead instances of this installation left: all that belongs to an instance for
+	// which alive returns false. It never touches what a live instance uses, nor another installation.
+	Reap(ctx context.Context, alive func(instance string) bool) error
+}
+
 // Sandbox is one started, isolated process tree. Its methods are safe for concurrent use.
 type Sandbox interface {
-	// ID is the Spec's ID; or, of a sandbox that was started before it was asked for, its own.
+	// ID returns spec.ID. A pooled sandbox keeps the ID it was started with.
 	ID() string
-	// Conn is the duplex stream to the agent, positioned after the agent's hello. It is always the same
-	// value; a Read in progress ends with an error when the sandbox ends.
+	// Conn returns the duplex stream to the agent, positioned after the agent's hello. It always
+	// returns the same value. When the sandbox ends, a blocked Read returns an error.
 	Conn() io.ReadWriteCloser
-	// Wait blocks until the sandbox has ended and everything of it is gone, and says why it ended.
-	// Its error is ctx's alone.
+	// Wait blocks until the sandbox has ended and nothing of it is left, and reports why it ended.
+	// It returns an error only if ctx is done.
 	Wait(ctx context.Context) (Exit, error)
 	// Close kills everything inside, unblocks Conn and Wait, and returns when nothing is left.
 	// It is idempotent.
 	Close(ctx context.Context) error
 }
 
-// Spec is what cannot change on a started sandbox. What differs per run travels with the run.
+// Prepared is a sandbox without a workspace. It cannot run code before Attach.
+type Prepared interface {
+	Sandbox
+	// Attach makes a host directory the sandbox's workspace. It is called once. After an error the
+	// sandbox must be closed. The error is errors.ErrUnsupported if Attach will never succeed here.
+	Attach(ctx context.Context, workspace string) error
+}
+
+// Meter is implemented by sandboxes that the server can measure from outside.
+type Meter interface {
+	// Usage returns the totals so far. A session compares two of them to tell a process that
+	// was killed at the memory limit from one that was killed by any other SIGKILL.
+	Usage() (Usage, error)
+	// Held measures the deleted files that processes inside keep open.
+	// The error is errors.ErrUnsupported if only the agent can tell.
+	Held() (Held, error)
+}
+
+// Weigher is implemented by sandboxes whose share of the processors can be changed while they run.
+// Its methods return errors.ErrUnsupported where the system offers no way to do so.
+type Weigher interface {
+	// CPUTime returns the CPU time that all processes of the sandbox have used.
+	CPUTime() (time.Duration, error)
+	// Weigh sets the sandbox's weight relative to others: 1 is the weight of a new sandbox, 0 the lowest.
+	Weigh(share float64) error
+	// Forking counts the running processes that have a child and whose parent is running, too.
+	Forking() (int, error)
+}
+
+// Spec describes a sandbox. It holds everything that cannot change once the sandbox has started;
+// what differs per run travels with the run.
 type Spec struct {
 	ID        string // unique per start, [a-z0-9-], at most 48 bytes
-	Session   string // the session's key (for labels); opaque
-	SessionID string // the id the caller chose (for contract 4's label); hostile
-	Runner    string // the runner's name (for labels and logs)
+	Session   string // the session's key, for labels; opaque
+	SessionID string // the id that the caller chose, for contract 4's label; hostile
+	Runner    string // the runner's name, for labels and logs
 	Image     string // the image to start, for backends that have images
-	Wrapper   string // host directory of an environment that isolates itself, for the backend that starts those; else empty
-	Workspace string // host directory that becomes /data, /mnt/data and /workspace
-	Moves     bool   // it will be renamed while the sandbox is there; a backend that could not follow answers errors.ErrUnsupported
+	Wrapper   string // host directory of an environment that isolates itself; else empty
+	Workspace string // host directory that is mounted at WorkspacePaths
+	Moves     bool   // Workspace will be renamed; a backend that cannot follow returns errors.ErrUnsupported
 	Mounts    []Mount
 	Network   bool
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
-	Zygotes   []Zygote // those that its runs may come from, for backends that can share them; else runs start their own
+	Zygotes   []Zygote // for backends that share zygotes among sandboxes; elsewhere the agent starts its own
 }
 
-// Zygote is an interpreter that imports libraries once and forks a process for each run. It has the fields
-// of wire.Zygote.
+// WorkspaceDir is where code finds its workspace and starts in.
+const WorkspaceDir = "/data"
+
+// WorkspacePaths returns every path of the workspace inside a sandbox.
+func WorkspacePaths() []string { return []string{WorkspaceDir, "/mnt/data", "/workspace"} }
+
+// ForwardAddr is where a process inside reaches the server, if Spec.Forward is set.
+const ForwardAddr = "127.0.0.1:8099"
+
+// Zygote describes an interpreter that imports libraries once and forks a process for each run.
+// It has the fields of wire.Zygote.
 type Zygote struct {
 	Name    string
-	Argv    []string // the path of Source is added
+	Argv    []string // the path of Source is appended
 	Env     map[string]string
 	Reads   []string // prefixes of the variables that it reads while it starts
 	PerRun  []string // variables among them that a run may set
@@ -65,16 +129,13 @@ type Zygote struct {
 	OnUse   []string // modules to import once a run has mentioned them
 }
 
-// ForwardAddr is where a process inside reaches the server, if the Spec says Forward.
-const ForwardAddr = "127.0.0.1:8099"
-
 // Mount is a host path that appears read-only inside.
 type Mount struct {
 	Source string
 	Target string
 }
 
-// Limits hold for the whole sandbox and are enforced from outside it. Zero means no limit.
+// Limits apply to the whole sandbox and are enforced from outside it. Zero means no limit.
 type Limits struct {
 	MemoryBytes int64
 	CPUs        float64
@@ -83,18 +144,17 @@ type Limits struct {
 	FileBytes   int64 // largest file a process may write
 }
 
-// Exit says why a sandbox ended.
+// Exit reports why a sandbox ended.
 type Exit struct {
-	Cause Cause
-	// Detail is one line for the log, for example what bubblewrap printed last.
-	Detail string
+	Cause  Cause
+	Detail string // one line for the log, such as bubblewrap's last message
 }
 
 // Cause is the machine-readable reason why something ended other than by its own exit.
-// The empty Cause means: it ended by itself.
+// It is empty if it exited by itself.
 type Cause string
 
-// The causes of design and API. They appear verbatim in results.
+// The causes appear verbatim in results.
 const (
 	CauseTimeout     Cause = "timeout"
 	CauseCancelled   Cause = "cancelled"
@@ -107,13 +167,29 @@ const (
 	CauseLost        Cause = "sandbox_lost"
 )
 
-// Error is a failure of isolation that a person can mend.
-type Error struct {
-	Op  string // what was tried, for example "start bubblewrap"
-	Err error
-	Fix string // the exact thing to do, for example a command; may be empty
+// Usage is the usage of a sandbox since its start.
+type Usage struct {
+	OOMKills    uint64 // processes that the kernel killed at the memory limit
+	PIDs        int    // processes and threads at this moment
+	PIDsRefused uint64 // forks refused at the process limit
+}
 
-	// NetworkOnly says that the same sandbox starts without network.
+// Held is the disk space of files in the workspace's file system that are deleted but still open inside
+// a sandbox. Walking the directory tree does not find them.
+type Held struct {
+	Bytes int64
+	// Hidden reports that there may be more: in a process that cannot be inspected, in a mapping,
+	// or in transit through a socket.
+	Hidden bool
+}
+
+// Error is a failure of isolation that a person can fix.
+type Error struct {
+	Op  string // the operation, such as "start bubblewrap"
+	Err error
+	Fix string // the exact thing to do, such as a command; may be empty
+
+	// NetworkOnly reports that the same sandbox would start without network.
 	NetworkOnly bool
 }
 
@@ -132,97 +208,15 @@ type Check struct {
 	Name   string
 	Status Status
 	Detail string // what was found
-	Fix    string // what to do when Status is not OK
+	Fix    string // what to do if Status is not OK
 }
 
-// Status of a Check.
+// Status is the outcome of a Check.
 type Status int
 
-// A Warn leaves runs possible, with something missing; a Fail does not.
+// After a Warn, code can run but something is missing. After a Fail, it cannot.
 const (
 	OK Status = iota
 	Warn
 	Fail
 )
-
-// Prober is implemented by backends that can say whether they work here.
-type Prober interface {
-	// Probe tries the real thing (it starts a sandbox) and reports each part of it.
-	// Runs are possible if no Check has failed.
-	Probe(ctx context.Context) []Check
-}
-
-// Warmer is implemented by backends whose sandboxes share something that takes time to make.
-type Warmer interface {
-	// Warm makes it for sandboxes like the one described, ahead of the first. It does not wait.
-	Warm(spec Spec)
-}
-
-// Preparer is implemented by backends that can start a sandbox before it is known which workspace it is for.
-type Preparer interface {
-	// Prepare is Start for a Spec without a Workspace. Where that cannot be done its error is errors.ErrUnsupported.
-	Prepare(ctx context.Context, spec Spec) (Prepared, error)
-}
-
-// Prepared is a sandbox without a workspace. It cannot run anything before it has one.
-type Prepared interface {
-	Sandbox
-	// Attach makes a host directory the sandbox's workspace. It is called once; after an error, which is
-	// errors.ErrUnsupported where it will never succeed, the sandbox must be closed.
-	Attach(ctx context.Context, workspace string) error
-}
-
-// Furnisher is implemented by backends that have sandboxes ready on directories that have no name yet.
-type Furnisher interface {
-	// Furnish makes a workspace of such a directory, by one rename: empty, of the right owner, and with a sandbox on it that a Start
-	// with that Workspace may return. It reports whether it did; what is at path already stays.
-	Furnish(path string) bool
-}
-
-// Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.
-type Reaper interface {
-	// Reap removes what the instance left behind. The instance is known to be dead.
-	Reap(ctx context.Context, instance string) error
-}
-
-// Sweeper is implemented by backends whose traces outlive even the directory of the instance that left them.
-type Sweeper interface {
-	// Sweep removes what this backend's installation has left where no living instance has a use for it.
-	Sweep(ctx context.Context, alive func(instance string) bool) error
-}
-
-// Usage is what a sandbox has used so far.
-type Usage struct {
-	OOMKills    uint64 // processes killed because the memory limit was reached
-	PIDs        int    // processes and threads there are
-	PIDsRefused uint64 // forks refused because the process limit was reached
-}
-
-// Held is what files take up on the file system of a workspace that are deleted but open inside a sandbox: no walk finds them.
-type Held struct {
-	Bytes int64
-	// Hidden says that there may be more: in a process that cannot be looked into, in a mapping, or on its way through a socket.
-	Hidden bool
-}
-
-// HeldMeter is implemented by sandboxes whose processes can be looked into from outside. Of others, the agent tells.
-type HeldMeter interface {
-	Held() (Held, error)
-}
-
-// Weigher is implemented by sandboxes that can be made to yield the processors to others. The errors of both methods are
-// errors.ErrUnsupported where that can never be done.
-type Weigher interface {
-	// CPUTime is what all processes of the sandbox have used so far.
-	CPUTime() (time.Duration, error)
-	// Weigh sets the sandbox's weight beside others that want the processors: 1 is that of a new one, 0 the least there is.
-	Weigh(share float64) error
-	// Forking is how many processes compute at this moment though they have children, and so do their parents.
-	Forking() (int, error)
-}
-
-// Meter is implemented by sandboxes that can tell their usage. The session reads it before and after a
-// run to tell a death by memory limit from any other SIGKILL.
-type Meter interface {
-	Usage() (Usage, error)
-}

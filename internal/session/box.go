@@ -272,12 +272,8 @@ func (m *Manager) kind(r runner.Runner, network bool) sandbox.Spec {
 	}
 }
 
-// Warm has the backend make what sandboxes of a runner, without network, need before the first of them does. It does not wait.
-func (m *Manager) Warm(r runner.Runner) {
-	if w, ok := m.cfg.Backend.(sandbox.Warmer); ok {
-		w.Warm(m.kind(r, false))
-	}
-}
+// Spec describes the sandboxes of a runner without network, for any session.
+func (m *Manager) Spec(r runner.Runner) sandbox.Spec { return m.kind(r, false) }
 
 // serve is the life of one sandbox: it makes room, starts, lasts until it dies or is told to end, and goes.
 func (m *Manager) serve(b *box, spec sandbox.Spec, way makeWay) {

@@ -45,6 +45,10 @@ type Config struct {
 	ClosedRetention   time.Duration // how long the files of a closed session can be downloaded; then they are deleted
 	OutputLimit       int64         // bytes a run may print before it is ended
 
+	// MakeWorkspace makes the workspace of a new session at path, empty and with the right owner, and reports
+	// whether it did. If it is nil or does not, the session makes the directory itself.
+	MakeWorkspace func(path string) bool
+
 	// Dial serves a connection that a process inside a sandbox opened to the server, and returns
 	// when it is done. If Dial is nil, every such connection is closed at once.
 	Dial func(ctx context.Context, sandboxID string, conn io.ReadWriteCloser)

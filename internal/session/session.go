@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -264,7 +263,7 @@ func (s *Session) makeDirs(files string) (made bool, err error) {
 		if err := os.MkdirAll(s.dir, 0o700); err != nil {
 			return false, err
 		}
-		if f, ok := s.m.cfg.Backend.(sandbox.Furnisher); ok && f.Furnish(files) {
+		if m := s.m.cfg.MakeWorkspace; m != nil && m(files) {
 			return true, nil
 		}
 		err = os.Mkdir(files, 0o700)

@@ -196,7 +196,7 @@ func TestRefusedCallLeavesNothing(t *testing.T) {
 // TestHeldFiles: what an agent says of files that are deleted but open counts towards the quota.
 func TestHeldFiles(t *testing.T) {
 	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
-		p.Sandbox.Held.Store(2 << 20)
+		p.Sandbox.HeldBytes.Store(2 << 20)
 		<-p.Done()
 		return sessiontest.SIGKILL
 	}}

@@ -17,7 +17,7 @@ func TestUsageAfterTheSandbox(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			lose := make(chan struct{})
 			b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
-				p.Sandbox.Held.Store(32 << 20)
+				p.Sandbox.HeldBytes.Store(32 << 20)
 				select {
 				case <-p.Done():
 				case <-lose:

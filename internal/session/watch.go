@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -242,8 +243,10 @@ func (s *Session) held(ctx context.Context) (sum sandbox.Held) {
 }
 
 func (b *box) held(ctx context.Context) (sandbox.Held, error) {
-	if m, ok := b.sb.(sandbox.HeldMeter); ok {
-		return m.Held()
+	if m, ok := b.sb.(sandbox.Meter); ok {
+		if h, err := m.Held(); !errors.Is(err, errors.ErrUnsupported) {
+			return h, err
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, heldTimeout)
 	defer cancel()

@@ -3,7 +3,6 @@ package docker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,9 +16,6 @@ import (
 	"mcp-code-sandbox/internal/agent"
 	"mcp-code-sandbox/internal/sandbox"
 )
-
-// workspacePaths are the names of the workspace inside.
-var workspacePaths = []string{"/data", "/mnt/data", "/workspace"}
 
 // agentPath is where the agent is inside.
 const agentPath = "/.sandbox-agent"
@@ -117,7 +113,7 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 		})
 	}
-	for _, target := range workspacePaths {
+	for _, target := range sandbox.WorkspacePaths() {
 		bind(spec.Workspace, target, false)
 	}
 	for _, m := range spec.Mounts {
@@ -125,7 +121,7 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 	}
 	// The engine would make a volume for each, on its disk and without a limit.
 	for _, path := range img.volumes {
-		if _, ok := host.Tmpfs[path]; !ok && !slices.Contains(workspacePaths, path) {
+		if _, ok := host.Tmpfs[path]; !ok && !slices.Contains(sandbox.WorkspacePaths(), path) {
 			host.Tmpfs[path] = tmp
 		}
 	}
@@ -298,24 +294,16 @@ func (b *Backend) removeAll(ctx context.Context, which func(instance, name strin
 	return last
 }
 
-// Reap implements sandbox.Reaper.
-func (b *Backend) Reap(ctx context.Context, instance string) error {
-	if instance == "" || instance == b.cfg.Instance {
-		return fmt.Errorf("reap %q: not another instance", instance)
-	}
-	return errors.Join(b.removeAll(ctx, func(of, _ string) bool { return of == instance }),
-		b.removeNetworks(ctx, func(of string) bool { return of == instance }))
-}
-
-// Sweep implements sandbox.Sweeper: containers and networks of instances that are gone, and of starts of our own that failed half-way.
-func (b *Backend) Sweep(ctx context.Context, alive func(instance string) bool) error {
+// Reap implements sandbox.Reaper: it removes the containers and networks of dead instances, and containers of
+// this one that nobody uses, such as those of a start that failed half-way.
+func (b *Backend) Reap(ctx context.Context, alive func(instance string) bool) error {
 	dead := func(instance string) bool { return instance != b.cfg.Instance && !alive(instance) }
 	err := b.removeAll(ctx, func(instance, name string) bool {
-		// Asked after the engine: what was started in between is in its list, too.
+		// Checked after the engine has listed them: a container that was started meanwhile is in use.
 		b.mu.Lock()
-		_, ours := b.live[name]
+		_, used := b.live[name]
 		b.mu.Unlock()
-		return dead(instance) || instance == b.cfg.Instance && !ours
+		return dead(instance) || instance == b.cfg.Instance && !used
 	})
 	return errors.Join(err, b.removeNetworks(ctx, dead))
 }

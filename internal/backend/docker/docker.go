@@ -27,6 +27,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"mcp-code-sandbox/internal/closednet"
+	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -92,10 +93,10 @@ type Backend struct {
 }
 
 var (
-	_ sandbox.Backend = (*Backend)(nil)
-	_ sandbox.Prober  = (*Backend)(nil)
-	_ sandbox.Reaper  = (*Backend)(nil)
-	_ sandbox.Sweeper = (*Backend)(nil)
+	_ sandbox.Backend  = (*Backend)(nil)
+	_ sandbox.Prober   = (*Backend)(nil)
+	_ sandbox.Reaper   = (*Backend)(nil)
+	_ runner.Catalogue = (*Backend)(nil)
 )
 
 const (

@@ -227,7 +227,7 @@ for addr in set(CLOSED + OWN) - {"192.168.77.1", "22.0.2.10"}:
 		}
 		next, _ := e.open(t, t.TempDir(), as)
 		for _, alive := range []bool{true, false} {
-			if err := next.Sweep(t.Context(), func(string) bool { return alive }); err != nil {
+			if err := next.Reap(t.Context(), func(string) bool { return alive }); err != nil {
 				t.Error(err)
 			}
 			if got := len(networks(t, "dead")) > 0; got != alive {

@@ -109,6 +109,9 @@ func (p *plain) Usage() (sandbox.Usage, error) {
 	return p.used, nil
 }
 
+// Held implements sandbox.Meter. What a run holds goes with its container.
+func (p *plain) Held() (sandbox.Held, error) { return sandbox.Held{}, nil }
+
 // begin counts a run and names it, unless the end has begun.
 func (p *plain) begin() (name string, ok bool) {
 	p.mu.Lock()
@@ -157,7 +160,7 @@ func (p *plain) run(s *wire.Stream, id string, r *wire.Run) (exit wire.Exit, err
 	spec := p.spec
 	spec.ID = id
 	opt := b.options(spec, p.img, p.e)
-	opt.Config.WorkingDir = "/data"
+	opt.Config.WorkingDir = sandbox.WorkspaceDir
 	opt.Config.Env = []string{"HOME=/tmp"}
 	for name, value := range r.Env {
 		opt.Config.Env = append(opt.Config.Env, name+"="+value)

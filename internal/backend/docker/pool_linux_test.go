@@ -29,11 +29,11 @@ func TestPool(t *testing.T) {
 		return os.Lchown(dir, h.Owner, h.Owner)
 	}})
 	kind := sandbox.Spec{Runner: "python", Image: h.Image}
-	p.Warm(kind)
+	p.KeepReady(kind)
 	eventually(t, "a container to be ready", func() bool { return p.Ready() == 1 })
 
 	files := filepath.Join(root, "files")
-	if !p.Furnish(files) {
+	if !p.MakeWorkspace(files) {
 		t.Fatal("no workspace")
 	}
 	kind.ID, kind.Session, kind.SessionID, kind.Workspace = sandboxtest.ID(), "key", "id", files

@@ -58,7 +58,7 @@ func TestSweepWhileStarting(t *testing.T) {
 	h := harness(t, b)
 	hold.Store(true)
 	swept := make(chan error, 1)
-	go func() { swept <- b.Sweep(context.Background(), func(string) bool { return true }) }()
+	go func() { swept <- b.Reap(context.Background(), func(string) bool { return true }) }()
 	select {
 	case <-asked:
 	case <-time.After(patience):

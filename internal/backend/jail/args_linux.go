@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"mcp-code-sandbox/internal/agent"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -67,7 +66,7 @@ func (b *Backend) bwrapArgs(spec sandbox.Spec, agentConfig string, place func(st
 			return nil, err
 		}
 	}
-	for _, target := range agent.WorkspacePaths() {
+	for _, target := range sandbox.WorkspacePaths() {
 		if spec.Workspace == "" { // it comes later
 			args = append(args, "--dir", target)
 			continue

@@ -64,7 +64,6 @@ var (
 	_ sandbox.Backend  = (*Backend)(nil)
 	_ sandbox.Prober   = (*Backend)(nil)
 	_ sandbox.Reaper   = (*Backend)(nil)
-	_ sandbox.Warmer   = (*Backend)(nil)
 	_ sandbox.Preparer = (*Backend)(nil)
 )
 
@@ -177,24 +176,30 @@ func (b *Backend) writeFiles() error {
 	return nil
 }
 
-// Reap implements sandbox.Reaper: processes and mounts of the dead instance are gone, its cgroups are not.
-func (b *Backend) Reap(_ context.Context, instance string) error {
-	if instance == b.cfg.Instance || instance != filepath.Base(instance) || strings.ContainsAny(instance, "*?[") {
-		return fmt.Errorf("reap %q: not another instance", instance)
+// Reap implements sandbox.Reaper. The kernel has ended a dead instance's processes and mounts; its cgroups
+// are left, and cgroups.json in its directory lists where.
+func (b *Backend) Reap(ctx context.Context, alive func(instance string) bool) error {
+	instances := filepath.Dir(b.cfg.Dir)
+	entries, err := os.ReadDir(instances)
+	errs := []error{err}
+	for _, e := range entries {
+		instance := e.Name()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !e.IsDir() || instance == b.cfg.Instance || strings.ContainsAny(instance, "*?[") || alive(instance) {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(instances, instance, "jail", "cgroups.json"))
+		var homes []string
+		switch {
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			errs = append(errs, fmt.Errorf("reap %s: %w", instance, err))
+		case json.Unmarshal(text, &homes) == nil: // an instance that died while writing it started no sandbox
+			reapGroups(instance, homes)
+		}
 	}
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(b.cfg.Dir), instance, "jail", "cgroups.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	var homes []string
-	if err := json.Unmarshal(text, &homes); err != nil {
-		return fmt.Errorf("reap %s: %w", instance, err)
-	}
-	reapGroups(instance, homes)
-	return nil
+	return errors.Join(errs...)
 }
 
 // credential makes a root server start sandboxes as SandboxUID.

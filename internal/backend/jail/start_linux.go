@@ -59,8 +59,6 @@ var (
 	_ sandbox.Sandbox = (*jailed)(nil)
 	_ sandbox.Meter   = (*jailed)(nil)
 	_ sandbox.Weigher = (*jailed)(nil)
-
-	_ sandbox.HeldMeter = (*jailed)(nil)
 )
 
 // start leaves nothing behind when it fails.
@@ -289,7 +287,7 @@ func (s *jailed) ready(info *os.File, network bool) (int, error) {
 	return pid, nil
 }
 
-// Held implements sandbox.HeldMeter. The server may look into processes that hide from the agent.
+// Held implements sandbox.Meter. The server may look into processes that hide from the agent.
 func (s *jailed) Held() (sandbox.Held, error) {
 	s.mu.Lock()
 	pid, over := s.pid, s.over

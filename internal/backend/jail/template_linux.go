@@ -95,13 +95,6 @@ func (b *Backend) templatesFor(spec sandbox.Spec) (all []*template) {
 	return all
 }
 
-// Warm implements sandbox.Warmer.
-func (b *Backend) Warm(spec sandbox.Spec) {
-	for _, t := range b.templatesFor(spec) {
-		t.release()
-	}
-}
-
 // release says that a template which templatesFor returned is not needed any more.
 func (t *template) release() { t.users.Done() }
 

@@ -168,10 +168,11 @@ func TestTemplateLife(t *testing.T) {
 		for _, warm := range []bool{false, true} { // in mid-start, and at leisure
 			b := open(t, t.TempDir(), sandboxtest.ID())
 			h := zygoteHarness(t, b)
-			b.Warm(sandbox.Spec{Zygotes: described(h)})
+			box := sandboxtest.Start(t, sandboxtest.Harness{Backend: b, Owner: h.Owner}, sandbox.Spec{Zygotes: described(h)})
 			if warm {
 				_ = sandboxtest.Start(t, h, sandbox.Spec{}).Close(t.Context())
 			}
+			_ = box.Close(t.Context())
 			b.Close()
 			if left := templates(t); len(left) > 0 {
 				t.Errorf("left: %v", left)

@@ -49,8 +49,6 @@ var (
 	_ sandbox.Backend = (*Backend)(nil)
 	_ sandbox.Sandbox = (*wrapped)(nil)
 	_ sandbox.Meter   = (*wrapped)(nil)
-
-	_ sandbox.HeldMeter = (*wrapped)(nil)
 )
 
 // New returns a Backend. Close releases it.
@@ -174,7 +172,7 @@ func (w *wrapped) Usage() (sandbox.Usage, error) {
 	return sum, nil
 }
 
-// Held implements sandbox.HeldMeter. A wrapper does not see the workspace.
+// Held implements sandbox.Meter. A wrapper does not see the workspace.
 func (w *wrapped) Held() (sandbox.Held, error) { return sandbox.Held{}, nil }
 
 // begin counts a run, unless the end has begun.

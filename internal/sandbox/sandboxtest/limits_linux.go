@@ -220,7 +220,7 @@ signal.pause()
 // held asks the backend, or else the agent.
 func (b *Box) held(t *testing.T) sandbox.Held {
 	t.Helper()
-	if m, ok := b.Sandbox.(sandbox.HeldMeter); ok {
+	if m, ok := b.Sandbox.(sandbox.Meter); ok {
 		held, err := m.Held()
 		if err != nil {
 			t.Fatal(err)

@@ -116,7 +116,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 type Sandbox struct {
 	OOMKills, PIDsRefused atomic.Uint64
 	PIDs, Forks           atomic.Int64 // processes, and those of them that fork
-	Held                  atomic.Int64 // bytes of files that are deleted but open
+	HeldBytes             atomic.Int64 // bytes of files that are deleted but open
 	CPU                   atomic.Int64 // nanoseconds
 
 	weight atomic.Value // float64
@@ -159,6 +159,9 @@ func (s *Sandbox) Conn() io.ReadWriteCloser { return s.server }
 func (s *Sandbox) Usage() (sandbox.Usage, error) {
 	return sandbox.Usage{OOMKills: s.OOMKills.Load(), PIDs: int(s.PIDs.Load()), PIDsRefused: s.PIDsRefused.Load()}, nil
 }
+
+// Held implements sandbox.Meter: the agent tells.
+func (s *Sandbox) Held() (sandbox.Held, error) { return sandbox.Held{}, errors.ErrUnsupported }
 
 // CPUTime implements sandbox.Weigher.
 func (s *Sandbox) CPUTime() (time.Duration, error) { return time.Duration(s.CPU.Load()), nil }
@@ -242,7 +245,7 @@ func (s *Sandbox) run(stream *wire.Stream, f wire.Frame) {
 		}
 	}()
 	if f.Run.Held {
-		_ = stream.Send(ctx, wire.Frame{Type: wire.TypeExit, Exit: &wire.Exit{HeldBytes: s.Held.Load()}})
+		_ = stream.Send(ctx, wire.Frame{Type: wire.TypeExit, Exit: &wire.Exit{HeldBytes: s.HeldBytes.Load()}})
 		return
 	}
 	p := &Process{Context: ctx, Run: f.Run, Spec: s.spec, Sandbox: s, stream: stream}
