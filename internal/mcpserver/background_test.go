@@ -86,7 +86,7 @@ func TestLongWork(t *testing.T) {
 		{"wait_run", `{}`, "run_id is required"},
 		{"wait_run", `{"run_id":7}`, "run_id must be a string"},
 		{"wait_run", `{"run_id":"r","timeout_seconds":51}`, "timeout_seconds must be between 0 and 50"},
-		{"wait_run", `{"run_id":"r","cursor":-1}`, "cursor must not be negative"},
+		{"wait_run", `{"run_id":"r","cursor":-1}`, "cursor must be at least 0"},
 		{"wait_run", `{"run_id":"r","cursor":1e99}`, "cursor must be an integer"},
 		{"cancel_run", `{"run_id":""}`, "run_id is required"},
 	} {

@@ -3,55 +3,47 @@ package tools
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
-	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// maxEnvironmentJSON bounds the JSON of an object of strings before it is decoded; what may be in it is for the executor
-// to say.
+// maxEnvironmentJSON bounds the argument environment before it is decoded. The executor checks its contents.
 const maxEnvironmentJSON = 1 << 20
 
-// aliases are names of the same argument. A tool that has one of them also accepts the others, which its schema does not
-// mention: models that know another tool's name for it get what they mean.
+// aliases are groups of names for the same argument. A tool that has one of them also accepts the others, which its
+// schema does not mention: models often use the name that another tool has.
 var aliases = [][]string{
 	{"session", "session_id", "conversationId"},
 	{"env", "language"},
 	{"content", "content_base64"},
 }
 
-// argumentError is what is wrong with the arguments of a call, in contract 2's words. It never quotes a value.
+// argumentError says what is wrong with the arguments of a call, in contract 2's words. It never quotes a value.
 type argumentError string
 
 func (e argumentError) Error() string { return string(e) }
 
-// parameters maps every argument name that a tool accepts to the name that its schema has for it.
+// parameters maps every argument name that a tool accepts to the name in its schema.
 type parameters map[string]string
 
-// parametersOf returns those of the tool's schema, their aliases, and the tool's unlisted ones.
-func parametersOf(tool *mcp.Tool, unlisted ...string) parameters {
-	schema := tool.InputSchema.(*jsonschema.Schema)
+// parametersOf returns the properties of a tool's schema and their aliases.
+func parametersOf(schema *jsonschema.Schema) parameters {
 	p := parameters{}
 	for name := range schema.Properties {
 		p[name] = name
 	}
-	for _, name := range unlisted {
-		p[name] = name
-	}
 	for _, group := range aliases {
-		own := ""
-		for _, name := range append(slices.Clone(schema.PropertyOrder), group...) {
-			if slices.Contains(group, name) && p[name] != "" {
-				own = name
-				break
-			}
+		i := slices.IndexFunc(schema.PropertyOrder, func(name string) bool { return slices.Contains(group, name) })
+		if i < 0 {
+			continue
 		}
-		if own != "" {
-			for _, name := range group {
-				p[name] = own
-			}
+		for _, name := range group {
+			p[name] = schema.PropertyOrder[i]
 		}
 	}
 	return p
@@ -63,8 +55,8 @@ type argument struct {
 	raw  json.RawMessage
 }
 
-// empty reports whether the argument says no more than its absence would.
-func (a argument) empty() bool {
+// isEmpty reports whether the argument means the same as leaving it out.
+func (a argument) isEmpty() bool {
 	switch string(bytes.Join(bytes.Fields(a.raw[:min(len(a.raw), 16)]), nil)) {
 	case "", "null", "false", `""`, "[]", "{}":
 		return true
@@ -72,26 +64,26 @@ func (a argument) empty() bool {
 	return false
 }
 
-// equal reports whether two arguments have the same value. Only strings may be written in different ways.
+// equal reports whether two arguments have the same value. Of other types than strings it compares the JSON text.
 func (a argument) equal(b argument) bool {
 	if bytes.Equal(a.raw, b.raw) {
 		return true
 	}
 	var first, second *string
-	return json.Unmarshal(a.raw, &first) == nil && json.Unmarshal(b.raw, &second) == nil && first != nil && second != nil && *first == *second
+	return json.Unmarshal(a.raw, &first) == nil && json.Unmarshal(b.raw, &second) == nil &&
+		first != nil && second != nil && *first == *second
 }
 
-// arguments reads a call's arguments one by one and remembers the first thing that is wrong.
+// arguments are the arguments of a call, with the first error found in them.
 type arguments struct {
-	members map[string]argument // by the names of the tool's schema
-	misses  map[string]string   // names that the tool does not have, by those that they probably stand for
-	// warnings say which arguments were ignored that probably were to have an effect.
-	warnings []string
+	members  map[string]argument // by their names in the tool's schema
+	misses   map[string]string   // misspelt names, by the names that were probably meant
+	warnings []string            // about ignored arguments that were probably misspelt
 	err      error
 }
 
-// parseArguments accepts an object, or nothing at all. It ignores arguments that the tool does not have, since clients add
-// their own, but not without a word where the name is nearly one of the tool's.
+// parseArguments accepts an object or nothing. It ignores unknown arguments, since clients add their own, but warns
+// about or refuses those whose names are close to one of the tool's.
 func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error) {
 	a := &arguments{members: map[string]argument{}, misses: map[string]string{}}
 	if len(raw) == 0 || string(raw) == "null" {
@@ -101,112 +93,124 @@ func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
 		return nil, argumentError("arguments must be an object")
 	}
-	var others unknowns
+	var others unknownArguments
 	for dec.More() {
 		key, err := dec.Token()
 		if err != nil {
 			return nil, argumentError("arguments is malformed")
 		}
-		var given argument
-		if err := dec.Decode(&given.raw); err != nil {
+		var arg argument
+		if err := dec.Decode(&arg.raw); err != nil {
 			return nil, argumentError("arguments is malformed")
 		}
-		given.name, _ = key.(string)
-		if own, ok := accepted[given.name]; ok {
-			a.set(own, given)
+		arg.name, _ = key.(string)
+		if name, ok := accepted[arg.name]; ok {
+			a.set(name, arg)
 		} else {
-			others.add(given)
+			others.add(arg)
 		}
 	}
-	a.judge(others, accepted)
+	a.checkUnknown(others, accepted)
 	return a, a.err
 }
 
-// set stores an argument. What is given twice, also by an alias, must not disagree.
-func (a *arguments) set(own string, given argument) {
-	before, ok := a.members[own]
+// set stores an argument. The same argument may come twice, also under an alias, if the values agree.
+func (a *arguments) set(name string, arg argument) {
+	before, ok := a.members[name]
 	switch {
-	case !ok || before.empty() && string(given.raw) != "null":
-		a.members[own] = given
-	case given.empty() || given.equal(before):
-	case given.name == before.name:
-		a.fail("%s is given twice, with different values", given.name)
+	case !ok || before.isEmpty() && string(arg.raw) != "null":
+		a.members[name] = arg
+	case arg.isEmpty() || arg.equal(before):
+	case arg.name == before.name:
+		a.fail("%s is given twice, with different values", arg.name)
 	default:
-		a.fail("%s and %s are the same argument; give one of them", before.name, given.name)
+		a.fail("%s and %s are the same argument; give one of them", before.name, arg.name)
 	}
 }
 
+// fail keeps the first error.
 func (a *arguments) fail(format string, args ...any) {
 	if a.err == nil {
 		a.err = argumentError(fmt.Sprintf(format, args...))
 	}
 }
 
-// get decodes an argument into v. It reports false when the argument is missing, null, or of another type, which is then
-// an error.
-func (a *arguments) get(name, want string, v any) bool {
-	given, ok := a.members[name]
-	if !ok || string(given.raw) == "null" {
-		return false
-	}
-	if json.Unmarshal(given.raw, v) != nil {
-		a.fail("%s must be %s", given.name, want)
-		return false
-	}
-	return true
-}
-
-// text returns a string argument and whether it was given.
-func (a *arguments) text(name string) (value string, given bool) {
-	given = a.get(name, "a string", &value)
-	return value, given
-}
-
-// optional returns a string argument, "" when it is missing.
-func (a *arguments) optional(name string) string {
-	value, _ := a.text(name)
-	return value
-}
-
-// required returns a string argument that must be there and not be empty.
-func (a *arguments) required(name string) string {
-	value, _ := a.text(name)
-	if value != "" {
-		return value
-	}
-	if other := a.misses[name]; other != "" {
-		a.fail("%s is required; argument %q is not known, did you mean %s?", name, other, name)
-	} else {
-		a.fail("%s is required", name)
-	}
-	return ""
-}
-
-// flag returns a boolean argument, false by default.
-func (a *arguments) flag(name string) (value bool) {
-	a.get(name, "a boolean", &value)
-	return value
-}
-
-// stringMap returns an argument that is an object of strings.
-func (a *arguments) stringMap(name string) map[string]string {
-	if len(a.members[name].raw) > maxEnvironmentJSON {
-		a.fail("%s is too large", name)
-		return nil
-	}
-	// Null is a value that encoding/json would take for an empty string.
-	var value map[string]*string
-	a.get(name, "an object whose values are strings", &value)
-	if value == nil {
-		return nil
-	}
-	m := make(map[string]string, len(value))
-	for k, v := range value {
-		if v == nil {
-			a.fail("%s must be an object whose values are strings", name)
-			return nil
+// decode stores the arguments in the fields of in, a pointer to a struct with the given schema. It checks types,
+// limits and required arguments; null is the same as a missing argument.
+func (a *arguments) decode(schema *jsonschema.Schema, in any) error {
+	value := reflect.ValueOf(in).Elem()
+	for _, field := range reflect.VisibleFields(value.Type()) {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		property := schema.Properties[name]
+		if field.Anonymous || property == nil {
+			continue
 		}
-		m[k] = *v
+		target := value.FieldByIndex(field.Index)
+		if arg, ok := a.members[name]; ok && string(arg.raw) != "null" {
+			if err := json.Unmarshal(arg.raw, target.Addr().Interface()); err != nil {
+				a.failType(arg.name, property, err)
+			} else {
+				a.checkLimits(name, property, target)
+			}
+		}
+		if slices.Contains(schema.Required, name) && target.IsZero() {
+			if other := a.misses[name]; other != "" {
+				a.fail("%s is required; argument %q is not known, did you mean %s?", name, other, name)
+			}
+			a.fail("%s is required", name)
+		}
 	}
-	return m
+	return a.err
+}
+
+// failType reports an argument of the wrong type. An argument that decodes itself may say more.
+func (a *arguments) failType(name string, property *jsonschema.Schema, err error) {
+	if detail, ok := errors.AsType[argumentError](err); ok {
+		a.fail("%s", detail)
+		return
+	}
+	article := "a"
+	if strings.ContainsAny(property.Type[:1], "aio") {
+		article = "an"
+	}
+	a.fail("%s must be %s %s", name, article, property.Type)
+}
+
+func (a *arguments) checkLimits(name string, property *jsonschema.Schema, value reflect.Value) {
+	if property.Minimum == nil {
+		return
+	}
+	if value.Kind() == reflect.Pointer {
+		value = value.Elem()
+	}
+	number := value.Convert(reflect.TypeFor[float64]()).Float()
+	switch low, high := *property.Minimum, property.Maximum; {
+	case high != nil && (number < low || number > *high):
+		a.fail("%s must be between %g and %g", name, low, *high)
+	case number < low:
+		a.fail("%s must be at least %g", name, low)
+	}
+}
+
+// environment is an argument that is an object of strings.
+type environment map[string]string
+
+// UnmarshalJSON refuses null as a value, which encoding/json takes for an empty string.
+func (e *environment) UnmarshalJSON(data []byte) error {
+	if len(data) > maxEnvironmentJSON {
+		return argumentError("environment is too large")
+	}
+	invalid := argumentError("environment must be an object whose values are strings")
+	var values map[string]*string
+	if json.Unmarshal(data, &values) != nil {
+		return invalid
+	}
+	*e = make(environment, len(values))
+	for name, value := range values {
+		if value == nil {
+			return invalid
+		}
+		(*e)[name] = *value
+	}
+	return nil
 }

@@ -9,21 +9,19 @@ import (
 )
 
 const (
-	version20250326 = "2025-03-26" // the first that is told of changed resources
+	version20250326 = "2025-03-26" // notifications of changed resources
 	version20250618 = "2025-06-18" // structured content, resource links
-	version20251125 = "2025-11-25" // bad arguments are results
+	version20251125 = "2025-11-25" // bad arguments are tool results
 	version20260728 = "2026-07-28" // no initialize
 )
 
-// client is what decides how a result looks.
+// client is what a result's form depends on.
 type client struct {
-	// plain: the call came over HTTP with neither a session nor a protocol version. It gets the contracts' JSON and nothing
-	// newer.
+	// plain: an HTTP request without a session and a protocol version. It gets the contracts' JSON and nothing newer.
 	plain   bool
 	version string
 }
 
-// clientOf works for the requests of every method.
 func clientOf[P mcp.Params](req *mcp.ServerRequest[P]) client {
 	if req.Extra != nil && req.Extra.Header != nil &&
 		req.Session.ID() == "" && req.Extra.Header.Get("Mcp-Protocol-Version") == "" {
@@ -31,16 +29,15 @@ func clientOf[P mcp.Params](req *mcp.ServerRequest[P]) client {
 	}
 	v := req.ProtocolVersion()
 	if !slices.Contains(mcp.SupportedProtocolVersions(), v) {
-		v = version20251125 // what the SDK agrees on with a client that asks for anything else
+		v = version20251125 // the SDK's answer to a client that asks for an unknown version
 	}
 	return client{version: v}
 }
 
-// atLeast reports whether the client speaks the protocol version.
+// atLeast reports whether the client speaks the protocol version or a later one.
 func (c client) atLeast(version string) bool { return !c.plain && c.version >= version }
 
-// argumentError answers for missing or malformed arguments: as a protocol error, or from 2025-11-25 on as a result, which
-// the model gets to see.
+// argumentError reports bad arguments: as a protocol error, or from 2025-11-25 on as a result, which the model sees.
 func (c client) argumentError(err argumentError) (*mcp.CallToolResult, error) {
 	if c.atLeast(version20251125) {
 		return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: string(err)}}}, nil

@@ -13,26 +13,27 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// What a client that shows runs to people can ask for, by detailsKey in the _meta of its call. It comes in _meta, too, so
-// that no model reads it, and results stay what they are for everybody else.
+// Keys in _meta. A client that shows runs to people asks for details with detailsKey and receives them in _meta, so
+// that no model reads them and results stay the same for other clients.
 const (
-	detailsKey = "mcp-code-sandbox/details" // of a call: true; of a list of tools and its result: true, where they are to be had
-	tagKey     = "mcp-code-sandbox/tag"     // of a call that runs code: the client's own name for the run
-	runKey     = "mcp-code-sandbox/run"     // of a result: detailsJSON
-	runsKey    = "mcp-code-sandbox/runs"    // of a result of list_artifacts: []runInfoJSON
-	runIDKey   = "mcp-code-sandbox/run_id"  // of the first progress notification, which comes when the run has begun
-	stderrKey  = "mcp-code-sandbox/stderr"  // of a progress notification: the spans of its message that came from stderr
-	missedKey  = "mcp-code-sandbox/missed"  // of a progress notification: the bytes after its message that are left out
-	statusKey  = "mcp-code-sandbox/status"  // of a progress notification: queued, or running when a run waits no longer
-	queuedKey  = "mcp-code-sandbox/queued"  // of a progress notification with the status queued: queueJSON
+	detailsKey = "mcp-code-sandbox/details" // call: true asks for details; tools/list and its result: true if available
+	tagKey     = "mcp-code-sandbox/tag"     // call that runs code: the client's own name for the run
+	runKey     = "mcp-code-sandbox/run"     // result: detailsJSON
+	runsKey    = "mcp-code-sandbox/runs"    // result of list_artifacts: []runInfoJSON
+	runIDKey   = "mcp-code-sandbox/run_id"  // first progress notification, sent when the run begins
+	stderrKey  = "mcp-code-sandbox/stderr"  // progress notification: the spans of its message that came from stderr
+	missedKey  = "mcp-code-sandbox/missed"  // progress notification: skipped bytes after its message
+	statusKey  = "mcp-code-sandbox/status"  // progress notification: queued, or running when the wait is over
+	queuedKey  = "mcp-code-sandbox/queued"  // progress notification with the status queued: queueJSON
 )
 
-const maxTag = 64
+const (
+	maxTag         = 64        // bytes
+	maxDisplayText = 512 << 10 // bytes of displayed text in one result
+	maxSpans       = 1000      // spans of one message; later output from stderr counts as stdout
+)
 
-// maxDisplayText bounds what is sent of displays that are text.
-const maxDisplayText = 512 << 10
-
-// detailsJSON is a run in one shape, whichever tool and language it was.
+// detailsJSON describes a run in the same form for every tool and language.
 type detailsJSON struct {
 	RunID             string        `json:"run_id"`
 	SessionID         string        `json:"session_id"`
@@ -43,9 +44,9 @@ type detailsJSON struct {
 	Signal            int           `json:"signal,omitempty"`
 	Cause             string        `json:"cause,omitempty"`
 	Hint              string        `json:"hint,omitempty"`
-	State             string        `json:"state,omitempty"` // what became of the variables, where there is something to say
+	State             string        `json:"state,omitempty"` // what happened to the variables, if anything
 	DurationMS        int64         `json:"duration_ms"`
-	MemoryBytes       int64         `json:"memory_bytes,omitempty"` // most of one process
+	MemoryBytes       int64         `json:"memory_bytes,omitempty"` // of the largest process
 	Stdout            string        `json:"stdout"`
 	Stderr            string        `json:"stderr"`
 	StdoutTruncated   bool          `json:"stdout_truncated,omitempty"`
@@ -53,16 +54,23 @@ type detailsJSON struct {
 	Displays          []displayJSON `json:"displays,omitempty"`
 	DisplaysTruncated bool          `json:"displays_truncated,omitempty"`
 
-	// Of wait_run, in place of Stdout and Stderr where both are kept in order: what was printed since the cursor.
+	// Set by wait_run, instead of Stdout and Stderr if the output was kept in order.
 	*outputJSON
 }
 
-// outputJSON is a part of a run's output, both streams in the order they came.
+// outputJSON is the output since a cursor, both streams in order.
 type outputJSON struct {
 	Output       string `json:"output"`
 	OutputStderr []span `json:"output_stderr,omitempty"`
 	OutputMissed int64  `json:"output_missed_bytes,omitempty"` // before Output
 	Cursor       int64  `json:"cursor"`
+}
+
+// displayJSON is text that code displayed. It is hostile, as all output.
+type displayJSON struct {
+	MIMEType string `json:"mime_type"`
+	Text     string `json:"text"`
+	Plain    string `json:"plain,omitempty"` // the part of stdout, byte for byte, that Text may replace
 }
 
 // runInfoJSON is a run in the list that comes with the files of a session.
@@ -77,21 +85,14 @@ type runInfoJSON struct {
 	Cause      string `json:"cause,omitempty"`
 }
 
-// displayJSON is something that code showed and that is text; hostile, as all of its output.
-type displayJSON struct {
-	MIMEType string `json:"mime_type"`
-	Text     string `json:"text"`
-	Plain    string `json:"plain,omitempty"` // the part of stdout in whose place Text may be shown, byte for byte
-}
-
 // wantsDetails reports whether the client asked for details. A plain caller's result has no _meta.
-func (c call) wantsDetails() bool {
+func (c *call) wantsDetails() bool {
 	wanted, _ := c.req.Params.Meta[detailsKey].(bool)
 	return wanted && !c.client.plain
 }
 
-// tag is the client's own name for a run; empty when it gave none that is usable.
-func (c call) tag() string {
+// tag returns the client's own name for a run, or "" if it is missing or too long.
+func (c *call) tag() string {
 	tag, _ := c.req.Params.Meta[tagKey].(string)
 	if len(tag) > maxTag {
 		return ""
@@ -99,55 +100,65 @@ func (c call) tag() string {
 	return tag
 }
 
-// detailed adds the details of a run to its result, if they are wanted.
-func (t *toolset) detailed(c call, out *mcp.CallToolResult, res executor.Result) *mcp.CallToolResult {
+// addDetails adds the details of a run to the result of a call that asked for them.
+func (t *toolset) addDetails(c *call, res executor.Result) {
 	if c.wantsDetails() {
-		out.Meta = mcp.Meta{runKey: t.detailsOf(res)}
+		c.meta = mcp.Meta{runKey: t.detailsOf(res)}
 	}
-	return out
 }
 
-// followed is a run for a client that follows it: what is new, and once it has ended the images and the details.
-func (t *toolset) followed(res executor.Result) *mcp.CallToolResult {
+// followedResult returns the new output of a run, the images it has shown, and its details, for a client that follows
+// the run.
+func (t *toolset) followedResult(c *call, res executor.Result) *mcp.CallToolResult {
 	d := t.detailsOf(res)
 	d.outputJSON = outputOf(res.Recent)
-	if d.Cursor > 0 { // else nothing was kept while it ran
+	if d.Cursor > 0 { // the output was kept in order
 		d.Stdout, d.Stderr = "", ""
 	}
-	out := &mcp.CallToolResult{Content: []mcp.Content{}, Meta: mcp.Meta{runKey: d}}
+	c.meta = mcp.Meta{runKey: d}
 	images, _ := t.images.images(res.Displays)
-	out.Content = append(out.Content, images...)
+	return &mcp.CallToolResult{Content: append([]mcp.Content{}, images...)}
+}
+
+func (t *toolset) detailsOf(res executor.Result) detailsJSON {
+	out := detailsJSON{
+		RunID: res.RunID, SessionID: res.Session, Runner: res.Runner,
+		Status: statusOf(res), QueuedBehind: queueOf(res.Queued),
+		ExitCode: res.ExitCode, Signal: res.Signal, Cause: string(res.Cause), Hint: t.hintForPeople(res),
+		DurationMS: res.Duration.Milliseconds(), MemoryBytes: res.MaxRSSBytes,
+		Stdout: validUTF8(res.Stdout), StdoutTruncated: res.StdoutTruncated,
+		Stderr: validUTF8(res.Stderr), StderrTruncated: res.StderrTruncated,
+		DisplaysTruncated: res.DisplaysDropped+res.DisplaysBeyond > 0,
+	}
+	if !res.Running {
+		out.State = cmp.Or(stateOf(res), noticeOf(res))
+	}
+	remaining := maxDisplayText
+	for _, d := range res.Displays {
+		if !strings.HasPrefix(d.MIME, "text/") && d.MIME != "image/svg+xml" {
+			continue // image content
+		}
+		data, plain := d.Content()
+		size := len(data) + len(plain)
+		if size > remaining || len(data) == 0 && (d.File != "" || d.Dropped()) {
+			out.DisplaysTruncated = true
+			continue
+		}
+		remaining -= size
+		out.Displays = append(out.Displays, displayJSON{MIMEType: d.MIME, Text: validUTF8(data), Plain: validUTF8(plain)})
+	}
 	return out
 }
 
-// outputOf is output as text. Each stretch of one stream is made valid by itself, so that the spans fit.
-func outputOf(recent executor.Output) *outputJSON {
-	var b strings.Builder
-	var s spans
-	at := 0
-	add := func(stream executor.Stream, to int) {
-		text := validUTF8(recent.Data[at:to])
-		b.WriteString(text)
-		s.add(stream, text)
-		at = to
-	}
-	for _, r := range recent.Stderr {
-		add(executor.Stdout, r[0])
-		add(executor.Stderr, r[1])
-	}
-	add(executor.Stdout, len(recent.Data))
-	return &outputJSON{Output: b.String(), OutputStderr: s.stderr, OutputMissed: recent.Missed, Cursor: recent.Cursor}
-}
-
-// hintForPeople is a run's hint without the arguments of tools, which people do not see.
+// hintForPeople returns a run's hint without arguments of tools, which people do not see.
 func (t *toolset) hintForPeople(res executor.Result) string {
 	switch {
 	case res.Cause == sandbox.CauseTimeout:
+		// The cause and the duration already say that the time was up.
 		more := ""
 		if res.Timeout < t.maxTimeout {
 			more = fmt.Sprintf("raise the time limit in the settings (at most %g seconds), ", t.maxTimeout.Seconds())
 		}
-		// That the time was up, and how much it was, is told by the cause and the duration.
 		return "Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
 	case res.Hint == executor.NoNetworkHint:
 		return "This run had no network access. It can be turned on in the settings."
@@ -155,57 +166,41 @@ func (t *toolset) hintForPeople(res executor.Result) string {
 	return res.Hint
 }
 
-// runsOf lists runs for a client that shows them to people.
+// outputOf returns output as text. It makes each stretch of one stream valid UTF-8 by itself, so that the spans fit.
+func outputOf(recent executor.Output) *outputJSON {
+	var text strings.Builder
+	var s spans
+	at := 0
+	add := func(stream executor.Stream, to int) {
+		part := validUTF8(recent.Data[at:to])
+		text.WriteString(part)
+		s.add(stream, part)
+		at = to
+	}
+	for _, r := range recent.Stderr {
+		add(executor.Stdout, r[0])
+		add(executor.Stderr, r[1])
+	}
+	add(executor.Stdout, len(recent.Data))
+	return &outputJSON{Output: text.String(), OutputStderr: s.stderr, OutputMissed: recent.Missed, Cursor: recent.Cursor}
+}
+
 func runsOf(list []executor.RunInfo) []runInfoJSON {
 	out := make([]runInfoJSON, len(list))
 	for i, r := range list {
 		out[i] = runInfoJSON{
-			RunID: r.ID, Runner: r.Runner, Tag: r.Tag, Started: r.Started.UTC().Format(time.RFC3339Nano), Status: statusOf(executor.Result{Running: r.Running, Queued: r.Queued, Cause: r.Cause}),
+			RunID: r.ID, Runner: r.Runner, Tag: r.Tag, Started: r.Started.UTC().Format(time.RFC3339Nano),
+			Status:     statusOf(executor.Result{Running: r.Running, Queued: r.Queued, Cause: r.Cause}),
 			DurationMS: r.Duration.Milliseconds(), ExitCode: r.ExitCode, Cause: string(r.Cause),
 		}
 	}
 	return out
 }
 
-func (t *toolset) detailsOf(res executor.Result) detailsJSON {
-	out := detailsJSON{
-		RunID: res.RunID, SessionID: res.Session, Runner: res.Runner, Status: statusOf(res), QueuedBehind: queueOf(res.Queued),
-		ExitCode: res.ExitCode, Signal: res.Signal, Cause: string(res.Cause), Hint: t.hintForPeople(res),
-		DurationMS: res.Duration.Milliseconds(), MemoryBytes: res.MaxRSSBytes,
-		Stdout: validUTF8(res.Stdout), Stderr: validUTF8(res.Stderr), StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated,
-	}
-	if !res.Running {
-		out.State = cmp.Or(stateOf(res), noticeOf(res))
-	}
-	out.DisplaysTruncated = res.DisplaysDropped+res.DisplaysBeyond > 0
-	left := maxDisplayText
-	for _, d := range res.Displays {
-		if !strings.HasPrefix(d.MIME, "text/") && d.MIME != "image/svg+xml" {
-			continue // image content
-		}
-		data, plain := d.Content()
-		if len(data) == 0 && (d.File != "" || d.Dropped()) {
-			out.DisplaysTruncated = true
-			continue
-		}
-		size := len(data) + len(plain)
-		if size > left {
-			out.DisplaysTruncated = true
-			continue
-		}
-		left -= size
-		out.Displays = append(out.Displays, displayJSON{MIMEType: d.MIME, Text: validUTF8(data), Plain: validUTF8(plain)})
-	}
-	return out
-}
-
-// span is a part of a text, from and up to, in UTF-16 units: what JavaScript and most clients count strings in.
+// span is a range of a text, as start and end in UTF-16 units, in which JavaScript and most clients count.
 type span [2]int
 
-// maxSpans bounds the spans of one message; what comes after them passes for stdout.
-const maxSpans = 1000
-
-// spans notes which parts of a text that grows came from stderr. The zero value is ready.
+// spans records which parts of a growing text came from stderr. The zero value is ready to use.
 type spans struct {
 	length int // of the text
 	stderr []span

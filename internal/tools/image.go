@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"image"
-	_ "image/gif" // what models can look at
+	_ "image/gif" // a format that models can look at
 	"image/jpeg"
 	"image/png"
+	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -14,37 +16,87 @@ import (
 	_ "golang.org/x/image/webp"
 
 	"mcp-code-sandbox/internal/executor"
+	"mcp-code-sandbox/internal/mediatype"
 )
 
 const (
-	// maxImageSide is what a model makes use of; a larger image costs tokens and shows no more.
+	// maxImageSide is the largest side that models make use of. A larger image costs tokens and shows no more.
 	maxImageSide = 1568
-	// maxImageBytes bounds the images of one result together. The Python SDK 2.x refuses an event of more than 1 MiB:
-	// this much is 853 KiB in base64, and leaves room for the output.
+	// maxImageBytes bounds the images of one result together. The Python SDK 2.x refuses events over 1 MiB: this is
+	// 853 KiB in base64, which leaves room for the output.
 	maxImageBytes = 640 << 10
-	// maxImagePixels bounds the memory that decoding takes: the image is hostile.
+	// maxImagePixels bounds the memory for decoding a hostile image.
 	maxImagePixels = 16 << 20
-	// maxImages bounds the images of one result.
-	maxImages = 10
-	// maxMissing bounds the names of images that are left out.
-	maxMissing = 5
+	maxImages      = 10 // in one result
+	maxMissing     = 5  // names of images that are left out
 )
 
-// scaling bounds how many images are in memory at one time.
-type scaling chan struct{}
+// imageScaler is a semaphore that bounds how many images are decoded at a time.
+type imageScaler chan struct{}
 
-// content is an image for a model, made smaller to fit into limit bytes; nil when it is not an image that can be shown.
-func (s scaling) content(name string, data []byte, limit int) *mcp.ImageContent {
-	if kind, fits := imageAsIs(name, data, limit); fits || kind == "" {
-		return content(name, data, limit)
+// images returns the images that a run showed, scaled for a model, and a sentence about those left out, if any. Each
+// image gets an equal share of the bytes that the images before it left.
+func (s imageScaler) images(displays []executor.Display) (out []mcp.Content, missing string) {
+	name := func(d executor.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
+	var shown, hidden []executor.Display
+	for _, d := range displays {
+		data, _ := d.Content()
+		if _, ok := imageType(name(d), data); ok && len(shown) < maxImages {
+			shown = append(shown, d)
+		} else if strings.HasPrefix(d.MIME, "image/") {
+			hidden = append(hidden, d)
+		}
+	}
+	remaining := maxImageBytes
+	for i, d := range shown {
+		if c := s.display(d, name(d), remaining/(len(shown)-i)); c != nil {
+			out = append(out, c)
+			remaining -= len(c.Data)
+		} else {
+			hidden = append(hidden, d)
+		}
+	}
+	return out, missingImages(hidden, len(out))
+}
+
+// display returns the image of a display. While it waits for the semaphore, it keeps no reference to the data, so that
+// the executor can drop it.
+func (s imageScaler) display(d executor.Display, name string, limit int) *mcp.ImageContent {
+	if data, _ := d.Content(); len(data) <= limit {
+		return s.content(name, data, limit)
 	}
 	s <- struct{}{}
 	defer func() { <-s }()
-	return content(name, data, limit)
+	data, _ := d.Content()
+	return scaledContent(name, data, limit)
 }
 
-// imageAsIs returns the type of an image, empty if it cannot be shown, and whether it may be shown as it is.
-func imageAsIs(name string, data []byte, limit int) (kind string, fits bool) {
+// content returns an image of at most limit bytes for a model, or nil if data is not an image that can be shown.
+func (s imageScaler) content(name string, data []byte, limit int) *mcp.ImageContent {
+	if kind, fits := inspectImage(name, data, limit); kind != "" && !fits {
+		s <- struct{}{}
+		defer func() { <-s }()
+	}
+	return scaledContent(name, data, limit)
+}
+
+func scaledContent(name string, data []byte, limit int) *mcp.ImageContent {
+	kind, fits := inspectImage(name, data, limit)
+	if kind == "" {
+		return nil
+	}
+	if fits {
+		return &mcp.ImageContent{Data: data, MIMEType: kind}
+	}
+	full, _, err := image.Decode(bytes.NewReader(data))
+	if err != nil {
+		return nil
+	}
+	return scaled(full, limit)
+}
+
+// inspectImage returns the type of an image, "" if it cannot be shown, and whether it needs no scaling.
+func inspectImage(name string, data []byte, limit int) (kind string, fits bool) {
 	kind, ok := imageType(name, data)
 	if !ok {
 		return "", false
@@ -56,31 +108,12 @@ func imageAsIs(name string, data []byte, limit int) (kind string, fits bool) {
 	return kind, len(data) <= limit && max(config.Width, config.Height) <= maxImageSide
 }
 
-// content is scaling.content for who has a turn, or needs none.
-func content(name string, data []byte, limit int) *mcp.ImageContent {
-	kind, fits := imageAsIs(name, data, limit)
-	switch {
-	case kind == "":
-		return nil
-	case fits:
-		return &mcp.ImageContent{Data: data, MIMEType: kind}
-	}
-	full, _, err := image.Decode(bytes.NewReader(data))
-	if err != nil {
-		return nil
-	}
-	return scaled(full, limit)
-}
-
-// display is the content of a display. While it waits for its turn, it keeps no reference to the data: the executor may drop it.
-func (s scaling) display(d executor.Display, name string, limit int) *mcp.ImageContent {
-	if data, _ := d.Content(); len(data) <= limit {
-		return s.content(name, data, limit)
-	}
-	s <- struct{}{}
-	defer func() { <-s }()
-	data, _ := d.Content()
-	return content(name, data, limit)
+// imageType returns the type of an image that models can look at. The content decides, not the name that hostile code
+// chose: a client that gets a wrong type may refuse the whole conversation.
+func imageType(name string, content []byte) (kind string, ok bool) {
+	kind = http.DetectContentType(content)
+	ok = slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, kind)
+	return kind, ok && strings.HasPrefix(mediatype.ByName(name), "image/")
 }
 
 // scaled fits an image into maxImageSide and limit bytes: as PNG, else as JPEG, else at a smaller size.
@@ -102,7 +135,7 @@ func scaled(full image.Image, limit int) *mcp.ImageContent {
 	return nil
 }
 
-// resized is an image of which no side is longer than the given one.
+// resized returns an image with no side longer than side.
 func resized(full image.Image, side int) *image.RGBA {
 	w, h := full.Bounds().Dx(), full.Bounds().Dy()
 	if longer := max(w, h); longer > side {
@@ -113,32 +146,7 @@ func resized(full image.Image, side int) *image.RGBA {
 	return small
 }
 
-// images are the images that a run showed, for a model to look at. What one leaves of its share of the bytes goes to the next.
-// missing names those that are left out, empty when none is.
-func (s scaling) images(displays []executor.Display) (out []mcp.Content, missing string) {
-	name := func(d executor.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
-	var shown, hidden []executor.Display
-	for _, d := range displays {
-		data, _ := d.Content()
-		if _, ok := imageType(name(d), data); ok && len(shown) < maxImages {
-			shown = append(shown, d)
-		} else if strings.HasPrefix(d.MIME, "image/") {
-			hidden = append(hidden, d)
-		}
-	}
-	left := maxImageBytes
-	for i, d := range shown {
-		if c := s.display(d, name(d), left/(len(shown)-i)); c != nil {
-			out = append(out, c)
-			left -= len(c.Data)
-		} else {
-			hidden = append(hidden, d)
-		}
-	}
-	return out, missingImages(hidden, len(out))
-}
-
-// missingImages says which images of a run its result does not show, beside those that it does.
+// missingImages names the images of a run that its result does not show.
 func missingImages(hidden []executor.Display, shown int) string {
 	n := len(hidden)
 	if n == 0 {
@@ -150,7 +158,7 @@ func missingImages(hidden []executor.Display, shown int) string {
 	}
 	text := fmt.Sprintf("%d%s images are not shown here", n, more)
 	if n == 1 {
-		text = fmt.Sprintf("1%s image is not shown here", more)
+		text = "1" + more + " image is not shown here"
 	}
 	var names []string
 	for _, d := range hidden {

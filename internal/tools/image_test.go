@@ -34,7 +34,7 @@ func picture(t *testing.T, w, h int, noise bool) []byte {
 
 // TestImagesFit: what a model gets is of a size it can use; small images are left as they are.
 func TestImagesFit(t *testing.T) {
-	s := make(scaling, 1)
+	s := make(imageScaler, 1)
 	bomb := picture(t, 10, 10, false)
 	copy(bomb[16:], []byte{0, 0, 0xff, 0xff, 0, 0, 0xff, 0xff}) // 65535 × 65535, says the header
 	for _, test := range []struct {
@@ -103,7 +103,7 @@ func TestImagesOfOneResultFit(t *testing.T) {
 	for range 4 {
 		displays = append(displays, executor.Display{MIME: "image/png", Data: noise})
 	}
-	got, _ := make(scaling, 1).images(displays)
+	got, _ := make(imageScaler, 1).images(displays)
 	if len(got) != len(displays) {
 		t.Fatalf("%d images of %d", len(got), len(displays))
 	}

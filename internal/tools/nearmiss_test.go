@@ -4,17 +4,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-
-	"mcp-code-sandbox/internal/runner"
 )
 
 func TestNearMiss(t *testing.T) {
-	runners := runner.Set{{Definition: runner.Definition{Name: "python"}}}
-	all := (&toolset{offered: Names(), maxTimeout: defaultMaxTimeout}).all()
-	accepted := map[string]parameters{}
-	for name, tool := range all {
-		accepted[name] = parametersOf(tool.define(runners), unlisted(name)...)
-	}
+	all := newToolset(nil, Options{}).tools
 	for _, tt := range []struct{ tool, name, want string }{
 		{"run", "sesion", "session"}, {"run", "sessionn", "session"}, {"run", "SESSION", "session"}, {"run", "sessionId", "session"}, {"run", "sesison_id", "session"},
 		{"run", "conversation_id", "session"}, {"run", "conversation", "session"}, {"run", "sessions", "session"},
@@ -32,7 +25,7 @@ func TestNearMiss(t *testing.T) {
 		{"run", "node", ""}, {"run", "end", ""}, {"run", "name", ""}, {"run", "metadata", ""}, {"run", "thread_id", ""}, {"run", "user", ""}, {"run", "", ""}, {"run", "_", ""},
 		{"run", "mission", ""}, {"run", "id", ""}, {"list_runners", "session", ""}, {"run", strings.Repeat("session", 9), ""},
 	} {
-		if got := nearMiss(tt.name, accepted[tt.tool]); got != tt.want {
+		if got := nearMiss(tt.name, all[tt.tool].parameters); got != tt.want {
 			t.Errorf("%s of %s: %q, want %q", tt.name, tt.tool, got, tt.want)
 		}
 	}

@@ -16,38 +16,38 @@ import (
 
 const (
 	progressInterval = 75 * time.Millisecond // between two notifications
-	progressChunk    = 8 << 10               // bytes that are sent without waiting for the interval
-	progressBacklog  = 256 << 10             // bytes kept for a client that reads slowly; more are skipped
-	maxNotices       = 16                    // kept for such a client, the last ones
+	progressChunk    = 8 << 10               // bytes that are sent before the interval is over
+	progressBacklog  = 256 << 10             // bytes kept for a slow client; more are skipped
+	maxNotices       = 16                    // notices kept for a slow client
 )
 
-// progress streams a run's output, and what it waits for, as progress notifications. The run never waits for the client: output
-// is taken into a bounded buffer and sent by a goroutine. A nil *progress does nothing.
+// progress streams a run's output and its place in the queue as progress notifications. The run never waits for the
+// client: a goroutine sends from a bounded buffer. A nil *progress does nothing.
 type progress struct {
 	send   func(message string, total, missed int64, stderr []span) error
 	notify func(q *executor.Queue, total int64) error
 
 	mu      sync.Mutex
-	notices []notice // they come before output: a run that waits prints nothing
+	notices []notice // sent before output: a queued run prints nothing
 	pending strings.Builder
 	spans   spans                      // of pending
-	total   int64                      // bytes of output that have been pending or skipped, and notices; grows with every notification
+	total   int64                      // bytes of output and notices so far; grows with every notification
 	skipped int64                      // bytes since the last notification
-	partial map[executor.Stream][]byte // the start of a character whose end has not come yet
+	partial map[executor.Stream][]byte // the first bytes of an incomplete character
 
-	wake chan struct{} // there is something to send at once
+	wake chan struct{} // has a value when there is something to send at once
 	quit chan struct{}
 	done chan struct{}
 }
 
-// notice says that a run is queued, or no longer.
+// notice is a change of a run's place in the queue.
 type notice struct {
-	queue *executor.Queue
+	queue *executor.Queue // nil: no longer queued
 	total int64
 }
 
-// startProgress returns nil when the client gave no usable token.
-func startProgress(ctx context.Context, c call) *progress {
+// startProgress returns nil if the call has no valid progress token.
+func startProgress(ctx context.Context, c *call) *progress {
 	req, details := c.req, c.wantsDetails()
 	token := req.Params.GetProgressToken()
 	switch token.(type) {
@@ -90,7 +90,7 @@ func newProgress(send func(message string, total, missed int64, stderr []span) e
 	return p
 }
 
-// output is for executor.Request.Output.
+// output returns a function for executor.Request.Output.
 func (p *progress) output() func(executor.Stream, []byte) {
 	if p == nil {
 		return nil
@@ -98,7 +98,7 @@ func (p *progress) output() func(executor.Stream, []byte) {
 	return p.add
 }
 
-// queued is for executor.Request.Queued.
+// queued returns a function for executor.Request.Queued.
 func (p *progress) queued() func(*executor.Queue) {
 	if p == nil {
 		return nil
@@ -115,7 +115,7 @@ func (p *progress) queued() func(*executor.Queue) {
 	}
 }
 
-// wakeUp has what is pending sent without waiting for the interval.
+// wakeUp makes the goroutine send at once.
 func (p *progress) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
@@ -141,7 +141,7 @@ func (p *progress) add(stream executor.Stream, b []byte) {
 	}
 }
 
-// take makes output pending.
+// take adds output to pending.
 func (p *progress) take(stream executor.Stream, b []byte) {
 	text := validUTF8(b)
 	p.pending.WriteString(text)
@@ -149,7 +149,7 @@ func (p *progress) take(stream executor.Stream, b []byte) {
 	p.total += int64(len(b))
 }
 
-// incompleteTail is the number of bytes at the end of b that may become a character when more come.
+// incompleteTail returns how many bytes at the end of b may be the start of a character.
 func incompleteTail(b []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if c := b[len(b)-n]; utf8.RuneStart(c) {
@@ -175,13 +175,13 @@ func (p *progress) loop() {
 		case <-ticker.C:
 		}
 		if !p.flush(false) {
-			<-p.quit // nobody listens any more
+			<-p.quit // the client is gone
 			return
 		}
 	}
 }
 
-// flush sends what there is and reports whether the client could be reached.
+// flush sends everything pending and reports whether the client could be reached.
 func (p *progress) flush(last bool) bool {
 	p.mu.Lock()
 	if last {
@@ -201,7 +201,7 @@ func (p *progress) flush(last bool) bool {
 	return message == "" && missed == 0 || p.send(message, total, missed, stderr) == nil
 }
 
-// stop sends the rest and returns when nothing more will be sent.
+// stop sends the remaining output and waits for the goroutine to end.
 func (p *progress) stop() {
 	if p == nil {
 		return

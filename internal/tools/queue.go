@@ -9,12 +9,12 @@ import (
 	"mcp-code-sandbox/internal/executor"
 )
 
-// queueJSON is the run that another one waits for.
+// queueJSON describes the run that a queued run waits for.
 type queueJSON struct {
 	RunID          string `json:"run_id"`
 	Tool           string `json:"tool"`
 	RunningSeconds int64  `json:"running_seconds"`
-	Ahead          int    `json:"ahead"` // runs that come first, this one included
+	Ahead          int    `json:"ahead" jsonschema:"Runs that come first, including this one"`
 }
 
 func queueOf(q *executor.Queue) *queueJSON {
@@ -24,7 +24,7 @@ func queueOf(q *executor.Queue) *queueJSON {
 	return &queueJSON{RunID: q.RunID, Tool: q.Tool, RunningSeconds: int64(q.Running / time.Second), Ahead: q.Ahead}
 }
 
-// String names the run and says how long it has been going.
+// String returns the run's id and how long it has been running.
 func (q *queueJSON) String() string {
 	text := q.RunID + " ("
 	if q.Tool != "" {
@@ -37,8 +37,8 @@ func (q *queueJSON) String() string {
 	return text
 }
 
-// queueNotice says in a progress notification what a run waits for, or, with nil, that it waits no
-// longer. A client that shows runs to people gets it in _meta: its messages are output.
+// queueNotice returns the content of a progress notification: what a run waits for or, with nil, that it starts. A
+// client that wants details gets it in _meta, since it shows messages as output.
 func queueNotice(q *executor.Queue, details bool) (message string, meta mcp.Meta) {
 	status, behind := "running", queueOf(q)
 	if behind != nil {

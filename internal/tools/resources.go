@@ -20,89 +20,48 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// Files is what the resources need of the executor: each caller's own files.
-type Files interface {
-	// RecentFiles lists files of the sessions that the caller used last, newest first, after a position.
-	RecentFiles(ctx context.Context, caller session.Caller, after executor.Position, limit int) (files []executor.FileLink, more bool, err error)
-	// ReadFile reads a file of a session, also of one that was closed and is retained.
-	ReadFile(ctx context.Context, caller session.Caller, sessionID, path string) (executor.Artifact, error)
-	// Watch has changed called when files of a caller's have changed.
-	Watch(changed func(session.Caller))
-}
-
 const (
-	// The session stands in the path: its case matters, and that of a host does not.
+	// The session is in the path and not the host, because hosts are case-insensitive.
 	uriPrefix   = "sandbox://sessions/"
 	uriTemplate = uriPrefix + "{session}/{+path}"
 
 	resourcesPage = 100
 
-	// codeResourceNotFound is that of protocol versions up to 2025-11-25; the newest has "invalid params".
+	// codeResourceNotFound is for protocol versions up to 2025-11-25. Later ones use "invalid params".
 	codeResourceNotFound = -32002
 )
 
-// fileURI names a file for resources/read.
-func fileURI(sessionID, name string) string {
-	segments := strings.Split(name, "/")
-	for i, s := range segments {
-		segments[i] = url.PathEscape(s)
-	}
-	return uriPrefix + url.QueryEscape(sessionID) + "/" + strings.Join(segments, "/")
-}
-
-// parseFileURI also takes what clients make of the template by hand: characters that should be escaped, and are not. Nothing
-// is decoded twice, and what it returns is still to be checked.
-func parseFileURI(uri string) (sessionID, name string, ok bool) {
-	rest, ok := strings.CutPrefix(uri, uriPrefix)
-	if !ok {
-		return "", "", false
-	}
-	sessionID, name, ok = strings.Cut(rest, "/")
-	if !ok || sessionID == "" || name == "" {
-		return "", "", false
-	}
-	var errs [2]error
-	sessionID, errs[0] = url.PathUnescape(sessionID)
-	name, errs[1] = url.PathUnescape(name)
-	return sessionID, name, errors.Join(errs[:]...) == nil
-}
-
-// resources serves the callers' files as MCP resources. Nothing of them is registered with the SDK's server, which shows the
-// same to everybody: the list is made anew for each caller.
-type resources struct {
-	files Files
-}
-
-func registerResources(srv *mcp.Server, files Files, runs Runs) {
-	r := &resources{files: files}
+// registerResources serves the callers' files as MCP resources. It registers only the template with the SDK's server,
+// which would show registered resources to every caller.
+func (t *toolset) registerResources(srv *mcp.Server) {
 	srv.AddResourceTemplate(&mcp.ResourceTemplate{
 		URITemplate: uriTemplate,
 		Name:        "session-file",
 		Title:       "File of a session",
 		Description: "A file in a session's /data: what was uploaded and what code has made. The path is relative to /data.",
-	}, r.read)
-	srv.AddReceivingMiddleware(r.middleware)
+	}, t.readResource)
+	srv.AddReceivingMiddleware(t.resourceMiddleware)
 	w := newWatchers(srv)
-	files.Watch(func(caller session.Caller) { w.changed(caller, false) })
-	runs.WatchRuns(func(caller session.Caller) { w.changed(caller, true) })
+	t.executor.Watch(func(caller session.Caller) { w.notify(change{caller: caller}) })
+	t.executor.WatchRuns(func(caller session.Caller) { w.notify(change{caller: caller, runs: true}) })
 }
 
-func (r *resources) middleware(next mcp.MethodHandler) mcp.MethodHandler {
+func (t *toolset) resourceMiddleware(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		switch req := req.(type) {
 		case *mcp.ListResourcesRequest:
-			return r.list(ctx, method, req, next)
+			return t.listResources(ctx, method, req, next)
 		case *mcp.ReadResourceRequest:
-			asked := req.Params.URI
-			sessionID, name, ok := parseFileURI(asked)
+			uri := req.Params.URI
+			sessionID, name, ok := parseFileURI(uri)
 			if !ok {
-				return nil, notFound(clientOf(req), asked)
+				return nil, notFound(clientOf(req), uri)
 			}
-			req.Params.URI = fileURI(sessionID, name) // so that it matches the template
+			req.Params.URI = fileURI(sessionID, name) // the SDK matches it with the template
 			res, err := next(ctx, method, req)
 			if read, ok := res.(*mcp.ReadResourceResult); ok && err == nil {
 				for _, c := range read.Contents {
-					c.URI = asked
+					c.URI = uri
 				}
 			}
 			return res, err
@@ -111,8 +70,10 @@ func (r *resources) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// list lists the caller's newest files. What the SDK lists is empty, and has what else belongs to such a result.
-func (r *resources) list(ctx context.Context, method string, req *mcp.ListResourcesRequest, next mcp.MethodHandler) (mcp.Result, error) {
+// listResources adds the caller's newest files to the SDK's empty list.
+func (t *toolset) listResources(
+	ctx context.Context, method string, req *mcp.ListResourcesRequest, next mcp.MethodHandler,
+) (mcp.Result, error) {
 	caller, err := callerOf(req.Extra)
 	if err != nil {
 		return nil, err
@@ -129,7 +90,7 @@ func (r *resources) list(ctx context.Context, method string, req *mcp.ListResour
 	if err != nil || !ok {
 		return res, err
 	}
-	files, more, err := r.files.RecentFiles(ctx, caller, after, resourcesPage)
+	files, more, err := t.executor.RecentFiles(ctx, caller, after, resourcesPage)
 	if err != nil {
 		return nil, err
 	}
@@ -158,8 +119,8 @@ func resourceOf(f executor.FileLink, c client) *mcp.Resource {
 	return res
 }
 
-// read is the template's handler.
-func (r *resources) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
+// readResource handles the template.
+func (t *toolset) readResource(ctx context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
 	caller, err := callerOf(req.Extra)
 	if err != nil {
 		return nil, err
@@ -169,20 +130,11 @@ func (r *resources) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mc
 	if !ok {
 		return nil, notFound(clientOf(req), uri)
 	}
-	a, err := r.files.ReadFile(ctx, caller, sessionID, name)
-	var refusal *executor.Error
-	switch {
-	case errors.As(err, &refusal) && refusal.Code == executor.CodeArtifactTooLarge:
-		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: refusal.Message, Data: json.RawMessage(encode(struct {
-			URI         string `json:"uri"`
-			SizeBytes   int64  `json:"size_bytes"`
-			DownloadURL string `json:"download_url,omitempty"`
-		}{uri, refusal.SizeBytes, refusal.DownloadURL}))}
-	case errors.As(err, &refusal) && refusal.Code == executor.CodeBusy:
-		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: refusal.Message}
-	case errors.As(err, &refusal):
-		return nil, notFound(clientOf(req), uri) // or no name that a file could have
-	case err != nil:
+	a, err := t.executor.ReadFile(ctx, caller, sessionID, name)
+	if refusal, ok := errors.AsType[*executor.Error](err); ok {
+		return nil, readError(refusal, clientOf(req), uri)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &mcp.ReadResourceResult{
@@ -191,7 +143,21 @@ func (r *resources) read(ctx context.Context, req *mcp.ReadResourceRequest) (*mc
 	}, nil
 }
 
-// contentsOf is text where the content is text, whatever the name says.
+func readError(refusal *executor.Error, c client, uri string) error {
+	switch refusal.Code {
+	case executor.CodeArtifactTooLarge:
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: refusal.Message, Data: json.RawMessage(encode(struct {
+			URI         string `json:"uri"`
+			SizeBytes   int64  `json:"size_bytes"`
+			DownloadURL string `json:"download_url,omitempty"`
+		}{uri, refusal.SizeBytes, refusal.DownloadURL}))}
+	case executor.CodeBusy:
+		return &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: refusal.Message}
+	}
+	return notFound(c, uri) // or the name is invalid
+}
+
+// contentsOf returns text if the content is text, whatever the file's name.
 func contentsOf(a executor.Artifact) *mcp.ResourceContents {
 	c := &mcp.ResourceContents{MIMEType: mediatype.ByName(a.Name)}
 	if !utf8.Valid(a.Content) || bytes.IndexByte(a.Content, 0) >= 0 {
@@ -213,7 +179,32 @@ func notFound(c client, uri string) error {
 	return e
 }
 
-// cursor is where a page of resources/list ended.
+// fileURI returns the URI of a file for resources/read.
+func fileURI(sessionID, name string) string {
+	segments := strings.Split(name, "/")
+	for i, s := range segments {
+		segments[i] = url.PathEscape(s)
+	}
+	return uriPrefix + url.QueryEscape(sessionID) + "/" + strings.Join(segments, "/")
+}
+
+// parseFileURI also accepts URIs with unescaped characters, since clients fill in the template by hand. It decodes
+// nothing twice. The caller must check what it returns.
+func parseFileURI(uri string) (sessionID, name string, ok bool) {
+	rest, ok := strings.CutPrefix(uri, uriPrefix)
+	if !ok {
+		return "", "", false
+	}
+	sessionID, name, ok = strings.Cut(rest, "/")
+	if !ok || sessionID == "" || name == "" {
+		return "", "", false
+	}
+	sessionID, idErr := url.PathUnescape(sessionID)
+	name, nameErr := url.PathUnescape(name)
+	return sessionID, name, idErr == nil && nameErr == nil
+}
+
+// cursor is the end of a page of resources/list.
 type cursor struct {
 	ModTime int64 // nanoseconds
 	Session string

@@ -4,112 +4,107 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/runner"
-	"mcp-code-sandbox/internal/session"
 )
 
-func runCodeTool(runners runner.Set) *mcp.Tool {
-	available := bracketed(runners.Names())
-	var d strings.Builder
-	fmt.Fprintf(&d, "Execute code in an isolated sandbox. Supports: %s. The working directory is /data; files created there are kept for the conversation and accessible via download URLs. Each call is a fresh process: only files are kept between calls.", available)
-	d.WriteString(librariesOf(runners))
-	return &mcp.Tool{
-		Name:        "run_code",
-		Title:       "Run code",
-		Description: d.String(),
-		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(true)},
-		InputSchema: &jsonschema.Schema{
-			Type: "object",
-			Properties: map[string]*jsonschema.Schema{
-				"conversationId": {Type: "string", Description: "Unique identifier for the conversation/session to isolate sandbox environments"},
-				"language":       {Type: "string", Description: "Programming language to execute. Available: " + available, Enum: enumOf(runners.Names())},
-				"code":           {Type: "string", Description: "The code to execute. Any files written to /data will be persisted and returned as downloadable URLs."},
-				"network":        {Type: "boolean", Description: "Enable network access for the code (default: false for security)"},
-				"environment": {
-					Type:                 "object",
-					Description:          "Environment variables to pass to the code (e.g., API keys, configuration)",
-					AdditionalProperties: &jsonschema.Schema{Type: "string"},
-				},
-			},
-			PropertyOrder: []string{"conversationId", "language", "code", "network", "environment"},
-			Required:      []string{"conversationId", "language", "code"},
-		},
-	}
+type runCodeArguments struct {
+	ConversationID string      `json:"conversationId" jsonschema:"Unique identifier for the conversation/session to isolate sandbox environments"`
+	Language       string      `json:"language"`
+	Code           string      `json:"code" jsonschema:"The code to execute. Any files written to /data will be persisted and returned as downloadable URLs."`
+	Network        bool        `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false for security)"`
+	Environment    environment `json:"environment,omitempty" jsonschema:"Environment variables to pass to the code (e.g., API keys, configuration)"`
+	runOptions
 }
 
-// librariesOf is the part of a description that names the libraries of each runner, empty when there are none.
-func librariesOf(runners runner.Set) string {
-	var d strings.Builder
-	for _, r := range runners {
-		if len(r.Libraries) > 0 {
-			fmt.Fprintf(&d, "\n- %s: %s", r.Name, bracketed(r.Libraries))
-		}
+func (t *toolset) runCodeTool() *tool {
+	tool := newTool[runCodeArguments, runCodeJSON](mcp.Tool{Name: "run_code", Title: "Run code", Annotations: &runsCode}, t.runCode)
+	tool.adapt = func(definition *mcp.Tool, input *jsonschema.Schema, runners runner.Set) {
+		available := bracketed(runners.Names())
+		definition.Description = "Execute code in an isolated sandbox. Supports: " + available + ". The working directory is /data; " +
+			"files created there are kept for the conversation and accessible via download URLs. " +
+			"Each call is a fresh process: only files are kept between calls." + librariesOf(runners)
+		setEnum(input, "language", runners.Names()).Description = "Programming language to execute. Available: " + available
 	}
-	if d.Len() == 0 {
-		return ""
-	}
-	return "\n\nAvailable libraries:" + d.String()
+	return t.withRunOptions(tool)
 }
 
-func bracketed(names []string) string { return "[" + strings.Join(names, ", ") + "]" }
-
-func (t *toolset) runCode(ctx context.Context, c call) (*mcp.CallToolResult, error) {
+func (t *toolset) runCode(ctx context.Context, c *call, in runCodeArguments) (*mcp.CallToolResult, error) {
 	req := executor.Request{
-		Session: c.args.required("conversationId"),
-		Runner:  c.args.required("language"),
-		Code:    c.args.required("code"),
-		Network: c.args.flag("network"),
-		Env:     c.args.stringMap("environment"),
-
+		Session:  in.ConversationID,
+		Code:     in.Code,
+		Network:  in.Network,
+		Env:      in.Environment,
 		Handover: t.handoverFor(c.client),
 		Tool:     "run_code",
 	}
-	t.longWork(c.args, &req)
-	req.Services = c.args.services()
-	if c.args.err != nil {
-		return nil, c.args.err
+	if err := in.addTo(&req, t); err != nil {
+		return nil, err
 	}
 	runners := t.executor.Runners()
-	r, ok := runners.Lookup(req.Runner)
-	log := t.log.With("session_id", logSession(req.Session))
-	log.Info(fmt.Sprintf("[MCP] run_code: conversationId=%s, language=%s, codeLen=%d, network=%t, envVars=%d",
-		logSession(req.Session), logLanguage(r, ok), len(req.Code), req.Network, len(req.Env)))
-	if !ok {
+	r, known := runners.Lookup(in.Language)
+	id, language := logSession(req.Session), r.Name
+	if !known {
+		language = "(unknown)"
+	}
+	t.log.Info(fmt.Sprintf("[MCP] run_code: conversationId=%s, language=%s, codeLen=%d, network=%t, envVars=%d",
+		id, language, len(req.Code), req.Network, len(req.Env)), "session_id", id)
+	if !known {
 		return unknownLanguage(runners), nil
 	}
 	req.Runner = r.Name
-	res, err := t.perform(ctx, c, req)
-	var refusal *executor.Error
-	if errors.As(err, &refusal) && refusal.Code == executor.CodeUnknownRunner {
-		return unknownLanguage(t.executor.Runners()), nil // it went away in between
+	res, err := t.execute(ctx, c, req)
+	if refusal, ok := errors.AsType[*executor.Error](err); ok && refusal.Code == executor.CodeUnknownRunner {
+		return unknownLanguage(t.executor.Runners()), nil // the runner was removed since Lookup
 	}
 	if err != nil {
 		return nil, err
 	}
-
-	if res.Running {
-		return t.detailed(c, t.started(c, res), res), nil
-	}
-	how := "successfully"
-	if !res.Success() {
-		how = "with a failure"
-	}
-	log.Info("[MCP] run_code completed "+how, "run_id", res.RunID)
-	return t.detailed(c, t.result(c, res), res), nil
+	return t.report(c, res), nil
 }
 
-func runCodeResult(res executor.Result) runCodeJSON {
+// unknownLanguage is a result, not an error: the model reads it and chooses again.
+func unknownLanguage(runners runner.Set) *mcp.CallToolResult {
+	output := "Unknown language. Available: " + bracketed(runners.Names())
+	if len(runners) == 0 {
+		output = "No language is available on the server; mcp-code-sandbox doctor shows its operator why."
+	}
+	return textResult(runCodeJSON{Output: output, Files: []fileJSON{}})
+}
+
+// fileJSON is contract 1's FileDescriptor.
+type fileJSON struct {
+	Name string `json:"name"`
+	URL  string `json:"url"`
+}
+
+// runCodeJSON is contract 1's RunCodeResult and further facts about the run, or about why it was refused.
+type runCodeJSON struct {
+	Success        bool       `json:"success"`
+	Output         string     `json:"output" jsonschema:"What the code printed: stdout, then stderr"`
+	Files          []fileJSON `json:"files" jsonschema:"Files in /data, newest first, with download URLs"`
+	FilesTruncated bool       `json:"files_truncated,omitempty" jsonschema:"There are more files than these"`
+	ExitCode       *int       `json:"exit_code,omitempty"`
+	Cause          string     `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
+	Hint           string     `json:"hint,omitempty" jsonschema:"What to do about a known failure"`
+	RunID          string     `json:"run_id,omitempty"`
+	DurationMS     *int64     `json:"duration_ms,omitempty"`
+	Error          string     `json:"error,omitempty" jsonschema:"The code of a refusal, such as session_busy"`
+	Message        string     `json:"message,omitempty"`
+	ConnectURL     string     `json:"connect_url,omitempty" jsonschema:"Where the user connects a missing service"`
+	RetryAfter     float64    `json:"retry_after_seconds,omitempty"`
+	warned
+}
+
+func runCodeResult(res executor.Result, warnings []string) runCodeJSON {
 	files := make([]fileJSON, len(res.Files))
 	for i, f := range res.Files {
 		files[i] = fileJSON{Name: f.Name, URL: f.URL}
 	}
-	ms := res.Duration.Milliseconds()
 	return runCodeJSON{
 		Success:        res.Success(),
 		Output:         combine(res.Stdout, res.Stderr),
@@ -119,30 +114,15 @@ func runCodeResult(res executor.Result) runCodeJSON {
 		Cause:          string(res.Cause),
 		Hint:           res.Hint,
 		RunID:          res.RunID,
-		DurationMS:     &ms,
+		DurationMS:     new(res.Duration.Milliseconds()),
+		warned:         warned{warnings},
 	}
 }
 
-// unknownLanguage is a result, not an error: the model reads it and chooses again.
-func unknownLanguage(runners runner.Set) *mcp.CallToolResult {
-	output := "Unknown language. Available: " + bracketed(runners.Names())
-	if len(runners) == 0 {
-		output = "No language is available on the server: mcp-code-sandbox doctor tells its operator why."
-	}
-	return textResult(runCodeJSON{Output: output, Files: []fileJSON{}})
-}
-
-// logSession and logLanguage keep what a client made up out of the log.
-func logSession(id string) string {
-	if session.CheckID(id) != nil {
-		return "(invalid)"
-	}
-	return id
-}
-
-func logLanguage(r runner.Runner, ok bool) string {
-	if !ok {
-		return "(unknown)"
-	}
-	return r.Name
+// runCodeStartedJSON is the result while the code runs: the state of the run, and the fields of contract 1. Success
+// is false until it is known.
+type runCodeStartedJSON struct {
+	runStateJSON
+	Success bool       `json:"success"`
+	Files   []fileJSON `json:"files"`
 }

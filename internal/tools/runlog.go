@@ -14,23 +14,25 @@ const maxLoggedFiles = 20
 
 // runLog writes contract 2's log lines about one run.
 type runLog struct {
-	log    *slog.Logger
-	req    executor.Request
-	runner string
+	log     *slog.Logger
+	session string
+	network bool
+	envVars int
+	runner  string
 }
 
 var _ executor.Observer = (*runLog)(nil)
 
 func (l *runLog) Started(runID string, r runner.Runner) {
 	l.runner = r.Name
-	l.log = l.log.With("session_id", l.req.Session, "run_id", runID)
+	l.log = l.log.With("session_id", l.session, "run_id", runID)
 	l.log.Info("[MCP] Using runner: " + r.Image)
 }
 
 func (l *runLog) Opened(sessionKey string) {
 	l.log.Debug("[MCP] Sandbox directory: " + sessionKey)
 	l.log.Info(fmt.Sprintf("[MCP] Executing %s code for conversation %s (network: %t, env vars: %d)",
-		l.runner, l.req.Session, l.req.Network, len(l.req.Env)))
+		l.runner, l.session, l.network, l.envVars))
 }
 
 func (l *runLog) Ended(res executor.Result) {

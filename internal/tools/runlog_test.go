@@ -17,8 +17,7 @@ func TestRunLog(t *testing.T) {
 	for _, exit := range []int{0, 3} {
 		var out bytes.Buffer
 		log := slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
-		l := runLog{log: log, req: executor.Request{Session: "x", Runner: "py", Network: true, Code: "0 # hunter2",
-			Env: map[string]string{"TOKEN": "hunter2"}}}
+		l := runLog{log: log, session: "x", network: true, envVars: 1}
 		res := executor.Result{RunID: "run_1", ExitCode: exit, Started: time.Now(), Stdout: []byte("hunter2")}
 		l.Started("run_1", runner.Runner{Image: "jail:python", Definition: runner.Definition{Name: "python"}})
 		l.Opened("f00")

@@ -31,9 +31,13 @@ func TestServicesArgument(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := args.services()
-		if refused := want != nil && len(want) == 0; refused != (args.err != nil) || !refused && !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %+v, %v", in, got, args.err)
+		var options runOptions
+		var got executor.Request
+		if err = args.decode(schemaFor[runOptions](), &options); err == nil {
+			err = options.addTo(&got, &toolset{})
+		}
+		if refused := want != nil && len(want) == 0; refused != (err != nil) || !refused && !reflect.DeepEqual(got.Services, want) {
+			t.Errorf("%s: %+v, %v", in, got.Services, err)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func TestCombine(t *testing.T) {
 
 // TestNoRunners: a server without a language says so.
 func TestNoRunners(t *testing.T) {
-	tool := runCodeTool(runner.Set{})
+	tool := newToolset(nil, Options{}).runCodeTool().define(runner.Set{})
 	if strings.Contains(tool.Description, "libraries") {
 		t.Error(tool.Description)
 	}

@@ -2,6 +2,7 @@ package tools
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"mcp-code-sandbox/internal/executor"
@@ -20,130 +20,102 @@ import (
 // codeInvalidBase64 is the only refusal that is not the executor's.
 const codeInvalidBase64 executor.Code = "invalid_base64"
 
-// uploadJSON has the fields of contracts 2 and 4. Without content it has an address to send it to instead of a file.
-type uploadJSON struct {
+// uploadFileArguments are those of contracts 2 and 4. SessionID and ContentBase64 are aliases, so their values arrive
+// in ConversationID and Content.
+type uploadFileArguments struct {
+	ConversationID string  `json:"conversationId,omitempty" jsonschema:"Unique identifier for the conversation/session; a new one is made when it is missing"`
+	SessionID      string  `json:"session_id,omitempty" jsonschema:"Another name for conversationId"`
+	Filename       string  `json:"filename" jsonschema:"Name of the file to create (e.g., 'data.csv', 'input.json')"`
+	Content        *string `json:"content,omitempty" jsonschema:"Base64 encoded file content"`
+	ContentBase64  string  `json:"content_base64,omitempty" jsonschema:"Another name for content"`
+	Overwrite      bool    `json:"overwrite,omitempty" jsonschema:"Replace the file if it exists (default: false)"`
+}
+
+// uploadFileJSON has the fields of contracts 2 and 4. Without content, it has a URL to send the content to instead of
+// a file.
+type uploadFileJSON struct {
 	Success   bool      `json:"success"`
 	Message   string    `json:"message"`
 	File      *fileJSON `json:"file,omitempty"`
-	UploadURL string    `json:"upload_url,omitempty"`
-	Curl      string    `json:"curl,omitempty"`
-	ExpiresAt string    `json:"expires_at,omitempty"`
+	UploadURL string    `json:"upload_url,omitempty" jsonschema:"Where to PUT the content, once"`
+	Curl      string    `json:"curl,omitempty" jsonschema:"The command that does it"`
+	ExpiresAt string    `json:"expires_at,omitempty" jsonschema:"Until when, as RFC 3339"`
 	SessionID string    `json:"session_id"`
-	Path      string    `json:"path"`
-	Warnings  []string  `json:"warnings,omitempty"`
+	Path      string    `json:"path" jsonschema:"The file's path inside the sandbox"`
+	warned
 }
 
-func uploadFileTool() *mcp.Tool {
-	text := func(description string) *jsonschema.Schema {
-		return &jsonschema.Schema{Type: "string", Description: description}
-	}
-	return &mcp.Tool{
-		Name:        "upload_file",
-		Title:       "Upload a file",
-		Description: "Upload a file to the sandbox for analysis. The file will be available in /data for code execution. Use this before running code to provide data files (CSV, JSON, etc.) for analysis. Called without content, it returns a one-time URL and a curl command that sends a local file there directly: use that for large or binary files.",
-		Annotations: &mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(false)},
-		InputSchema: &jsonschema.Schema{
-			Type: "object",
-			Properties: map[string]*jsonschema.Schema{
-				"conversationId": text("Unique identifier for the conversation/session; a new one is made when it is missing"),
-				"session_id":     text("Another name for conversationId"),
-				"filename":       text("Name of the file to create (e.g., 'data.csv', 'input.json')"),
-				"content":        text("Base64 encoded file content"),
-				"content_base64": text("Another name for content"),
-				"overwrite":      {Type: "boolean", Description: "Replace the file if it exists (default: false)"},
-			},
-			PropertyOrder: []string{"conversationId", "session_id", "filename", "content", "content_base64", "overwrite"},
-			Required:      []string{"filename"},
-		},
-		OutputSchema: &jsonschema.Schema{
-			Type: "object",
-			Properties: map[string]*jsonschema.Schema{
-				"success": {Type: "boolean"},
-				"message": {Type: "string"},
-				"file": {
-					Type:          "object",
-					Properties:    map[string]*jsonschema.Schema{"name": {Type: "string"}, "url": {Type: "string"}},
-					PropertyOrder: []string{"name", "url"},
-					Required:      []string{"name", "url"},
-				},
-				"upload_url": text("Where to PUT the content, once"),
-				"curl":       text("The command that does it"),
-				"expires_at": text("Until when, as RFC 3339"),
-				"session_id": {Type: "string"},
-				"path":       text("The file's path inside the sandbox"),
-			},
-			PropertyOrder: []string{"success", "message", "file", "upload_url", "curl", "expires_at", "session_id", "path"},
-			Required:      []string{"success", "message", "session_id", "path"},
-		},
-	}
+func (t *toolset) uploadFileTool() *tool {
+	return newStructuredTool(mcp.Tool{
+		Name:  "upload_file",
+		Title: "Upload a file",
+		Description: "Upload a file to the sandbox for analysis. The file will be available in /data for code execution. " +
+			"Use this before running code to provide data files (CSV, JSON, etc.) for analysis. Called without content, it returns " +
+			"a one-time URL and a curl command that sends a local file there directly: use that for large or binary files.",
+		Annotations: &destructive,
+	}, t.uploadFile)
 }
 
-func (t *toolset) uploadFile(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	id := c.args.optional("conversationId")
-	name := c.args.required("filename")
-	content, hasContent := c.args.text("content")
-	overwrite := c.args.flag("overwrite")
-	if c.args.err != nil {
-		return nil, c.args.err
-	}
-	if id == "" {
-		id = session.NewID()
+func (t *toolset) uploadFile(ctx context.Context, c *call, in uploadFileArguments) (uploadFileJSON, error) {
+	id := cmp.Or(in.ConversationID, session.NewID())
+	content := ""
+	if in.Content != nil {
+		content = *in.Content
 	}
 	log := t.log.With("session_id", logSession(id))
 	log.Info(fmt.Sprintf("[MCP] upload_file: conversationId=%s, filename=%s, contentLen=%d, overwrite=%t",
-		logSession(id), logFile(name), len(content), overwrite))
-
-	if !hasContent {
-		return t.uploadLink(ctx, c, id, name, overwrite)
+		logSession(id), logName(in.Filename), len(content), in.Overwrite))
+	if in.Content == nil {
+		return t.uploadLink(ctx, c, id, in)
 	}
 	data, err := decodeBase64(content)
 	if err != nil {
-		return nil, &executor.Error{Code: codeInvalidBase64, Message: "The content is not valid base64. Encode the file's bytes with standard base64, or call upload_file without content to get a URL to send them to.", Err: err}
+		return uploadFileJSON{}, &executor.Error{Code: codeInvalidBase64, Err: err,
+			Message: "The content is not valid base64. Encode the file's bytes with standard base64, " +
+				"or call upload_file without content to get a URL to send them to."}
 	}
 	file, err := t.executor.Upload(ctx, c.caller, executor.UploadRequest{
-		Session: id, Name: name, Content: bytes.NewReader(data), Overwrite: overwrite,
+		Session: id, Name: in.Filename, Content: bytes.NewReader(data), Overwrite: in.Overwrite,
 	})
 	if err != nil {
-		return nil, err
+		return uploadFileJSON{}, err
 	}
-	log.Info(fmt.Sprintf("[MCP] upload_file completed successfully: %s, %d bytes", logFile(file.Name), len(data)))
-	return structuredResult(c.client, uploadJSON{
+	log.Info(fmt.Sprintf("[MCP] upload_file completed successfully: %s, %d bytes", logName(file.Name), len(data)))
+	return uploadFileJSON{
 		Success:   true,
 		Message:   fmt.Sprintf("File '%s' uploaded successfully (%d bytes)", file.Name, len(data)),
 		File:      &fileJSON{Name: file.Name, URL: file.URL},
 		SessionID: id,
 		Path:      executor.DataPath(file.Name),
-		Warnings:  c.args.warnings,
-	}), nil
+		warned:    warned{c.warnings},
+	}, nil
 }
 
-func (t *toolset) uploadLink(ctx context.Context, c call, id, name string, overwrite bool) (*mcp.CallToolResult, error) {
-	address, expires, err := t.executor.UploadURL(ctx, c.caller, id, name, overwrite)
+// uploadLink returns a URL that accepts the content once.
+func (t *toolset) uploadLink(ctx context.Context, c *call, id string, in uploadFileArguments) (uploadFileJSON, error) {
+	address, expires, err := t.executor.UploadURL(ctx, c.caller, id, in.Filename, in.Overwrite)
 	if err != nil {
-		return nil, err
+		return uploadFileJSON{}, err
 	}
-	clean, err := workspace.CleanName(name)
+	name, err := workspace.CleanName(in.Filename)
 	if err != nil {
-		return nil, &executor.Error{Code: executor.CodeInvalidPath, Message: err.Error()}
+		return uploadFileJSON{}, &executor.Error{Code: executor.CodeInvalidPath, Message: err.Error()}
 	}
 	until := expires.UTC().Format(time.RFC3339)
-	return structuredResult(c.client, uploadJSON{
+	return uploadFileJSON{
 		Success:   true,
-		Message:   fmt.Sprintf("Send the content of '%s' with the curl command. The URL works once, until %s.", clean, until),
+		Message:   fmt.Sprintf("Send the content of '%s' with the curl command. The URL works once, until %s.", name, until),
 		UploadURL: address,
-		Curl:      "curl --fail --upload-file " + shellQuote("./"+path.Base(clean)) + " " + shellQuote(address),
+		Curl:      "curl --fail --upload-file " + shellQuote("./"+path.Base(name)) + " " + shellQuote(address),
 		ExpiresAt: until,
 		SessionID: id,
-		Path:      executor.DataPath(clean),
-		Warnings:  c.args.warnings,
-	}), nil
+		Path:      executor.DataPath(name),
+		warned:    warned{c.warnings},
+	}, nil
 }
 
-// decodeBase64 takes standard base64, with line breaks and with or without padding.
+// decodeBase64 decodes standard base64 with line breaks, with or without padding.
 func decodeBase64(s string) ([]byte, error) {
-	if strings.HasSuffix(s, "=") || len(s)%4 == 0 {
-		return base64.StdEncoding.DecodeString(s)
-	}
 	if data, err := base64.StdEncoding.DecodeString(s); err == nil {
 		return data, nil
 	}
@@ -151,11 +123,3 @@ func decodeBase64(s string) ([]byte, error) {
 }
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-
-func logFile(name string) string {
-	clean, err := workspace.CleanName(name)
-	if err != nil {
-		return "(invalid)"
-	}
-	return clean
-}

@@ -2,54 +2,155 @@ package tools
 
 import (
 	"context"
+	"fmt"
+	"math"
+	"time"
 
-	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"mcp-code-sandbox/internal/executor"
+	"mcp-code-sandbox/internal/sandbox"
 )
 
-func waitRunTool() *mcp.Tool {
-	return &mcp.Tool{
+const (
+	defaultWait = 30 * time.Second
+	maxWait     = 50 * time.Second // many clients time out after a minute
+)
+
+type waitRunArguments struct {
+	RunID          string   `json:"run_id" jsonschema:"The run_id of the result that said status: running or queued"`
+	TimeoutSeconds *float64 `json:"timeout_seconds,omitempty" jsonschema:"How long to wait for the end before answering with the output so far (default: 30)"`
+	Cursor         int64    `json:"cursor,omitempty" jsonschema:"The cursor of the last answer; without it output comes from the beginning"`
+}
+
+func (t *toolset) waitRunTool() *tool {
+	tool := newTool[waitRunArguments, runStateJSON](mcp.Tool{
 		Name:  "wait_run",
 		Title: "Wait for a run",
 		Description: "Wait for code that goes on running in the background: get what it has printed since the cursor and, once it has ended, its result, as the tool " +
 			"that started it would give it, without the output before the cursor. Call it again, with the cursor of the answer, for as long as the status is queued (it waits for another run of the session) or running. Results can be had for a day.",
-		Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: new(false)},
-		InputSchema: &jsonschema.Schema{
-			Type: "object",
-			Properties: map[string]*jsonschema.Schema{
-				"run_id": {Type: "string", Description: "The run_id of the result that said status: running or queued"},
-				"timeout_seconds": {Type: "number", Minimum: new(0.0), Maximum: new(maxWait.Seconds()),
-					Description: "How long to wait for the end before answering with the output so far (default: 30)"},
-				"cursor": {Type: "integer", Minimum: new(0.0), Description: "The cursor of the last answer; without it output comes from the beginning"},
-			},
-			PropertyOrder: []string{"run_id", "timeout_seconds", "cursor"},
-			Required:      []string{"run_id"},
-		},
-	}
+		Annotations: &readOnly,
+	}, t.waitRun)
+	tool.input.Properties["cursor"].Minimum = new(0.0)
+	return tool.limit("timeout_seconds", 0, maxWait.Seconds())
 }
 
-func (t *toolset) waitRun(ctx context.Context, c call) (*mcp.CallToolResult, error) {
-	id := c.args.required("run_id")
-	req := executor.WaitRequest{Cursor: c.args.cursor(), Follow: c.wantsDetails()}
-	timeout, given := c.args.seconds("timeout_seconds", 0, maxWait)
-	if req.Timeout = timeout; !given {
-		req.Timeout = defaultWait
-	}
-	if c.args.err != nil {
-		return nil, c.args.err
+func (t *toolset) waitRun(ctx context.Context, c *call, in waitRunArguments) (*mcp.CallToolResult, error) {
+	req := executor.WaitRequest{Timeout: defaultWait, Cursor: in.Cursor, Follow: c.wantsDetails()}
+	if in.TimeoutSeconds != nil {
+		req.Timeout = time.Duration(*in.TimeoutSeconds * float64(time.Second))
 	}
 	progress := startProgress(ctx, c)
 	defer progress.stop()
 	req.Output, req.Queued = progress.output(), progress.queued()
-	res, err := t.executor.WaitRun(ctx, c.caller, id, req)
+	res, err := t.executor.WaitRun(ctx, c.caller, in.RunID, req)
 	if err != nil {
 		return nil, err
 	}
 	t.log.Info("[MCP] wait_run: "+statusOf(res), "run_id", res.RunID, "session_id", logSession(res.Session))
 	if req.Follow {
-		return t.followed(res), nil
+		return t.followedResult(c, res), nil
 	}
-	return t.state(c, res, req.Cursor), nil
+	return t.stateResult(c, res, req.Cursor), nil
+}
+
+type cancelRunArguments struct {
+	RunID string `json:"run_id" jsonschema:"The run_id of the result that said status: running or queued"`
+}
+
+func (t *toolset) cancelRunTool() *tool {
+	annotations := destructive
+	annotations.IdempotentHint = true
+	return newTool[cancelRunArguments, runStateJSON](mcp.Tool{
+		Name:  "cancel_run",
+		Title: "Cancel a run",
+		Description: "End code that goes on running in the background and get its result, with the output so far. An interpreter that keeps state is interrupted first, " +
+			"so that its variables survive. A run that has ended already is left as it is.",
+		Annotations: &annotations,
+	}, t.cancelRun)
+}
+
+func (t *toolset) cancelRun(ctx context.Context, c *call, in cancelRunArguments) (*mcp.CallToolResult, error) {
+	res, err := t.executor.CancelRun(ctx, c.caller, in.RunID)
+	if err != nil {
+		return nil, err
+	}
+	t.log.Info("[MCP] cancel_run: "+statusOf(res), "run_id", res.RunID, "session_id", logSession(res.Session))
+	t.addDetails(c, res)
+	return t.stateResult(c, res, 0), nil
+}
+
+// runStateJSON is the state of a background run.
+type runStateJSON struct {
+	Status       string     `json:"status" jsonschema:"queued, running, completed or cancelled"`
+	RunID        string     `json:"run_id"`
+	SessionID    string     `json:"session_id"`
+	QueuedBehind *queueJSON `json:"queued_behind,omitempty" jsonschema:"The run that it waits for while it is queued"`
+	Output       *string    `json:"output,omitempty" jsonschema:"What the code printed since the cursor"`
+	OutputMissed int64      `json:"output_missed_bytes,omitempty" jsonschema:"Bytes before output that were skipped"`
+	Cursor       int64      `json:"cursor" jsonschema:"For the next call of wait_run"`
+	Message      string     `json:"message,omitempty"`
+	Result       any        `json:"result,omitempty" jsonschema:"The result of the tool that started the run, once the code has ended"`
+	warned
+}
+
+// stateResult returns the state of a background run, with its result if it has ended. Output before the cursor is
+// not repeated.
+func (t *toolset) stateResult(c *call, res executor.Result, cursor int64) *mcp.CallToolResult {
+	// A cursor beyond the end belongs to another run, or the run kept no output in order.
+	resumed := !res.Running && cursor > 0 && cursor <= res.Recent.Cursor
+	if c.wantsText(res) {
+		return t.stateText(c, res, resumed)
+	}
+	out := t.stateJSON(c, res)
+	if res.Running {
+		return textResult(out)
+	}
+	if resumed {
+		out.Message = "output is what is new since the cursor; result does not repeat it."
+		res.Stdout, res.StdoutTruncated, res.Stderr, res.StderrTruncated = nil, false, nil, false
+	} else {
+		out.Output, out.OutputMissed = nil, 0 // the result has all output
+	}
+	images, warnings := t.imagesFor(c, res)
+	out.Result = finishedJSON(res, warnings)
+	return t.withFiles(c, res, out, images)
+}
+
+func (t *toolset) stateJSON(c *call, res executor.Result) runStateJSON {
+	out := runStateJSON{
+		Status: statusOf(res), RunID: res.RunID, SessionID: res.Session, QueuedBehind: queueOf(res.Queued),
+		Output: new(validUTF8(res.Recent.Data)), OutputMissed: res.Recent.Missed, Cursor: res.Recent.Cursor,
+		warned: warned{c.warnings},
+	}
+	if res.Running {
+		out.Message = t.nextStep(res)
+	}
+	return out
+}
+
+func statusOf(res executor.Result) string {
+	switch {
+	case res.Running && res.Queued != nil:
+		return "queued"
+	case res.Running:
+		return "running"
+	case res.Cause == sandbox.CauseCancelled:
+		return "cancelled"
+	}
+	return "completed"
+}
+
+// nextStep tells the model how to get the rest of a run that goes on in the background.
+func (t *toolset) nextStep(res executor.Result) string {
+	cancel := ""
+	if t.offers("cancel_run") {
+		cancel = ", or cancel_run to end it"
+	}
+	if res.Queued != nil {
+		return fmt.Sprintf("The code waits for %s, then it runs for %g seconds at most. Call wait_run with the run_id and the cursor for its output and the result%s.",
+			queueOf(res.Queued), res.Timeout.Seconds(), cancel)
+	}
+	return fmt.Sprintf("The code goes on running, for %g seconds at most. Call wait_run with the run_id and the cursor for more output and the result%s.",
+		max(1, math.Ceil(res.TimeLeft.Seconds())), cancel)
 }

@@ -13,19 +13,21 @@ import (
 
 const (
 	methodListChanged = "notifications/resources/list_changed"
-	notifyTimeout     = 10 * time.Second // for one client to take a notification
+	notifyTimeout     = 10 * time.Second // for one client to accept a notification
 )
 
-// watchers are the clients that are told when the list of resources changes: up to protocol version 2025-11-25 every one that
-// has initialized, from 2026-07-28 on those that listen. A client hears of its own caller's files alone; one that has declared
-// activityKey is also told when runs start and end. The SDK would tell every session, so it is not asked to.
+// activityKey is an experimental capability of clients that show sessions to people: they want to know when runs
+// start and end.
+const activityKey = "mcp-code-sandbox/activity"
+
+// watchers notifies clients when their caller's list of resources changes: up to protocol version 2025-11-25 every
+// initialized client, later those that listen. The SDK itself would notify the clients of all callers.
 type watchers struct {
 	srv  *mcp.Server
-	send mcp.MethodHandler // the SDK's way to a session
+	send mcp.MethodHandler // the SDK's handler that sends to a session
 
-	interested atomic.Bool // somebody may want to know of runs
-
-	pending sync.Map // changes that clients are about to be told of
+	watchRuns atomic.Bool // some client has declared activityKey
+	pending   sync.Map    // changes that are about to be sent
 
 	mu      sync.Mutex
 	entries map[watchKey]*watcher
@@ -33,23 +35,20 @@ type watchers struct {
 
 type watchKey struct {
 	session      *mcp.ServerSession
-	subscription any // the id of the request that listens; nil up to 2025-11-25
-}
-
-// activityKey is an experimental capability of clients that show a session to people: they look again when a run starts or ends.
-const activityKey = "mcp-code-sandbox/activity"
-
-// change is what watchers are told of.
-type change struct {
-	caller session.Caller
-	runs   bool // and not files
+	subscription any // id of the request that listens; nil up to 2025-11-25
 }
 
 type watcher struct {
+	caller  session.Caller
+	runs    bool // it wants to know about runs, too
+	sending bool
+	again   bool // another change came while sending
+}
+
+// change is an event to notify the caller's clients about.
+type change struct {
 	caller session.Caller
-	runs   bool // it wants to know of runs, too
-	busy   bool // a notification is on its way
-	again  bool // and another must follow
+	runs   bool // a run started or ended; otherwise files changed
 }
 
 func newWatchers(srv *mcp.Server) *watchers {
@@ -59,25 +58,73 @@ func newWatchers(srv *mcp.Server) *watchers {
 	return w
 }
 
-// listenKey is where the context of a request to listen has its *listening.
-type listenKey struct{}
-
-type listening struct {
-	caller session.Caller
-	key    watchKey // set once the client has been told that it is heard
+// notify sends a change to the caller's clients. It returns at once: a run does not wait for its watchers.
+func (w *watchers) notify(ch change) {
+	if ch.runs && !w.watchRuns.Load() {
+		return
+	}
+	if _, pending := w.pending.LoadOrStore(ch, true); pending {
+		return
+	}
+	go func() {
+		w.pending.Delete(ch)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.pruneLocked()
+		for key, e := range w.entries {
+			switch {
+			case e.caller != ch.caller || ch.runs && !e.runs:
+			case e.sending:
+				e.again = true
+			default:
+				e.sending = true
+				go w.notifyClient(key, e)
+			}
+		}
+	}()
 }
 
-// receiving learns of clients and whose they are.
+// notifyClient notifies one client. It combines changes that come while it is sending.
+func (w *watchers) notifyClient(key watchKey, e *watcher) {
+	for again := true; again; {
+		params := &mcp.ResourceListChangedParams{}
+		if key.subscription != nil {
+			params.Meta = mcp.Meta{mcp.MetaKeySubscriptionID: key.subscription}
+		}
+		// The notification belongs to no request, so it goes to the client's own stream. A client without one misses it.
+		ctx, cancel := context.WithTimeout(context.Background(), notifyTimeout)
+		_, _ = w.send(ctx, methodListChanged, &mcp.ServerRequest[*mcp.ResourceListChangedParams]{Session: key.session, Params: params})
+		cancel()
+		w.mu.Lock()
+		again, e.again = e.again, false
+		e.sending = again
+		w.mu.Unlock()
+	}
+}
+
+// listenKey is the context key of a *listening.
+type listenKey struct{}
+
+// listening is a request to listen that is being served.
+type listening struct {
+	caller session.Caller
+	key    watchKey // set when the request is acknowledged
+}
+
+// receiving adds clients that initialize or listen.
 func (w *watchers) receiving(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		switch req := req.(type) {
 		case *mcp.InitializedRequest:
 			res, err := next(ctx, method, req)
 			caller, callerErr := callerOf(req.Extra)
-			declared := req.Session.InitializeParams()
-			if err == nil && callerErr == nil && declared != nil && declared.ProtocolVersion >= version20250326 {
-				_, runs := declaredExperimental(declared)[activityKey]
-				w.add(watchKey{session: req.Session}, &watcher{caller: caller, runs: runs})
+			params := req.Session.InitializeParams()
+			if err == nil && callerErr == nil && params != nil && params.ProtocolVersion >= version20250326 {
+				e := &watcher{caller: caller}
+				if params.Capabilities != nil {
+					_, e.runs = params.Capabilities.Experimental[activityKey]
+				}
+				w.add(watchKey{session: req.Session}, e)
 			}
 			return res, err
 		case *mcp.SubscriptionsListenRequest:
@@ -96,7 +143,7 @@ func (w *watchers) receiving(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// sending sees the acknowledgement of a request to listen, which has its id.
+// sending adds a client that listens when the SDK acknowledges its request. Only the acknowledgement has its id.
 func (w *watchers) sending(next mcp.MethodHandler) mcp.MethodHandler {
 	w.send = next
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
@@ -112,20 +159,13 @@ func (w *watchers) sending(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-func declaredExperimental(p *mcp.InitializeParams) map[string]any {
-	if p.Capabilities == nil {
-		return nil
-	}
-	return p.Capabilities.Experimental
-}
-
 func (w *watchers) add(key watchKey, e *watcher) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.pruneLocked()
 	if w.entries[key] == nil {
 		w.entries[key] = e
-		w.interested.Store(w.interested.Load() || e.runs)
+		w.watchRuns.Store(w.watchRuns.Load() || e.runs)
 	}
 }
 
@@ -135,70 +175,19 @@ func (w *watchers) remove(key watchKey) {
 	delete(w.entries, key)
 }
 
-// pruneLocked drops clients that have gone.
+// pruneLocked removes clients that are gone.
 func (w *watchers) pruneLocked() {
 	live := map[*mcp.ServerSession]bool{}
 	for ss := range w.srv.Sessions() {
 		live[ss] = true
 	}
-	interested := false
+	watchRuns := false
 	for key, e := range w.entries {
 		if !live[key.session] {
 			delete(w.entries, key)
 			continue
 		}
-		interested = interested || e.runs
+		watchRuns = watchRuns || e.runs
 	}
-	w.interested.Store(interested)
-}
-
-// changed has the caller's clients told. It costs the run that changed something the same, however many clients there are.
-func (w *watchers) changed(caller session.Caller, runs bool) {
-	what := change{caller, runs}
-	if runs && !w.interested.Load() {
-		return
-	}
-	if _, pending := w.pending.LoadOrStore(what, true); pending {
-		return
-	}
-	go func() {
-		w.pending.Delete(what)
-		w.spread(what)
-	}()
-}
-
-// spread tells the caller's clients, without waiting for them. Changes that come while a client is being told are told
-// together.
-func (w *watchers) spread(what change) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.pruneLocked()
-	for key, e := range w.entries {
-		switch {
-		case e.caller != what.caller || what.runs && !e.runs:
-		case e.busy:
-			e.again = true
-		default:
-			e.busy = true
-			go w.tell(key, e)
-		}
-	}
-}
-
-func (w *watchers) tell(key watchKey, e *watcher) {
-	for again := true; again; {
-		params := &mcp.ResourceListChangedParams{}
-		if key.subscription != nil {
-			params.Meta = mcp.Meta{mcp.MetaKeySubscriptionID: key.subscription}
-		}
-		// A fresh context: the notification belongs to no request, and goes to the client's own stream.
-		ctx, cancel := context.WithTimeout(context.Background(), notifyTimeout)
-		// A client that is gone, or has no stream open, misses it.
-		_, _ = w.send(ctx, methodListChanged, &mcp.ServerRequest[*mcp.ResourceListChangedParams]{Session: key.session, Params: params})
-		cancel()
-		w.mu.Lock()
-		again, e.again = e.again, false
-		e.busy = again
-		w.mu.Unlock()
-	}
+	w.watchRuns.Store(watchRuns)
 }

@@ -1,0 +1,118 @@
+package tools
+
+import (
+	"context"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+const (
+	defaultSessions = 20
+	maxSessions     = 50
+)
+
+type listSessionsArguments struct {
+	Limit *int `json:"limit,omitempty" jsonschema:"How many to list at most (default: 20)"`
+}
+
+type listSessionsJSON struct {
+	Sessions  []sessionJSON `json:"sessions"`
+	Truncated bool          `json:"truncated,omitempty" jsonschema:"There may be more sessions than these"`
+	Usage     usageJSON     `json:"usage" jsonschema:"What all your sessions take up on the server's disk, as last measured"`
+	warned
+}
+
+type sessionJSON struct {
+	SessionID      string `json:"session_id"`
+	LastUsed       string `json:"last_used"`
+	Files          int    `json:"files"`
+	FilesTruncated bool   `json:"files_truncated,omitempty" jsonschema:"There are more files than were counted"`
+	Bytes          int64  `json:"bytes"`
+	Live           bool   `json:"live" jsonschema:"It has a sandbox now: variables of earlier runs may be there"`
+}
+
+type usageJSON struct {
+	Sessions       int   `json:"sessions"`
+	Bytes          int64 `json:"bytes"`
+	ClosedSessions int   `json:"closed_sessions" jsonschema:"Closed, and kept for a while for links to their files"`
+	ClosedBytes    int64 `json:"closed_bytes"`
+	Files          int   `json:"files" jsonschema:"Directories included"`
+	ClosedFiles    int   `json:"closed_files"`
+	MaxSessions    int   `json:"max_sessions,omitempty" jsonschema:"The most that you may have; the oldest closed ones go first"`
+	MaxBytes       int64 `json:"max_bytes,omitempty"`
+	MaxFiles       int   `json:"max_files,omitempty"`
+}
+
+func (t *toolset) listSessionsTool() *tool {
+	tool := newStructuredTool(mcp.Tool{
+		Name:        "list_sessions",
+		Title:       "List sessions",
+		Description: "List your sessions, last used first, with how many files each has. Use it to find an earlier session's id.",
+		Annotations: &readOnly,
+	}, t.listSessions)
+	// Clients that validate results against an older schema know no usage.
+	tool.result.Required, tool.result.Properties["usage"].Required = []string{"sessions"}, nil
+	return tool.limit("limit", 1, maxSessions)
+}
+
+func (t *toolset) listSessions(ctx context.Context, c *call, in listSessionsArguments) (listSessionsJSON, error) {
+	limit := defaultSessions
+	if in.Limit != nil {
+		limit = *in.Limit
+	}
+	list, more, err := t.executor.ListSessions(ctx, c.caller, limit)
+	if err != nil {
+		return listSessionsJSON{}, err
+	}
+	s := t.executor.Storage(c.caller)
+	out := listSessionsJSON{
+		Sessions: make([]sessionJSON, len(list)), Truncated: more, warned: warned{c.warnings},
+		Usage: usageJSON{
+			Sessions: s.Sessions, Bytes: s.Bytes, Files: s.Files,
+			ClosedSessions: s.ClosedSessions, ClosedBytes: s.ClosedBytes, ClosedFiles: s.ClosedFiles,
+			MaxSessions: s.MaxSessions, MaxBytes: s.MaxBytes, MaxFiles: s.MaxFiles,
+		},
+	}
+	for i, s := range list {
+		out.Sessions[i] = sessionJSON{
+			SessionID: s.ID, LastUsed: s.LastUsed.UTC().Format(time.RFC3339), Files: s.Files, FilesTruncated: s.MoreFiles,
+			Bytes: s.Bytes, Live: s.Live,
+		}
+	}
+	return out, nil
+}
+
+type closeSessionArguments struct {
+	SessionID   string `json:"session_id" jsonschema:"The session to close"`
+	RevokeLinks bool   `json:"revoke_links,omitempty" jsonschema:"End the session's download links at once, also those of an earlier session of this id (only for logged-in users)"`
+}
+
+// closeSessionJSON is contract 4's result of close_session.
+type closeSessionJSON struct {
+	Status    string `json:"status"`
+	SessionID string `json:"session_id"`
+	warned
+}
+
+func (t *toolset) closeSessionTool() *tool {
+	return newStructuredTool(mcp.Tool{
+		Name:  "close_session",
+		Title: "Close a session",
+		Description: "End a session when its work is done: what still runs in it is stopped and its files are no longer available to code. " +
+			"Download links that were handed out go on working for a while. The same id used again starts an empty session.",
+		Annotations: &destructive,
+	}, t.closeSession)
+}
+
+func (t *toolset) closeSession(ctx context.Context, c *call, in closeSessionArguments) (closeSessionJSON, error) {
+	t.log.Info("[MCP] close_session", "session_id", logSession(in.SessionID))
+	closeSession := t.executor.CloseSession
+	if in.RevokeLinks {
+		closeSession = t.executor.CloseAndRevoke
+	}
+	if err := closeSession(ctx, c.caller, in.SessionID); err != nil {
+		return closeSessionJSON{}, err
+	}
+	return closeSessionJSON{Status: "closed", SessionID: in.SessionID, warned: warned{c.warnings}}, nil
+}
