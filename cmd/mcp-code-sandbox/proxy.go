@@ -14,15 +14,15 @@ import (
 )
 
 type proxyCmd struct {
-	Validate proxyValidateCmd `cmd:"" help:"Check a configuration file of services, and say what it gives."`
-	Audit    proxyAuditCmd    `cmd:"" help:"Check that nothing was changed in the audit trail, and print its last hash."`
+	Validate proxyValidateCmd `cmd:"" help:"Check a configuration file and list its services."`
+	Audit    proxyAuditCmd    `cmd:"" help:"Verify the audit trail and print its last hash."`
 }
 
 type proxyValidateCmd struct {
 	File string `arg:"" type:"path" help:"The file that SANDBOX_CONFIG would name."`
 }
 
-// Run reads the file, and the secrets it refers to, as the server would. It contacts nobody.
+// Run reads the file and the secrets it refers to, as the server does. It makes no connections.
 func (c *proxyValidateCmd) Run(inv *invocation) error {
 	file, err := loadServices(c.File, inv.env)
 	if err != nil {
@@ -40,7 +40,7 @@ func (c *proxyValidateCmd) Run(inv *invocation) error {
 		}
 		paths := strings.Join(s.Defaults, " ")
 		if paths == "" {
-			paths = "only those that are asked for"
+			paths = "as requested"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, s.BaseURL, credential, paths)
 	}
@@ -56,7 +56,7 @@ func (c *proxyValidateCmd) Run(inv *invocation) error {
 	return nil
 }
 
-// checkServices is doctor's look at the configuration file.
+// checkServices checks the configuration file for doctor.
 func checkServices(inv *invocation) []sandbox.Check {
 	name := inv.settings.Config
 	if name == "" {
@@ -64,12 +64,13 @@ func checkServices(inv *invocation) []sandbox.Check {
 	}
 	file, err := loadServices(name, inv.env)
 	if err != nil {
-		return []sandbox.Check{{Name: "services", Status: sandbox.Fail, Detail: err.Error(), Fix: "mend " + name + " (SANDBOX_CONFIG); mcp-code-sandbox proxy validate " + name + " checks it"}}
+		return []sandbox.Check{{Name: "services", Status: sandbox.Fail, Detail: err.Error(),
+			Fix: "correct " + name + " (SANDBOX_CONFIG); check it with mcp-code-sandbox proxy validate " + name}}
 	}
 	return []sandbox.Check{{Name: "services", Detail: fmt.Sprintf("%d in %s", len(file.Services), name)}}
 }
 
-// loadServices reads a configuration file, and the secrets it refers to.
+// loadServices reads a configuration file and the secrets it refers to.
 func loadServices(name string, env map[string]string) (*serviceconfig.File, error) {
 	file, err := serviceconfig.Load(name, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
 	if err != nil {
@@ -79,10 +80,10 @@ func loadServices(name string, env map[string]string) (*serviceconfig.File, erro
 }
 
 type proxyAuditCmd struct {
-	File string `arg:"" optional:"" type:"path" help:"The trail; default: audit/proxy.jsonl under the root."`
+	File string `arg:"" optional:"" type:"path" help:"The audit trail; default: audit/proxy.jsonl under the root."`
 }
 
-// Run checks the chain of hashes.
+// Run verifies the hash chain.
 func (c *proxyAuditCmd) Run(inv *invocation) error {
 	name := c.File
 	if name == "" {
@@ -93,8 +94,8 @@ func (c *proxyAuditCmd) Run(inv *invocation) error {
 		return err
 	}
 	if err != nil {
-		return fmt.Errorf("%s was changed, or is damaged: %w", name, err)
+		return fmt.Errorf("%s was changed or is damaged: %w", name, err)
 	}
-	fmt.Fprintf(inv.stdout, "%s is whole up to record %d: %s\n", name, seq, hash)
+	fmt.Fprintf(inv.stdout, "%s is intact up to record %d: %s\n", name, seq, hash)
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,19 +27,19 @@ import (
 	"mcp-code-sandbox/internal/tools"
 )
 
-// releaseTimeout bounds the end of a run's rights; another process may hold the database.
+// releaseTimeout bounds the revocation of a run's tokens, since another process may lock the database.
 const releaseTimeout = 10 * time.Second
 
-// services are the outside services of the configuration file, and the people who use them.
+// services are the outside services and the login of the configuration file.
 type services struct {
 	proxy *proxy.Proxy
-	login *oauth.Server // nil: nobody logs in, and nothing is to be connected
+	login *oauth.Server // nil: nobody logs in or connects services
 	users bool          // people log in
-	names []string
+	names []string      // of the enabled services
 	app   *app
 }
 
-// newServices builds what the configuration file asks for; nil when there is no file.
+// newServices returns the services of the configuration file, or nil without a file.
 func (a *app) newServices(ctx context.Context, baseURL string, registry prometheus.Registerer) (*services, error) {
 	s := a.settings
 	if s.Config == "" {
@@ -62,13 +63,14 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	}
 	a.onClose(func(context.Context) error { return audit.Close() })
 
+	base := strings.TrimRight(baseURL, "/")
 	v := &services{app: a, users: file.Login.Kind != ""}
 	var list []proxy.Service
 	connections := map[string]oauth.Connection{}
 	for _, svc := range file.Services {
 		if svc.OAuth != nil {
 			c := vault.OAuth(*svc.OAuth, nil)
-			svc.Credential, svc.ConnectURL = c, strings.TrimRight(baseURL, "/")+"/connections#"+svc.Name
+			svc.Credential, svc.ConnectURL = c, base+"/connections#"+svc.Name
 			connections[svc.Name] = &connection{Connection: c, service: svc.Name, services: v}
 		}
 		if !svc.Disabled {
@@ -77,7 +79,8 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 		list = append(list, svc.Service)
 	}
 	v.proxy, err = proxy.New(proxy.Config{
-		Services: list, Keys: executiontoken.NewKeys(root, "execution token", older...), Store: a.store, Audit: audit, BaseURL: baseURL,
+		Services: list, Keys: executiontoken.NewKeys(root, "execution token", older...),
+		Store: a.store, Audit: audit, BaseURL: baseURL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 		Registerer: registry, Logger: a.log, User: v.email, Closed: a.isolation.closed,
 		MaxCalls: max(httpapi.MaxConnections()/4, 64), Operator: session.Local.ID,
@@ -90,14 +93,14 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 		return v, nil
 	}
 	v.login, err = oauth.New(ctx, oauth.Config{
-		Issuer: baseURL, Resource: strings.TrimRight(baseURL, "/") + "/mcp", Upstream: file.Login, Store: a.store, Vault: vault,
+		Issuer: baseURL, Resource: base + "/mcp", Upstream: file.Login, Store: a.store, Vault: vault,
 		Keys: executiontoken.NewKeys(root, "access", older...), APIToken: a.keys.token,
 		Services: v.states, Connections: connections, Logger: a.log, Closed: a.isolation.closed,
 	})
 	return v, err
 }
 
-// rootKeys are what every other key of proxy and logins is derived from: the present one, and the one before.
+// rootKeys returns the current and the previous key from which the keys of proxy and login are derived.
 func rootKeys(s *settings) (root []byte, older [][]byte, err error) {
 	now := s.JWTSecret
 	if now.IsZero() {
@@ -118,7 +121,7 @@ func rootKeys(s *settings) (root []byte, older [][]byte, err error) {
 	return root, older, nil
 }
 
-// email is how log and audit trail name a caller.
+// email returns the e-mail address of a caller, or "".
 func (v *services) email(caller string) string {
 	if v.login == nil || !v.users {
 		return ""
@@ -126,7 +129,7 @@ func (v *services) email(caller string) string {
 	return v.login.Email(caller)
 }
 
-// states is what the connections page shows.
+// states returns the rows of the connections page.
 func (v *services) states(ctx context.Context, caller string) []oauth.ServiceState {
 	var list []oauth.ServiceState
 	for _, s := range v.proxy.Services(ctx, caller) {
@@ -135,7 +138,7 @@ func (v *services) states(ctx context.Context, caller string) []oauth.ServiceSta
 	return list
 }
 
-// connection ends, with a caller's connection, the execution tokens that were made for it.
+// connection revokes a caller's execution tokens when the caller disconnects the service.
 type connection struct {
 	*credential.Connection
 	service  string
@@ -148,10 +151,10 @@ func (c *connection) Disconnect(ctx context.Context, caller string) error {
 	return errors.Join(c.Connection.Disconnect(ctx, caller), c.services.proxy.RevokeService(ctx, caller, c.service))
 }
 
-// any reports whether there is a service to call. A file may be there for its logins alone.
+// any reports whether a service is enabled. A file may configure the login only.
 func (v *services) any() bool { return v != nil && len(v.names) > 0 }
 
-// dial serves the proxy to a sandbox; nil without services.
+// dial returns the handler of a sandbox's connections to the proxy, or nil without services.
 func (v *services) dial() func(context.Context, string, io.ReadWriteCloser) {
 	if !v.any() {
 		return nil
@@ -159,7 +162,7 @@ func (v *services) dial() func(context.Context, string, io.ReadWriteCloser) {
 	return v.proxy.ServeSandbox
 }
 
-// granter is the engine's side; nil without services.
+// granter returns the executor's view, or nil without services.
 func (v *services) granter() executor.Services {
 	if !v.any() {
 		return nil
@@ -167,7 +170,7 @@ func (v *services) granter() executor.Services {
 	return granter{v}
 }
 
-// forTools is the tools' side; nil without services.
+// forTools returns the tools' view, or nil without services.
 func (v *services) forTools() *tools.Services {
 	if !v.any() {
 		return nil
@@ -175,7 +178,7 @@ func (v *services) forTools() *tools.Services {
 	return &tools.Services{Names: v.names, List: v.app.executor.Services}
 }
 
-// handlers are what httpapi serves; nil what there is not.
+// handlers returns what httpapi serves. A handler is nil if it is not configured.
 func (v *services) handlers() (proxy, api, login http.Handler) {
 	if v == nil {
 		return nil, nil, nil
@@ -186,7 +189,7 @@ func (v *services) handlers() (proxy, api, login http.Handler) {
 	return v.proxy, v.proxy.API(), login
 }
 
-// granter lets runs call services.
+// granter issues and revokes the tokens of runs.
 type granter struct{ *services }
 
 var _ executor.Services = granter{}
@@ -199,7 +202,8 @@ func (g granter) List(ctx context.Context, caller session.Caller) []executor.Ser
 	return list
 }
 
-func (g granter) Grant(ctx context.Context, caller session.Caller, runID, sandboxID string, ttl time.Duration, rs []executor.ServiceRequest) (executor.Grant, error) {
+func (g granter) Grant(ctx context.Context, caller session.Caller, runID, sandboxID string, ttl time.Duration,
+	rs []executor.ServiceRequest) (executor.Grant, error) {
 	requests := make([]proxy.GrantRequest, len(rs))
 	for i, r := range rs {
 		requests[i] = proxy.GrantRequest{Service: r.Name, Paths: r.Paths, Methods: r.Methods, MaxRequests: r.MaxRequests}
@@ -221,22 +225,21 @@ func (g granter) Grant(ctx context.Context, caller session.Caller, runID, sandbo
 	return grant, nil
 }
 
-// refusal puts the proxy's words into the tools'.
+// toolFields maps the fields of the proxy's API to those of the tools.
+var toolFields = map[string]string{proxy.FieldPaths: "paths: ", proxy.FieldMethods: "methods: "}
+
+// refusal converts the proxy's error to the executor's.
 func (g granter) refusal(ctx context.Context, caller session.Caller, rs []executor.ServiceRequest, err error) error {
-	var e *proxy.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*proxy.Error](err)
+	if !ok {
 		return err
 	}
-	_, message, _ := strings.Cut(e.Message, ": ") // the HTTP status is in front
-	message = strings.NewReplacer("allowed_paths", "paths", "allowed_methods", "methods").Replace(message)
-	refused := &executor.Error{Code: executor.CodeBackendUnavailable, Message: message, Err: err}
+	refused := &executor.Error{Code: executor.CodeBackendUnavailable, Message: toolFields[e.Field] + e.Detail, Err: err}
 	switch e.Code {
-	case proxy.CodeNotConnected: // between the check and now
+	case proxy.CodeNotConnected: // since the executor checked
 		for _, s := range g.List(ctx, caller) {
-			for _, r := range rs {
-				if s.Name == r.Name && !s.Connected {
-					return executor.NotConnected(s)
-				}
+			if !s.Connected && slices.ContainsFunc(rs, func(r executor.ServiceRequest) bool { return r.Name == s.Name }) {
+				return executor.NotConnected(s)
 			}
 		}
 		refused.Code, refused.ConnectURL = executor.CodeServiceNotConnected, e.ConnectURL
@@ -252,12 +255,12 @@ func (g granter) Release(runID string) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	if err := g.proxy.RevokeRun(ctx, runID); err != nil {
-		// They end by themselves, and work in their sandbox alone.
+		// The tokens expire soon, and are valid in their sandbox only.
 		g.app.log.Error("execution_proxy: Cannot revoke the tokens of a run", "run_id", runID, "err", err)
 	}
 }
 
-// people is who may come in besides the API token's holder.
+// people verifies the access tokens of users.
 type people struct{ *oauth.Server }
 
 func (p people) Verify(ctx context.Context, token string) (caller string, expires time.Time, err error) {

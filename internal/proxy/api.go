@@ -12,7 +12,7 @@ import (
 
 const maxRequestBody = 64 << 10
 
-// tokenRequest is contract 3's, with allowed_methods added.
+// tokenRequest is contract 3's, plus allowed_methods.
 type tokenRequest struct {
 	ExecutionID    string   `json:"execution_id"`
 	TargetService  string   `json:"target_service"`
@@ -29,22 +29,8 @@ type tokenResponse struct {
 	JTI       string    `json:"jti"`
 }
 
-type tokenState struct {
-	JTI            string    `json:"jti"`
-	ExecutionID    string    `json:"execution_id"`
-	TargetService  string    `json:"target_service"`
-	ProxyURL       string    `json:"proxy_url,omitempty"`
-	Sandboxed      bool      `json:"sandboxed"`
-	AllowedPaths   []string  `json:"allowed_paths"`
-	AllowedMethods []string  `json:"allowed_methods"`
-	MaxRequests    int64     `json:"max_requests,omitempty"`
-	UsedRequests   int64     `json:"used_requests"`
-	IssuedAt       time.Time `json:"issued_at"`
-	ExpiresAt      time.Time `json:"expires_at"`
-}
-
-// API serves POST /api/execution-token, DELETE /api/execution-token/{jti} and GET /api/execution-tokens. Who is calling it takes from the
-// request's auth.TokenInfo, which whoever is in front has put there.
+// API serves POST /api/execution-token, DELETE /api/execution-token/{jti} and GET /api/execution-tokens.
+// Middleware must put the caller into the request's context as auth.TokenInfo.
 func (p *Proxy) API() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("POST /api/execution-token", p.asCaller(p.serveIssue))
@@ -55,9 +41,8 @@ func (p *Proxy) API() http.Handler {
 
 func (p *Proxy) asCaller(serve func(w http.ResponseWriter, r *http.Request, caller string) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		info := auth.TokenInfoFromContext(r.Context())
 		var err error = refuse(http.StatusUnauthorized, CodeInvalidToken, "missing or invalid bearer token")
-		if info != nil && info.UserID != "" {
+		if info := auth.TokenInfoFromContext(r.Context()); info != nil && info.UserID != "" {
 			err = serve(w, r, info.UserID)
 		}
 		if err != nil {
@@ -72,20 +57,20 @@ func (p *Proxy) asCaller(serve func(w http.ResponseWriter, r *http.Request, call
 
 func (p *Proxy) serveIssue(w http.ResponseWriter, r *http.Request, caller string) error {
 	var q tokenRequest
-	if e := readJSON(w, r, &q); e != nil {
-		return e
+	if err := readJSON(w, r, &q); err != nil {
+		return badRequest("the body must be a JSON object with execution_id, target_service and optionally ttl_seconds, "+
+			"allowed_paths, allowed_methods, max_requests: %s", clip(err.Error(), 200))
 	}
 	g := GrantRequest{Service: q.TargetService, Paths: q.AllowedPaths, Methods: q.AllowedMethods, ExecutionID: q.ExecutionID}
 	if q.TTLSeconds != nil {
-		// Compared as numbers: as a duration a huge one would wrap around.
-		if *q.TTLSeconds <= 0 || *q.TTLSeconds > int64(MaxTTL/time.Second) {
-			return refuse(http.StatusBadRequest, CodeInvalidRequest, "ttl_seconds must be between 1 and %d", int(MaxTTL/time.Second))
+		if *q.TTLSeconds <= 0 || *q.TTLSeconds > int64(MaxTTL/time.Second) { // before a Duration could overflow
+			return badTTL()
 		}
 		g.TTL = time.Duration(*q.TTLSeconds) * time.Second
 	}
 	if q.MaxRequests != nil {
 		if *q.MaxRequests <= 0 {
-			return refuse(http.StatusBadRequest, CodeInvalidRequest, "max_requests must be positive")
+			return badRequest("max_requests must be positive")
 		}
 		g.MaxRequests = *q.MaxRequests
 	}
@@ -93,7 +78,7 @@ func (p *Proxy) serveIssue(w http.ResponseWriter, r *http.Request, caller string
 	if err != nil {
 		return err
 	}
-	writeJSON(w, tokenResponse{Token: t.Token, ProxyURL: t.ProxyURL, ExpiresAt: t.Expires.UTC(), JTI: t.JTI})
+	writeJSON(w, http.StatusOK, tokenResponse{Token: t.Token, ProxyURL: t.ProxyURL, ExpiresAt: t.Expires, JTI: t.JTI})
 	return nil
 }
 
@@ -110,36 +95,28 @@ func (p *Proxy) serveList(w http.ResponseWriter, r *http.Request, caller string)
 	if err != nil {
 		return err
 	}
-	states := make([]tokenState, len(tokens))
-	for i, t := range tokens {
-		states[i] = tokenState{JTI: t.JTI, ExecutionID: t.Execution, TargetService: t.Service, ProxyURL: t.ProxyURL, Sandboxed: t.Sandboxed,
-			AllowedPaths: t.Paths, AllowedMethods: t.Methods, MaxRequests: t.Max, UsedRequests: t.Used, IssuedAt: t.Issued.UTC(), ExpiresAt: t.Expires.UTC()}
-		if t.Sandboxed {
-			states[i].ProxyURL = ""
-		}
-	}
-	writeJSON(w, map[string]any{"tokens": states})
+	writeJSON(w, http.StatusOK, map[string]any{"tokens": tokens})
 	return nil
 }
 
-// readJSON is strict: a misspelt allowed_paths must not give a token with the service's defaults.
-func readJSON(w http.ResponseWriter, r *http.Request, v any) *Error {
+// readJSON refuses unknown fields: a misspelt allowed_paths must not give a token the service's defaults.
+func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBody))
 	dec.DisallowUnknownFields()
-	err := dec.Decode(v)
-	if err == nil {
-		if _, err = dec.Token(); err == io.EOF {
-			return nil
-		}
-		err = errors.New("there is more than one JSON value")
+	if err := dec.Decode(v); err != nil {
+		return err
 	}
-	return refuse(http.StatusBadRequest, CodeInvalidRequest, "the body must be a JSON object with execution_id, target_service and optionally ttl_seconds, allowed_paths, allowed_methods, max_requests: %s", clip(err.Error(), 200))
+	if _, err := dec.Token(); err != io.EOF {
+		return errors.New("more than one JSON value")
+	}
+	return nil
 }
 
-func writeJSON(w http.ResponseWriter, v any) {
+func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v) // an error is the client's going away
+	_ = enc.Encode(v) // an error means that the client left
 }

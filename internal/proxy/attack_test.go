@@ -149,12 +149,12 @@ func TestHTTPProxyHostileAnswers(t *testing.T) {
 func TestHTTPProxySecretsAsNames(t *testing.T) {
 	const secret = "Sk-Live-0123456789abcdef"
 	var coded []string
-	for _, s := range spellings(secret) {
+	for _, s := range encodings(secret) {
 		coded = append(coded, string(s))
 	}
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range coded {
-			if validName(name) {
+			if IsToken(name) {
 				w.Header().Add("Trailer", "T-"+name)
 				w.Header().Set("H-"+name, "1")
 			}

@@ -10,8 +10,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 )
@@ -21,11 +24,11 @@ const (
 	EventIssued   = "token_issued"
 	EventRevoked  = "token_revoked"
 	EventIntent   = "request"  // written before anything is sent to the service
-	EventComplete = "response" // how it ended
+	EventComplete = "response" // written when the call has ended
 	EventDenied   = "denied"
 )
 
-// Record is one line of the audit trail. It never holds headers, bodies, tokens or values of a query.
+// Record is one line of the audit trail. It never contains headers, bodies, tokens or query values.
 type Record struct {
 	Seq       uint64    `json:"seq"`
 	Time      time.Time `json:"time"`
@@ -37,73 +40,75 @@ type Record struct {
 	Service   string    `json:"service,omitempty"`
 	Method    string    `json:"method,omitempty"`
 	Path      string    `json:"path,omitempty"`
-	Query     []string  `json:"query,omitempty"` // keys alone
+	Query     []string  `json:"query,omitempty"` // keys only
 	Decision  string    `json:"decision,omitempty"`
 	Reason    string    `json:"reason,omitempty"`
 	Status    int       `json:"status,omitempty"`
 	Sent      int64     `json:"bytes_sent,omitempty"`     // to the service
-	Received  int64     `json:"bytes_received,omitempty"` // from it, as passed on
+	Received  int64     `json:"bytes_received,omitempty"` // from it, as forwarded
 	Duration  float64   `json:"duration_ms,omitempty"`
-	Prev      string    `json:"prev"` // the hash of the line before
+	Prev      string    `json:"prev"` // the hash of the previous line
 }
 
-// Each line ends with the hash of the line before it and of the line itself up to there.
+// Each line ends with its hash, which covers the hash of the previous line.
 const (
 	hashField  = `,"hash":"`
 	hashEnd    = "\"}\n"
 	hashDigits = 2 * sha256.Size
 )
 
-// genesis is what the first line of all has in place of a hash.
+// genesis is the Prev of the first record.
 var genesis = hex.EncodeToString(make([]byte, sha256.Size))
 
-// maxLine bounds a line: hostile paths and query keys are cut before.
+// maxLine bounds a line. Paths and query keys are clipped to fit.
 const maxLine = 32 << 10
 
-// Audit appends to the audit trail: JSON lines, each with the hash of the one before. Several processes may share the file. They take
-// turns by a lock on another one beside it, in which is noted how far the chain has come: a trail that was moved away, however often, is
-// followed by a new file that goes on with it.
+// Audit appends to the audit trail, a file of JSON lines that form a hash chain. Processes can share the
+// file: they lock another file beside it, which also holds a checkpoint, the end of the chain. If the
+// trail is moved away, a new file continues the chain.
 type Audit struct {
 	path string
 	now  func() time.Time
 
-	mu   sync.Mutex
-	turn *os.File // locked while one appends
-	f    *os.File // the trail
-	size int64    // the file's, as this process last saw it
-	seq  uint64
-	hash string
+	mu         sync.Mutex
+	checkpoint *os.File // locked while a process appends
+	f          *os.File // the trail
+	size       int64    // of f, when this process last used it; -1: unknown
+	seq        uint64
+	hash       string
 }
 
-// OpenAudit opens the trail at path, or begins it.
+// OpenAudit opens the trail at path and creates it if needed.
 func OpenAudit(path string) (*Audit, error) {
 	a := &Audit{path: path, now: time.Now, hash: genesis}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("opening the audit trail: %w", err)
+		return nil, fmt.Errorf("open the audit trail: %w", err)
 	}
 	var err error
-	if a.turn, err = os.OpenFile(path+".turn", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-		return nil, fmt.Errorf("opening the audit trail: %w", err)
+	if a.checkpoint, err = os.OpenFile(checkpointPath(path), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, fmt.Errorf("open the audit trail: %w", err)
 	}
 	if err := a.locked(a.catchUp); err != nil {
 		_ = a.Close()
-		return nil, fmt.Errorf("reading the audit trail %s: %w", path, err)
+		return nil, fmt.Errorf("read the audit trail %s: %w", path, err)
 	}
 	return a, nil
 }
 
-// Close closes the files. Nothing can be appended afterwards.
+func checkpointPath(path string) string { return path + ".turn" }
+
+// Close closes the files.
 func (a *Audit) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	err := a.turn.Close()
+	err := a.checkpoint.Close()
 	if a.f != nil {
 		err = errors.Join(err, a.f.Close())
 	}
 	return err
 }
 
-// append writes a line. When it returns an error, nothing was written.
+// append writes a record. On error, nothing was written.
 func (a *Audit) append(r Record) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -117,13 +122,14 @@ func (a *Audit) append(r Record) error {
 			return err
 		}
 		if _, err := a.f.Write(line); err != nil {
-			if terr := a.f.Truncate(a.size); terr != nil { // a full disk takes part of a line
+			if terr := a.f.Truncate(a.size); terr != nil { // a full disk may hold part of the line
 				a.size = -1
 			}
 			return err
 		}
 		a.seq, a.hash, a.size = r.Seq, hash, a.size+int64(len(line))
-		_ = a.note() // the line itself says the same, for as long as it is there
+		// The trail has the same information, so an error does not matter.
+		_, _ = a.checkpoint.WriteAt(fmt.Appendf(nil, checkpointFormat, a.seq, a.hash), 0)
 		return nil
 	})
 	if err != nil {
@@ -132,8 +138,58 @@ func (a *Audit) append(r Record) error {
 	return nil
 }
 
-// follow opens the file at the path, unless it is the one that is open.
-func (a *Audit) follow() error {
+// locked calls f while no other process appends.
+func (a *Audit) locked(f func() error) error {
+	if err := lockFile(a.checkpoint); err != nil {
+		return err
+	}
+	defer unlockFile(a.checkpoint)
+	return f()
+}
+
+// catchUp finds the end of the chain if another process appended or the file was moved. It removes an
+// incomplete last line, which a crash left and which nobody acted on.
+func (a *Audit) catchUp() error {
+	if err := a.reopen(); err != nil {
+		return err
+	}
+	fi, err := a.f.Stat()
+	if err != nil || fi.Size() == a.size {
+		return err
+	}
+	tail := make([]byte, min(fi.Size(), 2*maxLine))
+	if _, err := a.f.ReadAt(tail, fi.Size()-int64(len(tail))); err != nil && err != io.EOF {
+		return err
+	}
+	end := bytes.LastIndexByte(tail, '\n') + 1
+	size := fi.Size() - int64(len(tail)) + int64(end)
+	if end == 0 && fi.Size() > int64(len(tail)) {
+		return errors.New("the last line is too long: move the file away")
+	}
+	if size < fi.Size() {
+		if err := a.f.Truncate(size); err != nil {
+			return err
+		}
+	}
+	if end > 0 {
+		line := tail[bytes.LastIndexByte(tail[:end-1], '\n')+1 : end]
+		r, hash, err := unseal(line)
+		if err != nil {
+			return fmt.Errorf("the last line: %w; move the file away", err)
+		}
+		a.seq, a.hash = r.Seq, hash
+	}
+	// Continue from the checkpoint if the trail ends before it, or in another record: the next record
+	// then shows for good that the trail was cut or changed.
+	if seq, hash, ok := readCheckpoint(a.checkpoint); ok && seq >= a.seq {
+		a.seq, a.hash = seq, hash
+	}
+	a.size = size
+	return nil
+}
+
+// reopen opens the file at the path, unless it is open already.
+func (a *Audit) reopen() error {
 	if a.f != nil {
 		here, err := a.f.Stat()
 		if err != nil {
@@ -158,107 +214,19 @@ func (a *Audit) follow() error {
 	return nil
 }
 
-// noteFormat has one length, so that each note takes the place of the one before.
-const noteFormat = "%020d %64s\n"
+// checkpointFormat has a fixed length, so that each checkpoint overwrites the previous one.
+const checkpointFormat = "%020d %64s\n"
 
-// note writes down how far the chain has come.
-func (a *Audit) note() error {
-	_, err := a.turn.WriteAt(fmt.Appendf(nil, noteFormat, a.seq, a.hash), 0)
-	return err
-}
-
-// noted takes over what was written down last, unless the trail is further. A trail that was cut short, or whose end was
-// written anew, is so followed by a line that does not continue it, which shows for good.
-func (a *Audit) noted() {
-	if seq, hash, ok := readNote(a.turn); ok && seq >= a.seq {
-		a.seq, a.hash = seq, hash
+func readCheckpoint(f io.ReaderAt) (seq uint64, hash string, ok bool) {
+	text := make([]byte, len(fmt.Sprintf(checkpointFormat, 0, genesis)))
+	if _, err := f.ReadAt(text, 0); err != nil {
+		return 0, "", false // not written yet
 	}
-}
-
-func readNote(turn io.ReaderAt) (seq uint64, hash string, ok bool) {
-	text := make([]byte, len(fmt.Sprintf(noteFormat, 0, genesis)))
-	if _, err := turn.ReadAt(text, 0); err != nil {
-		return 0, "", false // nothing was, yet
-	}
-	_, err := fmt.Sscanf(string(text), noteFormat, &seq, &hash)
+	_, err := fmt.Sscanf(string(text), checkpointFormat, &seq, &hash)
 	return seq, hash, err == nil && len(hash) == hashDigits
 }
 
-// VerifyAuditFile is VerifyAudit for the trail at path. It also compares its end with what the server noted beside it when it last
-// wrote: the chain alone cannot show that lines were removed from the end, or that the last one was written anew.
-func VerifyAuditFile(path string) (seq uint64, hash string, err error) {
-	noted, want := uint64(0), ""
-	if turn, err := os.Open(path + ".turn"); err == nil { // a trail that was moved away has none
-		noted, want, _ = readNote(turn) // before the trail is read: a server may be writing
-		_ = turn.Close()
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return 0, "", err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, "", err
-	}
-	defer f.Close()
-	seq, hash, err = VerifyAudit(f)
-	switch {
-	case err != nil:
-	case seq == 0 && noted > 0:
-		err = fmt.Errorf("it is empty, but %d records were written; if it was just moved away, the next record continues it", noted)
-	case seq < noted:
-		err = fmt.Errorf("records %d to %d are missing at its end", seq+1, noted)
-	case seq == noted && want != "" && hash != want:
-		err = fmt.Errorf("record %d is not the one that was written", seq)
-	}
-	return seq, hash, err
-}
-
-// locked calls f while no other process appends.
-func (a *Audit) locked(f func() error) error {
-	if err := lockFile(a.turn); err != nil {
-		return err
-	}
-	defer unlockFile(a.turn)
-	return f()
-}
-
-// catchUp finds the end of the chain: it reads the last line, if another process has appended since, and removes what a crash left of an unfinished one: it was
-// never acted upon.
-func (a *Audit) catchUp() error {
-	if err := a.follow(); err != nil {
-		return err
-	}
-	fi, err := a.f.Stat()
-	if err != nil || fi.Size() == a.size {
-		return err
-	}
-	tail := make([]byte, min(fi.Size(), 2*maxLine))
-	if _, err := a.f.ReadAt(tail, fi.Size()-int64(len(tail))); err != nil && err != io.EOF {
-		return err
-	}
-	end := bytes.LastIndexByte(tail, '\n') + 1
-	size := fi.Size() - int64(len(tail)) + int64(end)
-	if end == 0 && fi.Size() > int64(len(tail)) {
-		return errors.New("its last line is longer than any of this program's: move the file away")
-	}
-	if size < fi.Size() {
-		if err := a.f.Truncate(size); err != nil {
-			return err
-		}
-	}
-	if end > 0 {
-		line := tail[bytes.LastIndexByte(tail[:end-1], '\n')+1 : end]
-		r, hash, err := unseal(line)
-		if err != nil {
-			return fmt.Errorf("its last line: %w; move the file away", err)
-		}
-		a.seq, a.hash = r.Seq, hash
-	}
-	a.noted()
-	a.size = size
-	return nil
-}
-
-// seal returns the line of r and its hash.
+// seal returns the line for r and its hash.
 func seal(r Record) (line []byte, hash string, err error) {
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -266,7 +234,7 @@ func seal(r Record) (line []byte, hash string, err error) {
 	}
 	body = body[:len(body)-1] // the hash goes before the brace
 	if len(body) > maxLine-hashDigits-len(hashField)-len(hashEnd) {
-		return nil, "", errors.New("the line is too long")
+		return nil, "", errors.New("the record is too long")
 	}
 	hash = lineHash(body)
 	line = append(body, hashField...)
@@ -274,7 +242,7 @@ func seal(r Record) (line []byte, hash string, err error) {
 	return append(line, hashEnd...), hash, nil
 }
 
-// lineHash needs no more than the line: it holds the hash of the one before.
+// lineHash hashes a line, which contains the hash of the previous one.
 func lineHash(body []byte) string {
 	sum := sha256.Sum256(body)
 	return hex.EncodeToString(sum[:])
@@ -296,8 +264,37 @@ func unseal(line []byte) (Record, string, error) {
 	return r, hash, nil
 }
 
-// VerifyAudit checks a trail: every line's hash, and that it continues the one before. It returns the last line's number and hash. The chain
-// shows what was changed, removed or inserted before a hash that somebody has noted elsewhere.
+// VerifyAuditFile verifies the trail at path and compares its end with the checkpoint. Only the
+// checkpoint shows that records were removed at the end, or that the last one was replaced.
+func VerifyAuditFile(path string) (seq uint64, hash string, err error) {
+	last, want := uint64(0), ""
+	if f, err := os.Open(checkpointPath(path)); err == nil { // missing for a trail that was moved away
+		last, want, _ = readCheckpoint(f) // before the trail, which a server may be writing
+		_ = f.Close()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return 0, "", err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, "", err
+	}
+	defer f.Close()
+	seq, hash, err = VerifyAudit(f)
+	switch {
+	case err != nil:
+	case seq == 0 && last > 0:
+		err = fmt.Errorf("it is empty, but %d records were written; if it was just moved away, the next record continues it", last)
+	case seq < last:
+		err = fmt.Errorf("records %d to %d are missing at its end", seq+1, last)
+	case seq == last && want != "" && hash != want:
+		err = fmt.Errorf("record %d was replaced", seq)
+	}
+	return seq, hash, err
+}
+
+// VerifyAudit verifies each line's hash and that each line continues the previous one. It returns the
+// last record's number and hash. Compare the hash with one that was saved elsewhere: the chain proves
+// that nothing before it was changed, removed or inserted.
 func VerifyAudit(r io.Reader) (seq uint64, hash string, err error) {
 	b := bufio.NewReaderSize(r, maxLine)
 	for n := 1; ; n++ {
@@ -306,17 +303,32 @@ func VerifyAudit(r io.Reader) (seq uint64, hash string, err error) {
 			return seq, hash, nil
 		}
 		if err != nil {
-			return seq, hash, fmt.Errorf("line %d: it is incomplete or too long", n)
+			return seq, hash, fmt.Errorf("line %d is incomplete or too long", n)
 		}
 		record, own, err := unseal(line)
 		switch {
 		case err != nil:
 			return seq, hash, fmt.Errorf("line %d: %w", n, err)
 		case n > 1 && (record.Prev != hash || record.Seq != seq+1):
-			return seq, hash, fmt.Errorf("line %d does not continue the one before", n)
+			return seq, hash, fmt.Errorf("line %d does not continue the previous one", n)
 		case n == 1 && (record.Seq == 1) != (record.Prev == genesis):
-			return seq, hash, errors.New("line 1 is not the beginning of a trail")
+			return seq, hash, errors.New("line 1 is not the start of a trail")
 		}
 		seq, hash = record.Seq, own
 	}
+}
+
+// Bounds of the query keys in a record.
+const (
+	maxQueryKeys = 32
+	maxQueryKey  = 64
+)
+
+func queryKeys(values url.Values) []string {
+	keys := slices.Sorted(maps.Keys(values))
+	keys = keys[:min(len(keys), maxQueryKeys)]
+	for i, k := range keys {
+		keys[i] = clip(k, maxQueryKey)
+	}
+	return keys
 }

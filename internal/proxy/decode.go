@@ -7,16 +7,17 @@ import (
 	"compress/zlib"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/andybalholm/brotli"
 )
 
-// maxCodings bounds how often a body may be packed.
+// maxCodings bounds how many times a body may be compressed.
 const maxCodings = 2
 
-// decodeBody undoes the codings that a service applied although it was asked not to. What is packed cannot be searched, so a coding
-// that is not known is an error.
+// decodeBody decompresses a body that the service compressed although the request asked for identity.
+// An unknown coding is an error, since its content cannot be searched.
 func decodeBody(body io.Reader, contentEncoding []string) (decoded io.Reader, changed bool, err error) {
 	var codings []string
 	for _, value := range contentEncoding {
@@ -28,11 +29,11 @@ func decodeBody(body io.Reader, contentEncoding []string) (decoded io.Reader, ch
 		}
 	}
 	if len(codings) > maxCodings {
-		return nil, false, fmt.Errorf("the body is packed %d times", len(codings))
+		return nil, false, fmt.Errorf("the body is compressed %d times", len(codings))
 	}
-	for i := len(codings) - 1; i >= 0; i-- {
+	for _, coding := range slices.Backward(codings) {
 		var open func(io.Reader) (io.Reader, error)
-		switch codings[i] {
+		switch coding {
 		case "gzip", "x-gzip":
 			open = func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) }
 		case "deflate":
@@ -40,14 +41,14 @@ func decodeBody(body io.Reader, contentEncoding []string) (decoded io.Reader, ch
 		case "br":
 			open = func(r io.Reader) (io.Reader, error) { return brotli.NewReader(r), nil }
 		default:
-			return nil, false, fmt.Errorf("the coding %q is not known", codings[i])
+			return nil, false, fmt.Errorf("unknown coding %q", coding)
 		}
 		body = &lazyReader{src: body, open: open}
 	}
 	return body, len(codings) > 0, nil
 }
 
-// openDeflate reads zlib's format, as the standard says, or bare deflate, as many servers send.
+// openDeflate reads zlib's format, as the standard demands, or raw deflate, as many servers send.
 func openDeflate(r io.Reader) (io.Reader, error) {
 	b := bufio.NewReader(r)
 	head, err := b.Peek(2)
@@ -57,7 +58,8 @@ func openDeflate(r io.Reader) (io.Reader, error) {
 	return flate.NewReader(b), nil
 }
 
-// lazyReader opens a decoder when the first byte is there, so that headers do not wait for the body and an empty body stays one.
+// lazyReader opens a decoder at the first byte. The header does not wait for the body, and an empty body
+// stays empty.
 type lazyReader struct {
 	src  io.Reader
 	open func(io.Reader) (io.Reader, error)
@@ -72,13 +74,13 @@ func (l *lazyReader) Read(p []byte) (int, error) {
 		}
 		r, err := l.open(b)
 		if err != nil {
-			return 0, fmt.Errorf("unpacking the service's answer: %w", err)
+			return 0, fmt.Errorf("decompress the service's answer: %w", err)
 		}
 		l.r = r
 	}
 	n, err := l.r.Read(p)
 	if err == io.ErrUnexpectedEOF {
-		err = fmt.Errorf("unpacking the service's answer: %w", err)
+		err = fmt.Errorf("decompress the service's answer: %w", err)
 	}
 	return n, err
 }

@@ -1,16 +1,15 @@
 package proxy
 
 import (
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 )
 
-// Codes of errors.
+// Error codes.
 const (
 	CodeInvalidRequest = "invalid_request"
 	CodeInvalidToken   = "invalid_token"
@@ -27,61 +26,92 @@ const (
 	CodeInternal       = "internal"
 )
 
-// Error is a refusal or failure as the one who asked sees it. Message is complete: it starts with the status, as contract 3 shows it.
+// Fields of a token request that an Error names.
+const (
+	FieldPaths   = "allowed_paths"
+	FieldMethods = "allowed_methods"
+)
+
+// Error is a refusal or failure as the client sees it.
 type Error struct {
 	Status     int
 	Code       string
-	Message    string
+	Field      string // the wrong field of a token request (FieldPaths, FieldMethods), or ""
+	Detail     string
 	ConnectURL string        // with CodeNotConnected: where a person connects the service
 	RetryAfter time.Duration // with CodeRateLimited and CodeBusy
 
-	reason string // for audit and log; never sent
+	reason string // for audit trail and log; never sent
 }
 
-func (e *Error) Error() string { return e.Message }
+// Error returns the message that contract 3 shows: status, field and detail.
+func (e *Error) Error() string {
+	field := e.Field
+	if field != "" {
+		field += ": "
+	}
+	return fmt.Sprintf("%d %s: %s%s", e.Status, http.StatusText(e.Status), field, e.Detail)
+}
 
 func refuse(status int, code, format string, args ...any) *Error {
-	return &Error{Status: status, Code: code, Message: fmt.Sprintf("%d %s: %s", status, http.StatusText(status), fmt.Sprintf(format, args...))}
+	return &Error{Status: status, Code: code, Detail: fmt.Sprintf(format, args...)}
 }
 
-// because notes what only the operator is to know.
+func badRequest(format string, args ...any) *Error {
+	return refuse(http.StatusBadRequest, CodeInvalidRequest, format, args...)
+}
+
+// because sets the reason, which only the operator sees.
 func (e *Error) because(format string, args ...any) *Error {
 	e.reason = fmt.Sprintf(format, args...)
 	return e
 }
 
-func (e *Error) why() string {
-	if e.reason != "" {
-		return e.reason
-	}
-	return e.Code
-}
+func (e *Error) why() string { return cmp.Or(e.reason, e.Code) }
 
 func invalidToken() *Error {
 	return refuse(http.StatusUnauthorized, CodeInvalidToken, "invalid execution token")
 }
 
-func internalError(err error) *Error {
-	return refuse(http.StatusInternalServerError, CodeInternal, "internal error; the server's log says more").because("%v", err)
+func unavailable() *Error {
+	return refuse(http.StatusBadGateway, CodeUnavailable, "Backend service unavailable")
 }
 
-// asError makes an *Error of whatever went wrong.
+func timedOut() *Error {
+	return refuse(http.StatusGatewayTimeout, CodeTimeout, "Backend service unavailable")
+}
+
+func internalError(err error) *Error {
+	return refuse(http.StatusInternalServerError, CodeInternal, "internal error; see the server's log").because("%v", err)
+}
+
+func tooMany(message string, retry time.Duration) *Error {
+	e := refuse(http.StatusTooManyRequests, CodeRateLimited, "%s", message)
+	e.RetryAfter = retry
+	return e
+}
+
+func busy(message string) *Error {
+	e := refuse(http.StatusServiceUnavailable, CodeBusy, "%s; try again in a second", message)
+	e.RetryAfter = time.Second
+	return e
+}
+
+// asError returns err as an *Error; an unknown one becomes an internal error.
 func asError(err error) *Error {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
 	return internalError(err)
 }
 
-// proxyName is how responses that are the proxy's own say so (RFC 9209). A service's Proxy-Status is never passed on.
+// proxyName marks the proxy's own answers in Proxy-Status (RFC 9209). The proxy never forwards a
+// service's Proxy-Status.
 const proxyName = "mcp-code-sandbox"
 
 // writeError answers with e as JSON.
 func writeError(w http.ResponseWriter, e *Error) {
 	h := w.Header()
-	h.Set("Content-Type", "application/json")
-	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Proxy-Status", proxyName+"; details="+strconv.Quote(e.Code))
 	if e.Status == http.StatusUnauthorized {
@@ -90,14 +120,9 @@ func writeError(w http.ResponseWriter, e *Error) {
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int((e.RetryAfter+time.Second-1)/time.Second)))
 	}
-	w.WriteHeader(e.Status)
-	body := map[string]string{"error": e.Code, "message": e.Message}
+	body := map[string]string{"error": e.Code, "message": e.Error()}
 	if e.ConnectURL != "" {
 		body["connect_url"] = e.ConnectURL
 	}
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(body)               // strings always encode
-	_, _ = w.Write([]byte(b.String())) // an error is the client's going away
+	writeJSON(w, e.Status, body)
 }

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// escapes are the bytes with which the spelling of a character begins: in a URL, in JSON, in HTML.
+// escapes start an escaped character in a URL, in JSON and in HTML.
 var escapes = [...]byte{'%', '\\', '&'}
 
 func isEscape(c byte) bool { return c == '%' || c == '\\' || c == '&' }
 
-// decodeEscape returns the ASCII character that the escape at the start of buf stands for, and the escape's length; 0 if there is
-// none, -1 if buf ends before that can be told.
+// decodeEscape returns the ASCII character that buf starts with in escaped form, and the length of that
+// form. The width is 0 if buf starts with no escape, and -1 if more of buf is needed to decide.
 func decodeEscape(buf []byte) (c byte, width int) {
 	switch buf[0] {
 	case '%':
@@ -90,4 +90,12 @@ func htmlEscape(buf []byte) (c byte, width int) {
 		return 0, 0
 	}
 	return byte(value), end + 1
+}
+
+// unhex returns the value of a hexadecimal digit, or -1.
+func unhex(c byte) int {
+	if 'A' <= c && c <= 'F' {
+		c += 'a' - 'A'
+	}
+	return strings.IndexByte("0123456789abcdef", c)
 }

@@ -7,23 +7,28 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"mcp-code-sandbox/internal/store"
 )
 
-// Why a call that is going was cut.
+// maxCalls bounds the concurrent calls of one token.
+const maxCalls = 256
+
+// Causes of a canceled call.
 var (
 	errRevoked = errors.New("the execution token was revoked")
 	errExpired = errors.New("the execution token has expired")
 	errYielded = errors.New("the call was ended to make room for another caller's")
 )
 
-// errCalls says that as many calls of a token are going as may be.
-var errCalls = errors.New("too many calls of the execution token at a time")
+// errTooManyCalls is returned when maxCalls calls of a token are in progress.
+var errTooManyCalls = errors.New("too many concurrent calls with the execution token")
 
-// liveTokens knows, of the tokens in use in this process, their rate and the calls that are going.
+// liveTokens tracks the rate and the calls in progress of each token used in this process.
 type liveTokens struct {
 	mu     sync.Mutex
 	tokens map[string]*liveToken
-	runs   map[string][]string // the tokens of each run that is going
+	runs   map[string][]string // the tokens of each run in progress
 	swept  time.Time
 }
 
@@ -31,37 +36,37 @@ type liveToken struct {
 	expires time.Time
 	limiter *rate.Limiter
 	calls   map[*context.CancelCauseFunc]struct{}
-	dead    bool // revoked here, whether or not the stored row could be changed
+	revoked bool // in this process, even if the store could not be changed
 }
 
 func newLiveTokens() *liveTokens {
 	return &liveTokens{tokens: map[string]*liveToken{}, runs: map[string][]string{}}
 }
 
-// begin notes a token of a run, until end.
-func (l *liveTokens) begin(run, jti string, expires, now time.Time, r Rate) {
+// addRun adds the token of a run; endRun revokes it.
+func (l *liveTokens) addRun(row store.ExecutionToken, now time.Time, r Rate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.get(jti, expires, now, r)
-	l.runs[run] = append(l.runs[run], jti)
+	l.get(row, now, r)
+	l.runs[row.Execution] = append(l.runs[row.Execution], row.JTI)
 }
 
-// end cuts the tokens of a run.
-func (l *liveTokens) end(run string) {
+// endRun revokes the tokens of a run.
+func (l *liveTokens) endRun(run string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cutLocked(l.runs[run], errRevoked)
+	l.revokeLocked(l.runs[run])
 	delete(l.runs, run)
 }
 
-// take takes one request's worth from the token's rate.
-func (l *liveTokens) take(jti string, expires, now time.Time, r Rate) (ok bool, retry time.Duration) {
+// take takes one request from the token's rate.
+func (l *liveTokens) take(row store.ExecutionToken, now time.Time, r Rate) (ok bool, retry time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return allow(l.get(jti, expires, now, r).limiter)
+	return allow(l.get(row, now, r).limiter)
 }
 
-func (l *liveTokens) get(jti string, expires, now time.Time, r Rate) *liveToken {
+func (l *liveTokens) get(row store.ExecutionToken, now time.Time, r Rate) *liveToken {
 	if now.Sub(l.swept) > time.Minute {
 		l.swept = now
 		for id, t := range l.tokens {
@@ -70,24 +75,24 @@ func (l *liveTokens) get(jti string, expires, now time.Time, r Rate) *liveToken 
 			}
 		}
 	}
-	t := l.tokens[jti]
+	t := l.tokens[row.JTI]
 	if t == nil {
-		t = &liveToken{expires: expires, limiter: r.or(DefaultTokenRate).limiter(), calls: map[*context.CancelCauseFunc]struct{}{}}
-		l.tokens[jti] = t
+		t = &liveToken{expires: row.Expires, limiter: r.or(DefaultTokenRate).limiter(), calls: map[*context.CancelCauseFunc]struct{}{}}
+		l.tokens[row.JTI] = t
 	}
 	return t
 }
 
-// enter notes that a call is going, so that cut ends it, until leave is called. It fails with errCalls when too many are, and with errRevoked
-// when the token has been cut. What a revocation has to see must come after enter: whoever revokes first changes the stored row and then cuts.
+// enter registers a call, so that revoke cancels it, until leave is called. It returns errTooManyCalls
+// or errRevoked. Read the stored row after enter: a revocation changes the row first and then cancels.
 func (l *liveTokens) enter(jti string, cancel context.CancelCauseFunc) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.tokens[jti]
 	switch {
 	case t == nil || len(t.calls) >= maxCalls:
-		return nil, errCalls
-	case t.dead:
+		return nil, errTooManyCalls
+	case t.revoked:
 		return nil, errRevoked
 	}
 	t.calls[&cancel] = struct{}{}
@@ -98,30 +103,20 @@ func (l *liveTokens) enter(jti string, cancel context.CancelCauseFunc) (leave fu
 	}, nil
 }
 
-// cut ends the calls of tokens, and lets no more begin.
-func (l *liveTokens) cut(jtis []string, cause error) {
+// revoke cancels the calls of tokens and refuses new ones.
+func (l *liveTokens) revoke(jtis []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cutLocked(jtis, cause)
+	l.revokeLocked(jtis)
 }
 
-func (l *liveTokens) cutLocked(jtis []string, cause error) {
+func (l *liveTokens) revokeLocked(jtis []string) {
 	for _, jti := range jtis {
 		if t := l.tokens[jti]; t != nil {
-			t.dead = true
+			t.revoked = true
 			for cancel := range t.calls {
-				(*cancel)(cause)
+				(*cancel)(errRevoked)
 			}
 		}
 	}
-}
-
-// allow takes from a limiter without waiting.
-func allow(l *rate.Limiter) (ok bool, retry time.Duration) {
-	r := l.Reserve()
-	if d := r.Delay(); d > 0 {
-		r.Cancel()
-		return false, d
-	}
-	return true, 0
 }

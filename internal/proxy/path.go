@@ -3,24 +3,26 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"net/url"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-// errPath is wrapped by every error of parsePath and parsePattern.
+// errPath is wrapped by every error of parsePath and parseSegment.
 var errPath = errors.New("path refused")
 
-// path is a request's path below /proxy/{service}, in the one form in which it is both matched and forwarded.
+// path is a request's path below /proxy/{service}. It is matched and forwarded in this one form.
 type path struct {
 	segments []string // decoded; the last one is empty after a trailing slash
-	escaped  string   // "/a%20b/c": the canonical spelling
+	escaped  string   // "/a%20b/c", canonical
 	plain    string   // "/a b/c"
 }
 
-// parsePath decodes each segment of an escaped path exactly once and spells it anew. It refuses whatever two programs might read
-// in two ways: dot segments, empty ones, what decodes to a percent sign, slash, backslash, semicolon or control character, and text that
-// is not UTF-8. With encodedSlash, %2F is allowed inside a segment, if the parts around it are ordinary.
+// parsePath decodes each segment of an escaped path once and encodes it canonically. It refuses what two
+// programs may read differently: dot and empty segments, text that is not UTF-8, and segments that
+// contain, once decoded, % \ ; or control characters. With encodedSlash, a segment may contain %2F.
 func parsePath(escaped string, encodedSlash bool) (path, error) {
 	if escaped == "" {
 		escaped = "/"
@@ -30,30 +32,28 @@ func parsePath(escaped string, encodedSlash bool) (path, error) {
 		return path{}, fmt.Errorf("%w: it does not start with a slash", errPath)
 	}
 	var p path
-	var spelt, plain strings.Builder
+	var canonical strings.Builder
 	for raw := range strings.SplitSeq(rest, "/") {
 		segment, err := parseSegment(raw, encodedSlash)
 		if err != nil {
 			return path{}, err
 		}
 		p.segments = append(p.segments, segment)
-		spelt.WriteByte('/')
-		escapeSegment(&spelt, segment)
-		plain.WriteByte('/')
-		plain.WriteString(segment)
+		canonical.WriteByte('/')
+		escapeSegment(&canonical, segment)
 	}
 	for _, s := range p.segments[:len(p.segments)-1] {
 		if s == "" {
 			return path{}, fmt.Errorf("%w: it has an empty segment", errPath)
 		}
 	}
-	p.escaped, p.plain = spelt.String(), plain.String()
+	p.escaped, p.plain = canonical.String(), "/"+strings.Join(p.segments, "/")
 	return p, nil
 }
 
 func parseSegment(raw string, encodedSlash bool) (string, error) {
-	s, ok := unescape(raw)
-	if !ok {
+	s, err := url.PathUnescape(raw)
+	if err != nil {
 		return "", fmt.Errorf("%w: it has an incomplete escape", errPath)
 	}
 	if !utf8.ValidString(s) {
@@ -62,9 +62,9 @@ func parseSegment(raw string, encodedSlash bool) (string, error) {
 	for _, r := range s {
 		switch {
 		case r == '%' || r == '\\' || r == ';' || unicode.IsControl(r) || r == utf8.RuneError:
-			return "", fmt.Errorf("%w: %q is not allowed in it, in any spelling", errPath, r)
+			return "", fmt.Errorf("%w: it contains %q, escaped or not", errPath, r)
 		case r == '/' && !encodedSlash:
-			return "", fmt.Errorf("%w: an encoded slash is not allowed for this service", errPath)
+			return "", fmt.Errorf("%w: this service does not allow an encoded slash", errPath)
 		}
 	}
 	if s == "" {
@@ -76,7 +76,7 @@ func parseSegment(raw string, encodedSlash bool) (string, error) {
 		}
 	}
 	for part := range strings.SplitSeq(lookAlikes.Replace(s), "/") {
-		// Some servers drop spaces at the end of a name before they look at it.
+		// Some servers trim spaces before they resolve dot segments.
 		if t := strings.Trim(part, " "); t == "." || t == ".." {
 			return "", fmt.Errorf("%w: it has a dot segment", errPath)
 		}
@@ -84,58 +84,128 @@ func parseSegment(raw string, encodedSlash bool) (string, error) {
 	return s, nil
 }
 
-// lookAlikes become dots and slashes on servers that bring text into a compatible form (NFKC), or into a small character set. They are
-// allowed where no dot segment comes of them.
-var lookAlikes = strings.NewReplacer("\uff0e", ".", "\u2024", ".", "\u2025", "..", "\uff0f", "/", "\u2215", "/", "\u2044", "/", "\uff3c", "/")
+// lookAlikes become dots and slashes on servers that normalize text (NFKC) or convert it to a small
+// character set. They are allowed where that gives no dot segment.
+var lookAlikes = strings.NewReplacer("\uff0e", ".", "\u2024", ".", "\u2025", "..",
+	"\uff0f", "/", "\u2215", "/", "\u2044", "/", "\uff3c", "/")
 
-// unescape decodes every %XX once.
-func unescape(s string) (string, bool) {
-	if !strings.Contains(s, "%") {
-		return s, true
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] != '%' {
-			b.WriteByte(s[i])
-			continue
-		}
-		if i+2 >= len(s) {
-			return "", false
-		}
-		hi, lo := unhex(s[i+1]), unhex(s[i+2])
-		if hi < 0 || lo < 0 {
-			return "", false
-		}
-		b.WriteByte(byte(hi<<4 | lo))
-		i += 2
-	}
-	return b.String(), true
-}
-
-func unhex(c byte) int {
-	switch {
-	case '0' <= c && c <= '9':
-		return int(c - '0')
-	case 'a' <= c && c <= 'f':
-		return int(c-'a') + 10
-	case 'A' <= c && c <= 'F':
-		return int(c-'A') + 10
-	}
-	return -1
-}
-
-// escapeSegment writes what a path may contain as it is, and the rest in capital hexadecimal digits. A plus sign is escaped: there
-// are servers that take a bare one for a space.
+// escapeSegment encodes a segment. It encodes the plus sign, too: some servers take it for a space.
 func escapeSegment(b *strings.Builder, s string) {
-	const digits = "0123456789ABCDEF"
-	for i := range len(s) {
-		c := s[i]
+	for _, c := range []byte(s) {
 		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~!$&'()*,=:@", c) >= 0 {
 			b.WriteByte(c)
 			continue
 		}
-		b.WriteByte('%')
-		b.WriteByte(digits[c>>4])
-		b.WriteByte(digits[c&15])
+		fmt.Fprintf(b, "%%%02X", c)
 	}
+}
+
+// pattern is a compiled path pattern. It consists of literal segments, "*" for one nonempty segment, and
+// "**" at the end for zero or more segments.
+type pattern struct {
+	text     string
+	segments []patternSegment
+	deep     bool
+}
+
+type patternSegment struct {
+	literal string
+	any     bool
+}
+
+// Bounds of the patterns in one token request.
+const (
+	maxPatterns      = 64
+	maxPatternLength = 512
+)
+
+// parsePattern compiles a pattern. Its literals are percent-encoded ("%2A" is a star) and must be valid
+// segments of a path.
+func parsePattern(text string) (pattern, error) {
+	if len(text) > maxPatternLength {
+		return pattern{}, fmt.Errorf("the pattern is longer than %d bytes", maxPatternLength)
+	}
+	rest, ok := strings.CutPrefix(text, "/")
+	if !ok {
+		return pattern{}, fmt.Errorf("the pattern %q does not start with a slash", text)
+	}
+	if strings.ContainsAny(rest, "?#") {
+		return pattern{}, fmt.Errorf("the pattern %q has a query or fragment: patterns match paths only", text)
+	}
+	p := pattern{text: text}
+	raws := strings.Split(rest, "/")
+	for i, raw := range raws {
+		last := i == len(raws)-1
+		switch {
+		case raw == "**" && last:
+			p.deep = true
+			continue
+		case raw == "**":
+			return pattern{}, fmt.Errorf("the pattern %q has ** before its end: it may only be the last segment", text)
+		case raw == "*":
+			p.segments = append(p.segments, patternSegment{any: true})
+			continue
+		case strings.Contains(raw, "*"):
+			return pattern{}, fmt.Errorf("the pattern %q has a star beside other characters: "+
+				"a star stands for a whole segment (%%2A is a literal one)", text)
+		case raw == "" && !last:
+			return pattern{}, fmt.Errorf("the pattern %q has an empty segment", text)
+		}
+		literal, err := parseSegment(raw, true)
+		if err != nil {
+			return pattern{}, fmt.Errorf("the pattern %q: %w", text, err)
+		}
+		p.segments = append(p.segments, patternSegment{literal: literal})
+	}
+	return p, nil
+}
+
+func parsePatterns(texts []string) ([]pattern, error) {
+	if len(texts) > maxPatterns {
+		return nil, fmt.Errorf("more than %d patterns", maxPatterns)
+	}
+	ps := make([]pattern, len(texts))
+	for i, text := range texts {
+		var err error
+		if ps[i], err = parsePattern(text); err != nil {
+			return nil, err
+		}
+	}
+	return ps, nil
+}
+
+// match reports whether the pattern allows a path.
+func (p pattern) match(segments []string) bool {
+	if len(segments) < len(p.segments) || len(segments) > len(p.segments) && !p.deep {
+		return false
+	}
+	for i, s := range p.segments {
+		if s.any && segments[i] == "" || !s.any && segments[i] != s.literal {
+			return false
+		}
+	}
+	return true
+}
+
+// covers reports whether p allows every path that q allows.
+func (p pattern) covers(q pattern) bool {
+	if len(q.segments) < len(p.segments) || !p.deep && (q.deep || len(q.segments) > len(p.segments)) {
+		return false
+	}
+	for i, s := range p.segments {
+		switch r := q.segments[i]; {
+		case s.any && !r.any && r.literal == "", !s.any && (r.any || r.literal != s.literal):
+			return false
+		}
+	}
+	return true
+}
+
+func matchAny(ps []pattern, segments []string) bool {
+	return slices.ContainsFunc(ps, func(p pattern) bool { return p.match(segments) })
+}
+
+// coveredBy reports whether one of ps covers q. It does not combine several.
+func coveredBy(ps []pattern, q pattern) bool {
+	return slices.ContainsFunc(ps, func(p pattern) bool { return p.covers(q) })
 }

@@ -7,12 +7,45 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// activeFor is how long a caller counts as one of those that share a service's rate after its last
-// request.
+// Rate limits requests.
+type Rate struct {
+	PerSecond float64
+	Burst     int // 0: twice PerSecond, at least 1
+}
+
+var (
+	DefaultTokenRate   = Rate{PerSecond: 100, Burst: 200}
+	DefaultServiceRate = Rate{PerSecond: 500, Burst: 1000}
+)
+
+// or returns r, or standard if r is zero, with its Burst filled in.
+func (r Rate) or(standard Rate) Rate {
+	if r.PerSecond <= 0 {
+		r = standard
+	}
+	if r.Burst <= 0 {
+		r.Burst = max(1, int(2*r.PerSecond))
+	}
+	return r
+}
+
+func (r Rate) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(r.PerSecond), r.Burst) }
+
+// allow takes one request from a limiter without waiting.
+func allow(l *rate.Limiter) (ok bool, retry time.Duration) {
+	r := l.Reserve()
+	if d := r.Delay(); d > 0 {
+		r.Cancel()
+		return false, d
+	}
+	return true, 0
+}
+
+// activeFor is how long after its last request a caller keeps its share of a service's rate.
 const activeFor = 10 * time.Second
 
-// sharedRate is a service's rate, divided equally among the callers that have used it lately. A lone
-// caller has all of it. One that begins finds its part of the burst unused.
+// sharedRate divides a service's rate equally among the callers that used it recently. A new caller
+// starts with its full share of the burst.
 type sharedRate struct {
 	total Rate
 
@@ -29,7 +62,7 @@ func newSharedRate(total Rate) *sharedRate {
 	return &sharedRate{total: total, callers: map[string]*callerRate{}}
 }
 
-// take takes one request's worth from the caller's part.
+// take takes one request from the caller's share.
 func (s *sharedRate) take(caller string, now time.Time) (ok bool, retry time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +76,7 @@ func (s *sharedRate) take(caller string, now time.Time) (ok bool, retry time.Dur
 	if c == nil {
 		c = &callerRate{limiter: s.part(len(s.callers) + 1).limiter()}
 		s.callers[caller] = c
-		before = 0 // the others have to give
+		before = 0 // the shares of the others shrink
 	}
 	c.used = now
 	if len(s.callers) != before {
@@ -56,7 +89,7 @@ func (s *sharedRate) take(caller string, now time.Time) (ok bool, retry time.Dur
 	return allow(c.limiter)
 }
 
-// part is what each of n callers has.
+// part returns the share of each of n callers.
 func (s *sharedRate) part(n int) Rate {
 	return Rate{PerSecond: s.total.PerSecond / float64(n), Burst: max(1, s.total.Burst/n)}
 }

@@ -17,20 +17,20 @@ const (
 	sandboxHeaderBytes   = 32 << 10
 )
 
-// ServeSandbox serves HTTP/1.1 on a connection that comes from a sandbox, to tokens bound to that sandbox alone. It returns, with conn closed and
-// nothing left behind, when the connection or ctx ends. Closing conn must unblock its Read and Write.
+// ServeSandbox serves HTTP/1.1 on a connection from a sandbox, for tokens bound to that sandbox. It
+// returns when the connection or ctx ends. By then it has closed conn and ended its goroutines.
+// Closing conn must unblock its Read and Write.
 func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn io.ReadWriteCloser) {
 	if sandboxID == "" {
 		conn.Close()
 		return
 	}
-	// A stream has no deadlines; a pipe does.
-	inner, outer := net.Pipe()
+	inner, outer := net.Pipe() // has the deadlines that conn lacks
 	read, written := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(read)
 		defer outer.Close()
-		_, _ = io.Copy(outer, conn) // either side's end ends the other's
+		_, _ = io.Copy(outer, conn)
 	}()
 	go func() {
 		defer close(written)
@@ -39,14 +39,14 @@ func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn io.Read
 	}()
 
 	served := make(chan struct{})
-	listener := &oneConn{conn: make(chan net.Conn, 1), closed: make(chan struct{})}
-	listener.conn <- &closingConn{Conn: inner, closed: listener.end}
+	listener := &oneConn{conn: inner, closed: make(chan struct{})}
 	server := &http.Server{
 		Handler:     http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(w, r, sandboxID) }),
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ConnState: func(_ net.Conn, state http.ConnState) {
-			if state == http.StateClosed { // after the last handler has returned
+			if state == http.StateClosed { // the last handler has returned
 				close(served)
+				listener.Close()
 			}
 		},
 		ReadHeaderTimeout:            sandboxHeaderTimeout,
@@ -57,45 +57,42 @@ func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn io.Read
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	_ = server.Serve(listener) // until the connection is closed
+	_ = server.Serve(listener) // until listener is closed
 	_ = server.Close()
 	_ = inner.Close()
-	if len(listener.conn) == 0 { // it was accepted
+	if listener.conn == nil {
 		<-served
 	}
 	late := time.NewTimer(grace)
 	defer late.Stop()
 	select {
-	case <-written: // the last answer is out
+	case <-written: // the sandbox has the last answer
 	case <-ctx.Done():
-	case <-late.C: // the sandbox does not take it
+	case <-late.C:
 	}
 	_ = conn.Close()
 	<-read
 	<-written
 }
 
-// oneConn is a listener with one connection to accept. It ends with that.
+// oneConn is a listener that accepts one connection.
 type oneConn struct {
-	conn   chan net.Conn
+	conn   net.Conn // nil after Accept; used by the goroutine that calls Serve only
 	closed chan struct{}
 	once   sync.Once
 }
 
 func (l *oneConn) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conn:
+	if c := l.conn; c != nil {
+		l.conn = nil
 		return c, nil
-	default:
 	}
 	<-l.closed
 	return nil, net.ErrClosed
 }
 
-func (l *oneConn) end() { l.once.Do(func() { close(l.closed) }) }
-
 func (l *oneConn) Close() error {
-	l.end()
+	l.once.Do(func() { close(l.closed) })
 	return nil
 }
 
@@ -105,14 +102,3 @@ type sandboxAddr struct{}
 
 func (sandboxAddr) Network() string { return "sandbox" }
 func (sandboxAddr) String() string  { return "sandbox" }
-
-// closingConn tells when it is closed.
-type closingConn struct {
-	net.Conn
-	closed func()
-}
-
-func (c *closingConn) Close() error {
-	c.closed()
-	return c.Conn.Close()
-}

@@ -62,6 +62,9 @@ func spelt(s string) map[string]string {
 	}
 }
 
+// newScrubber returns a scrubber for secrets, or nil if they are too short.
+func newScrubber(secrets []string) *scrubber { return new(service).scrubber(secrets) }
+
 func scrubAll(t *testing.T, secrets []string, src io.Reader, room int) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -92,7 +95,7 @@ func TestScrubEncodingsAtEverySplit(t *testing.T) {
 		cores := []string{text}
 		if strings.HasPrefix(name, "base64") { // shares characters with what is around
 			cores = nil
-			for _, s := range spellings(credentialText) {
+			for _, s := range encodings(credentialText) {
 				cores = append(cores, string(s))
 			}
 		}
@@ -177,7 +180,7 @@ func FuzzScrub(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte, seed uint64) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		for _, s := range spellings(credentialText) { // so that there is something to find
+		for _, s := range encodings(credentialText) { // so that there is something to find
 			if rnd.IntN(3) == 0 {
 				at := rnd.IntN(len(body) + 1)
 				body = append(append(bytes.Clone(body[:at]), s[:rnd.IntN(len(s)+1)]...), body[at:]...)
@@ -194,7 +197,7 @@ func FuzzScrub(f *testing.F) {
 		if len(whole) != len(body) {
 			t.Fatalf("%d bytes became %d", len(body), len(whole))
 		}
-		for _, s := range spellings(credentialText) {
+		for _, s := range encodings(credentialText) {
 			if strings.Contains(whole, string(s)) {
 				t.Fatalf("%q is left in %q", s, whole)
 			}

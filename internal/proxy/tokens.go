@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -19,41 +20,44 @@ import (
 )
 
 const (
+	DefaultTTL = 300 * time.Second
+	MaxTTL     = executiontoken.MaxTTL
+
 	boundNet     = "net"
 	boundSandbox = "sbx:"
 
 	maxExecutionID = 128
 	maxGrants      = 16   // services of one run
-	maxLive        = 1000 // tokens of one caller at a time
+	maxLive        = 1000 // valid tokens of one caller
 )
 
 // GrantRequest asks for a token.
 type GrantRequest struct {
-	Service string
-	// Paths are patterns; nil: the service's defaults, empty: none.
-	Paths []string
-	// Methods; nil: all that the service allows.
-	Methods     []string
-	MaxRequests int64         // 0: not limited
+	Service     string
+	Paths       []string      // patterns; nil: the service's defaults, empty: none
+	Methods     []string      // nil: all that the service allows
+	MaxRequests int64         // 0: unlimited
 	TTL         time.Duration // 0: DefaultTTL
 	ExecutionID string
 }
 
 // Token is an issued execution token.
 type Token struct {
-	JTI            string
-	Token          string // the secret; empty in lists
-	Service        string
-	ProxyURL       string
-	Execution      string
-	Sandboxed      bool // valid in its sandbox alone
-	Paths, Methods []string
-	Issued         time.Time
-	Expires        time.Time
-	Used, Max      int64 // Max 0: not limited
+	JTI       string    `json:"jti"`
+	Token     string    `json:"token,omitempty"` // the secret; empty in lists
+	Execution string    `json:"execution_id"`
+	Service   string    `json:"target_service"`
+	ProxyURL  string    `json:"proxy_url,omitempty"`
+	Sandboxed bool      `json:"sandboxed"` // valid only in its sandbox, which has its own URL
+	Paths     []string  `json:"allowed_paths"`
+	Methods   []string  `json:"allowed_methods"`
+	Max       int64     `json:"max_requests,omitempty"` // 0: unlimited
+	Used      int64     `json:"used_requests"`
+	Issued    time.Time `json:"issued_at"`
+	Expires   time.Time `json:"expires_at"`
 }
 
-// Issue makes a token for use from anywhere. Its errors are *Error.
+// Issue issues a token that is valid from anywhere. Its errors are *Error.
 func (p *Proxy) Issue(ctx context.Context, caller string, r GrantRequest) (Token, error) {
 	tokens, err := p.issue(ctx, caller, "", []GrantRequest{r})
 	if err != nil {
@@ -62,20 +66,20 @@ func (p *Proxy) Issue(ctx context.Context, caller string, r GrantRequest) (Token
 	return tokens[0], nil
 }
 
-// IssueForRun makes the tokens of a run, which work from its sandbox alone, until RevokeRun. A ttl beyond MaxTTL is cut to it. On error there are
-// none. Its errors are *Error.
+// IssueForRun issues the tokens of a run. They are valid only in the run's sandbox, until RevokeRun, for
+// at most MaxTTL. On error it issues none. Its errors are *Error.
 func (p *Proxy) IssueForRun(ctx context.Context, caller, runID, sandboxID string, ttl time.Duration, rs []GrantRequest) ([]Token, error) {
 	if sandboxID == "" || len(rs) == 0 {
-		return nil, internalError(errors.New("a run's tokens need a sandbox and services"))
+		return nil, internalError(errors.New("the tokens of a run need a sandbox and services"))
 	}
 	if len(rs) > maxGrants {
-		return nil, refuse(http.StatusBadRequest, CodeInvalidRequest, "more than %d services for one run", maxGrants)
+		return nil, badRequest("more than %d services for one run", maxGrants)
 	}
 	rs = slices.Clone(rs)
 	for i := range rs {
 		rs[i].ExecutionID, rs[i].TTL = runID, min(ttl, MaxTTL)
 		if slices.ContainsFunc(rs[:i], func(r GrantRequest) bool { return r.Service == rs[i].Service }) {
-			return nil, refuse(http.StatusBadRequest, CodeInvalidRequest, "the service %s is listed twice", clip(rs[i].Service, 64))
+			return nil, badRequest("the service %s is listed twice", clip(rs[i].Service, 64))
 		}
 	}
 	return p.issue(ctx, caller, sandboxID, rs)
@@ -87,24 +91,24 @@ func (p *Proxy) issue(ctx context.Context, caller, sandboxID string, rs []GrantR
 	for i, r := range rs {
 		row, err := p.grant(ctx, caller, sandboxID, r)
 		if err != nil {
-			p.log.Warn("execution_proxy: Execution token refused", "user", p.name(caller), "execution_id", clip(r.ExecutionID, maxExecutionID),
-				"target_service", clip(r.Service, 64), "reason", err.why())
+			p.log.Warn("execution_proxy: Execution token refused", "user", p.name(caller),
+				"execution_id", clip(r.ExecutionID, maxExecutionID), "target_service", clip(r.Service, 64), "reason", err.why())
 			return nil, err
 		}
 		rows[i] = row
 		tokens[i] = p.token(row)
 		tokens[i].Token = p.sign(row)
 		if len(tokens[i].Token) > executiontoken.MaxSize {
-			return nil, refuse(http.StatusBadRequest, CodeInvalidRequest, "allowed_paths are too many or too long for a token of %d bytes", executiontoken.MaxSize)
+			return nil, badField(FieldPaths, "too many or too long for a token of %d bytes", executiontoken.MaxSize)
 		}
 	}
 	switch live, err := p.store.CountExecutionTokens(ctx, caller, p.now()); {
 	case err != nil:
 		return nil, internalError(err)
 	case live+len(rows) > maxLive:
-		return nil, tooMany(fmt.Sprintf("more than %d execution tokens at a time: revoke some, or let them expire", maxLive), time.Minute)
+		return nil, tooMany(fmt.Sprintf("more than %d valid execution tokens: revoke some, or let them expire", maxLive), time.Minute)
 	}
-	for _, row := range rows { // no trace, no token
+	for _, row := range rows { // before any token becomes valid
 		if err := p.audit.append(Record{Event: EventIssued, Caller: caller, User: p.user(caller), Execution: row.Execution,
 			JTI: row.JTI, Service: row.Service, Decision: "allow"}); err != nil {
 			return nil, p.auditFailed(err)
@@ -116,55 +120,51 @@ func (p *Proxy) issue(ctx context.Context, caller, sandboxID string, rs []GrantR
 	}
 	for _, row := range rows {
 		if sandboxID != "" {
-			p.live.begin(row.Execution, row.JTI, row.Expires, p.now(), p.services[row.Service].TokenRate)
+			p.live.addRun(row, p.now(), p.services[row.Service].TokenRate)
 		}
-		p.metrics.tokenIssued(row.Service)
+		p.metrics.issued.WithLabelValues(row.Service).Inc()
 		p.log.Info("execution_proxy: Execution token issued", "user", p.name(caller), "execution_id", row.Execution,
 			"target_service", row.Service, "ttl_seconds", int(row.Expires.Sub(row.Issued)/time.Second))
 	}
 	return tokens, nil
 }
 
-// grant checks a request and makes the row for it.
-func (p *Proxy) grant(ctx context.Context, caller, sandboxID string, r GrantRequest) (store.ExecutionToken, *Error) {
-	bad := func(format string, args ...any) (store.ExecutionToken, *Error) {
-		return store.ExecutionToken{}, refuse(http.StatusBadRequest, CodeInvalidRequest, format, args...)
-	}
-	if r.ExecutionID == "" || len(r.ExecutionID) > maxExecutionID || strings.ContainsFunc(r.ExecutionID, func(c rune) bool { return !unicode.IsPrint(c) }) {
-		return bad("execution_id is required: 1 to %d printable characters", maxExecutionID)
+// grant checks a request and returns the row to store.
+func (p *Proxy) grant(ctx context.Context, caller, sandboxID string, r GrantRequest) (row store.ExecutionToken, e *Error) {
+	if r.ExecutionID == "" || len(r.ExecutionID) > maxExecutionID ||
+		strings.ContainsFunc(r.ExecutionID, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		return row, badRequest("execution_id is required: 1 to %d printable characters", maxExecutionID)
 	}
 	if r.Service == "" {
-		return bad("target_service is required")
+		return row, badRequest("target_service is required")
 	}
 	s, e := p.find(r.Service)
 	if e != nil {
-		return store.ExecutionToken{}, e
+		return row, e
 	}
-	if r.TTL == 0 {
-		r.TTL = DefaultTTL
-	}
+	r.TTL = cmp.Or(r.TTL, DefaultTTL)
 	if r.TTL < time.Second || r.TTL > MaxTTL {
-		return bad("ttl_seconds must be between 1 and %d", int(MaxTTL/time.Second))
+		return row, badTTL()
 	}
 	if r.MaxRequests < 0 {
-		return bad("max_requests must be positive")
+		return row, badRequest("max_requests must be positive")
 	}
 	if r.Paths == nil {
 		r.Paths = s.Defaults
 	}
 	patterns, err := parsePatterns(r.Paths)
 	if err != nil {
-		return bad("allowed_paths: %v", err)
+		return row, badField(FieldPaths, "%v", err)
 	}
 	for _, pt := range patterns {
 		if !coveredBy(s.ceiling, pt) {
-			return bad("allowed_paths: %s goes beyond what is allowed for service %s", pt.text, s.Name)
+			return row, badField(FieldPaths, "%s goes beyond what is allowed for service %s", pt.text, s.Name)
 		}
 	}
 	methods := make([]string, 0, len(r.Methods))
 	for _, m := range r.Methods {
 		if m = strings.ToUpper(m); !s.allowsMethod(m) {
-			return bad("allowed_methods: %s is not allowed for service %s", clip(m, 32), s.Name)
+			return row, badField(FieldMethods, "%s is not allowed for service %s", clip(m, 32), s.Name)
 		}
 		methods = append(methods, m)
 	}
@@ -172,26 +172,35 @@ func (p *Proxy) grant(ctx context.Context, caller, sandboxID string, r GrantRequ
 		methods = s.Methods
 	}
 	if _, e := p.credential(ctx, s, caller); e != nil {
-		if e.Code == CodeNotConnected { // as contract 3 has it: 403 here, 401 at the proxy
-			e = refuse(http.StatusForbidden, CodeNotConnected, "user has not connected to service %s", s.Name)
-			e.ConnectURL = s.ConnectURL
+		if e.Code == CodeNotConnected { // contract 3: 403 here, 401 at the proxy
+			e.Status, e.Detail = http.StatusForbidden, "user has not connected to service "+s.Name
 		}
-		return store.ExecutionToken{}, e
+		return row, e
 	}
 	issued := p.now().Truncate(time.Second)
-	row := store.ExecutionToken{
+	row = store.ExecutionToken{
 		JTI: newJTI(), Caller: caller, Service: s.Name, Execution: r.ExecutionID, Sandbox: sandboxID,
-		Paths: append([]string{}, r.Paths...), Methods: methods, Issued: issued, Expires: issued.Add(r.TTL.Truncate(time.Second)), Max: r.MaxRequests,
+		Paths: append([]string{}, r.Paths...), Methods: methods,
+		Issued: issued, Expires: issued.Add(r.TTL.Truncate(time.Second)), Max: cmp.Or(r.MaxRequests, math.MaxInt64),
 	}
 	if sandboxID != "" {
 		row.Instance = p.instance
 	}
-	if row.Max == 0 {
-		row.Max = math.MaxInt64
-	}
 	return row, nil
 }
 
+func badTTL() *Error {
+	return badRequest("ttl_seconds must be between 1 and %d", int(MaxTTL/time.Second))
+}
+
+func badField(field, format string, args ...any) *Error {
+	e := badRequest(format, args...)
+	e.Field = field
+	return e
+}
+
+// credential returns the caller's credential for a service. Its error has CodeNotConnected if the caller
+// has none.
 func (p *Proxy) credential(ctx context.Context, s *service, caller string) (credential.Credential, *Error) {
 	c, err := s.Credential.Credential(ctx, caller)
 	switch {
@@ -204,12 +213,12 @@ func (p *Proxy) credential(ctx context.Context, s *service, caller string) (cred
 		e.ConnectURL = s.ConnectURL
 		return c, e
 	}
-	return c, refuse(http.StatusBadGateway, CodeUnavailable, "Backend service unavailable").because("credential: %v", err)
+	return c, unavailable().because("credential: %v", err)
 }
 
 func newJTI() string {
 	var b [16]byte
-	rand.Read(b[:]) // never fails, see its documentation
+	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
@@ -231,18 +240,22 @@ func binding(sandboxID string) string {
 	return boundSandbox + sandboxID
 }
 
+// token returns a row as a Token, without the secret.
 func (p *Proxy) token(row store.ExecutionToken) Token {
 	t := Token{
-		JTI: row.JTI, Service: row.Service, ProxyURL: p.baseURL.Load().JoinPath("proxy", row.Service).String(), Execution: row.Execution,
-		Sandboxed: row.Sandbox != "", Paths: row.Paths, Methods: row.Methods, Issued: row.Issued, Expires: row.Expires, Used: row.Used, Max: row.Max,
+		JTI: row.JTI, Service: row.Service, Execution: row.Execution, Sandboxed: row.Sandbox != "",
+		Paths: row.Paths, Methods: row.Methods, Issued: row.Issued.UTC(), Expires: row.Expires.UTC(), Used: row.Used,
 	}
-	if t.Max == math.MaxInt64 {
-		t.Max = 0
+	if !t.Sandboxed {
+		t.ProxyURL = p.baseURL.Load().JoinPath("proxy", row.Service).String()
+	}
+	if row.Max != math.MaxInt64 {
+		t.Max = row.Max
 	}
 	return t
 }
 
-// List returns a caller's tokens that are valid now, without their secrets.
+// List returns a caller's valid tokens, without their secrets.
 func (p *Proxy) List(ctx context.Context, caller string) ([]Token, error) {
 	rows, err := p.store.ExecutionTokens(ctx, caller, p.now())
 	if err != nil {
@@ -255,11 +268,12 @@ func (p *Proxy) List(ctx context.Context, caller string) ([]Token, error) {
 	return tokens, nil
 }
 
-// Revoke ends a caller's token and cuts its calls. Another caller's token is not found, as one that does not exist.
+// Revoke revokes a caller's token and cancels its calls. The error for another caller's token is that of
+// a token that does not exist.
 func (p *Proxy) Revoke(ctx context.Context, caller, jti string) error {
 	row, err := p.store.RevokeExecutionToken(ctx, caller, jti, p.now())
 	if errors.Is(err, store.ErrNotFound) {
-		return refuse(http.StatusNotFound, CodeNotFound, "no such execution token, or it has ended already")
+		return refuse(http.StatusNotFound, CodeNotFound, "execution token not found, or no longer valid")
 	}
 	if err != nil {
 		return internalError(err)
@@ -268,10 +282,10 @@ func (p *Proxy) Revoke(ctx context.Context, caller, jti string) error {
 	return nil
 }
 
-// RevokeRun ends the tokens of a run and cuts their calls. It is idempotent. When the store cannot be changed, that is an error, but the
-// tokens are dead all the same: they are valid in this process alone.
+// RevokeRun revokes the tokens of a run and cancels their calls. It is idempotent. Even if the store
+// fails and RevokeRun returns an error, the tokens are revoked: they are valid in this process only.
 func (p *Proxy) RevokeRun(ctx context.Context, runID string) error {
-	p.live.end(runID)
+	p.live.endRun(runID)
 	jtis, err := p.store.RevokeRunTokens(ctx, runID, p.now())
 	if err != nil {
 		return internalError(err)
@@ -280,7 +294,7 @@ func (p *Proxy) RevokeRun(ctx context.Context, runID string) error {
 	return nil
 }
 
-// RevokeService ends a caller's tokens for a service, for instance when it is disconnected, and cuts their calls.
+// RevokeService revokes a caller's tokens for a service and cancels their calls.
 func (p *Proxy) RevokeService(ctx context.Context, caller, service string) error {
 	jtis, err := p.store.RevokeServiceTokens(ctx, caller, service, p.now())
 	if err != nil {
@@ -290,18 +304,24 @@ func (p *Proxy) RevokeService(ctx context.Context, caller, service string) error
 	return nil
 }
 
-// revoked follows the change of the rows.
+// revoked cancels and records tokens whose rows were revoked.
 func (p *Proxy) revoked(caller, execution, service string, jtis []string) {
-	p.live.cut(jtis, errRevoked)
+	p.live.revoke(jtis)
 	for _, jti := range jtis {
-		if err := p.audit.append(Record{Event: EventRevoked, Caller: caller, Execution: execution, JTI: jti, Service: service}); err != nil {
-			p.log.Error("execution_proxy: Audit trail not written", "err", err) // the token is dead all the same
-		}
+		p.tryAudit(Record{Event: EventRevoked, Caller: caller, Execution: execution, JTI: jti, Service: service})
 		p.log.Info("execution_proxy: Execution token revoked", "execution_id", execution, "jti", jti)
+	}
+}
+
+// tryAudit writes what has already happened: a failure is only logged.
+func (p *Proxy) tryAudit(r Record) {
+	if err := p.audit.append(r); err != nil {
+		p.log.Error("execution_proxy: Audit trail not written", "err", err)
 	}
 }
 
 func (p *Proxy) auditFailed(err error) *Error {
 	p.log.Error("execution_proxy: Audit trail not written, request refused", "err", err)
-	return refuse(http.StatusServiceUnavailable, CodeInternal, "the audit trail cannot be written, so nothing is passed on; the server's log says more").because("audit: %v", err)
+	return refuse(http.StatusServiceUnavailable, CodeInternal,
+		"the audit trail cannot be written, so nothing is forwarded; see the server's log").because("audit: %v", err)
 }

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"mcp-code-sandbox/internal/proxy"
 	"mcp-code-sandbox/internal/secret"
 )
 
@@ -21,7 +22,7 @@ const (
 	maxDepth  = 32
 )
 
-// reader takes the file apart, and remembers everything that is wrong with it.
+// reader reads the parsed file and collects everything that is wrong with it.
 type reader struct {
 	dir    string // of the file
 	lookup func(string) (string, bool)
@@ -29,18 +30,18 @@ type reader struct {
 }
 
 func (r *reader) fail(path, format string, args ...any) {
-	r.errs = append(r.errs, &FieldError{Path: path, Problem: fmt.Sprintf(format, args...)})
+	r.errs = append(r.errs, &proxy.FieldError{Path: path, Problem: fmt.Sprintf(format, args...)})
 }
 
-// parse decodes JSON into maps, slices and json.Numbers. Unlike encoding/json it refuses what is there twice: of two fields of one name,
-// people and programs would read different ones.
+// parse decodes JSON into maps, slices and json.Numbers. Unlike encoding/json it refuses duplicate
+// fields, which people and programs read differently.
 func parse(data []byte) (any, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
 	v, err := parseValue(dec, "", 0)
 	if err == nil {
 		if _, end := dec.Token(); !errors.Is(end, io.EOF) {
-			err = errors.New("there is more after the end of the object")
+			err = errors.New("the object is followed by more text")
 		}
 	}
 	if err != nil {
@@ -52,7 +53,7 @@ func parse(data []byte) (any, error) {
 
 func parseValue(dec *json.Decoder, path string, depth int) (any, error) {
 	if depth > maxDepth {
-		return nil, errors.New("it is nested too deeply")
+		return nil, errors.New("the value is nested too deeply")
 	}
 	tok, err := dec.Token()
 	if errors.Is(err, io.EOF) {
@@ -69,9 +70,9 @@ func parseValue(dec *json.Decoder, path string, depth int) (any, error) {
 			if err != nil {
 				return nil, err
 			}
-			name := key.(string) // the decoder sees to that
+			name := key.(string) // the decoder guarantees it
 			if _, twice := object[name]; twice {
-				return nil, fmt.Errorf("%s is there twice", join(path, name))
+				return nil, fmt.Errorf("duplicate field %s", join(path, name))
 			}
 			if object[name], err = parseValue(dec, join(path, name), depth+1); err != nil {
 				return nil, err
@@ -101,14 +102,14 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// object is an object of the file, of which fields are taken.
+// object is an object of the file.
 type object struct {
 	r       *reader
 	path    string
 	members map[string]any
 }
 
-// object checks that v is one, with known fields only.
+// object returns v as an object. Unknown fields are errors.
 func (r *reader) object(path string, v any, known ...string) (object, bool) {
 	m, ok := v.(map[string]any)
 	if !ok {
@@ -123,9 +124,9 @@ func (r *reader) object(path string, v any, known ...string) (object, bool) {
 			return strings.EqualFold(strings.ReplaceAll(k, "_", ""), strings.ReplaceAll(name, "_", ""))
 		})
 		if i >= 0 {
-			r.fail(join(path, name), "is not known; did you mean %s?", known[i])
+			r.fail(join(path, name), "is unknown; did you mean %s?", known[i])
 		} else {
-			r.fail(join(path, name), "is not known; known are %s", strings.Join(known, ", "))
+			r.fail(join(path, name), "is unknown; known fields: %s", strings.Join(known, ", "))
 		}
 	}
 	return object{r, path, m}, true
@@ -137,37 +138,35 @@ func (o object) at(name string) string { return join(o.path, name) }
 
 func (o object) fail(name, format string, args ...any) { o.r.fail(o.at(name), format, args...) }
 
-// text is a string, or a reference to one. A required one must not be empty.
+// text reads a string or a reference to one. A required one must not be empty.
 func (o object) text(name string, required bool) string {
-	v, ok := o.members[name]
-	if !ok || v == nil {
+	if !o.has(name) {
 		if required {
 			o.fail(name, "is missing")
 		}
 		return ""
 	}
-	text, ok := o.r.resolve(o.at(name), v)
+	text, ok := o.r.resolve(o.at(name), o.members[name])
 	if ok && text == "" && required {
 		o.fail(name, "must not be empty")
 	}
 	return text
 }
 
-// secret is text that is never shown.
+// secret reads a text that must never be shown.
 func (o object) secret(name string, required bool) secret.Value {
 	text := o.text(name, required)
 	if strings.ContainsFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f }) {
-		o.fail(name, "has a line break or another control character in it: no header can carry that")
+		o.fail(name, "contains a line break or another control character, which no header can carry")
 	}
 	return secret.New(text)
 }
 
 func (o object) texts(name string) []string {
-	v, ok := o.members[name]
-	if !ok || v == nil {
+	if !o.has(name) {
 		return nil
 	}
-	list, ok := v.([]any)
+	list, ok := o.members[name].([]any)
 	if !ok {
 		o.fail(name, "must be a list of strings")
 		return nil
@@ -182,24 +181,19 @@ func (o object) texts(name string) []string {
 }
 
 func (o object) flag(name string) bool {
-	v, ok := o.members[name]
-	if !ok || v == nil {
-		return false
-	}
-	b, ok := v.(bool)
-	if !ok {
+	b, ok := o.members[name].(bool)
+	if !ok && o.has(name) {
 		o.fail(name, "must be true or false")
 	}
 	return b
 }
 
-// number returns a number within bounds, and fallback where there is none.
+// number returns a number within bounds, or fallback if the field is missing.
 func (o object) number(name string, low, high, fallback float64) float64 {
-	v, ok := o.members[name]
-	if !ok || v == nil {
+	if !o.has(name) {
 		return fallback
 	}
-	n, ok := v.(json.Number)
+	n, ok := o.members[name].(json.Number)
 	f, err := strconv.ParseFloat(n.String(), 64)
 	if !ok || err != nil || f < low || f > high {
 		o.fail(name, "must be a number from %g to %g", low, high)
@@ -208,32 +202,29 @@ func (o object) number(name string, low, high, fallback float64) float64 {
 	return f
 }
 
-// resolve is a string of the file's, or what {"$env": "NAME"} or {"$file": "path"} refers to.
+// resolve returns a string of the file, or the text to which {"$env": "NAME"} or {"$file": "path"} refers.
 func (r *reader) resolve(path string, v any) (string, bool) {
 	if text, ok := v.(string); ok {
 		return text, true
 	}
-	m, ok := v.(map[string]any)
-	if !ok || len(m) != 1 {
-		r.fail(path, `must be a string, {"$env": "NAME"} or {"$file": "path"}`)
-		return "", false
-	}
-	for kind, what := range m {
-		name, ok := what.(string)
-		switch {
-		case kind == "$env" && ok && name != "":
-			text, set := r.lookup(name)
-			if !set || text == "" {
-				r.fail(path, "the environment variable %s is not set", name)
-				return "", false
-			}
-			return text, true
-		case kind == "$file" && ok && name != "":
+	if m, _ := v.(map[string]any); len(m) == 1 {
+		if name, _ := m["$env"].(string); name != "" {
+			return r.env(path, name)
+		}
+		if name, _ := m["$file"].(string); name != "" {
 			return r.file(path, name)
 		}
 	}
 	r.fail(path, `must be a string, {"$env": "NAME"} or {"$file": "path"}`)
 	return "", false
+}
+
+func (r *reader) env(path, name string) (string, bool) {
+	text, _ := r.lookup(name)
+	if text == "" {
+		r.fail(path, "the environment variable %s is not set", name)
+	}
+	return text, text != ""
 }
 
 func (r *reader) file(path, name string) (string, bool) {
@@ -248,9 +239,8 @@ func (r *reader) file(path, name string) (string, bool) {
 	text := strings.TrimRight(string(data), "\r\n")
 	if text == "" {
 		r.fail(path, "the file %s is empty", name)
-		return "", false
 	}
-	return text, true
+	return text, text != ""
 }
 
 func readFile(name string, limit int64) ([]byte, error) {

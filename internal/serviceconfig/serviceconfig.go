@@ -1,7 +1,6 @@
-// Package serviceconfig reads the operator's file of outside services and of where people log in: contract 3's JSON.
+// Package serviceconfig reads contract 3's JSON file: the outside services, and where people log in.
 //
-// It only turns text into the configuration of others. Whatever it does not know, it refuses, with the path to it: a misspelt
-// restriction must not become none.
+// It refuses unknown fields and names their path: a misspelt restriction must not be ignored.
 package serviceconfig
 
 import (
@@ -22,37 +21,22 @@ import (
 	"mcp-code-sandbox/internal/proxy"
 )
 
-// FieldError says what is wrong with a field of the file.
-type FieldError struct {
-	Path    string // such as mcpServers.datadog.proxy.timeout
-	Problem string
-}
-
-func (e *FieldError) Error() string {
-	if e.Path == "" {
-		return e.Problem
-	}
-	return e.Path + ": " + e.Problem
-}
-
-// File is what the operator's file says.
+// File is the content of the operator's file.
 type File struct {
-	// Services are in the order of their names.
-	Services []Service
-	// Login is where people log in; the zero value: nowhere.
-	Login oauth.Upstream
+	Services []Service      // sorted by name
+	Login    oauth.Upstream // where people log in; zero: nowhere
 }
 
 // Service is one of the file's services.
 type Service struct {
-	// Service lacks its Credential and ConnectURL where OAuth is set.
+	// Service has no Credential and no ConnectURL if OAuth is set.
 	proxy.Service
-	// OAuth is how callers connect the service; nil: the credential is the operator's own.
+	// OAuth is how callers connect the service; nil: the credential is the operator's.
 	OAuth *credential.OAuthClient
 }
 
-// Load reads the file at path. Secrets that it refers to are read now: lookup is for environment variables. The error tells
-// everything that is wrong, a *FieldError each.
+// Load reads the file at path and the secrets it refers to; lookup returns environment variables. The
+// error joins a [*proxy.FieldError] for everything that is wrong.
 func Load(path string, lookup func(string) (string, bool)) (*File, error) {
 	data, err := readFile(path, maxFile)
 	if err != nil {
@@ -85,7 +69,7 @@ func (r *reader) load(v any) *File {
 	case !ok && top.has("mcpServers"):
 		r.fail("mcpServers", "must be an object")
 	case !ok && !top.has("auth"):
-		r.fail("mcpServers", "is missing, as is auth: there is nothing in the file")
+		r.fail("mcpServers", "is missing, as is auth: the file configures nothing")
 	}
 	variables := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(servers)) {
@@ -94,7 +78,8 @@ func (r *reader) load(v any) *File {
 			continue
 		}
 		if other, taken := variables[VariablePrefix(name)]; taken {
-			r.fail("mcpServers."+name, "code would find it under the same variables as %s (%s_TOKEN); rename one of them", other, VariablePrefix(name))
+			r.fail("mcpServers."+name, "has the same environment variables as %s (%s_TOKEN): rename one of them",
+				other, VariablePrefix(name))
 		}
 		variables[VariablePrefix(name)] = name
 		f.Services = append(f.Services, *s)
@@ -102,7 +87,7 @@ func (r *reader) load(v any) *File {
 	return f
 }
 
-// VariablePrefix is how a service is called in names of environment variables.
+// VariablePrefix returns the prefix of a service's environment variables.
 func VariablePrefix(service string) string {
 	name := strings.Map(func(c rune) rune {
 		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' {
@@ -116,17 +101,16 @@ func VariablePrefix(service string) string {
 	return strings.ToUpper(name)
 }
 
-// service reads one service; nil when it has no proxy section, and is none of ours.
+// service reads one service. It returns nil without a proxy section, which is for other programs.
 func (r *reader) service(name string, v any) *Service {
-	at := "mcpServers." + name
-	// The others are for programs that start or call MCP servers by the same file.
-	o, ok := r.object(at, v, "userAuthentication", "proxy", "displayName",
+	// The fields in the second line are for programs that run MCP servers from the same file.
+	o, ok := r.object("mcpServers."+name, v, "userAuthentication", "proxy", "displayName",
 		"transportType", "requiresUserToken", "command", "args", "env", "url", "headers", "options", "timeout")
 	if !ok || !o.has("proxy") {
 		return nil
 	}
-	p, ok := r.object(o.at("proxy"), o.members["proxy"], "enabled", "baseURL", "timeout", "defaultAllowedPaths", "allowedPaths", "allowedMethods", "allowedHeaders",
-		"allowEncodedSlash", "allowPrivateAddresses", "rateLimit", "tokenRateLimit")
+	p, ok := r.object(o.at("proxy"), o.members["proxy"], "enabled", "baseURL", "timeout", "defaultAllowedPaths",
+		"allowedPaths", "allowedMethods", "allowedHeaders", "allowEncodedSlash", "allowPrivateAddresses", "rateLimit", "tokenRateLimit")
 	if !ok {
 		return nil
 	}
@@ -145,7 +129,7 @@ func (r *reader) service(name string, v any) *Service {
 	}}
 	s.BaseURL = p.address("baseURL", true, len(s.AllowPrivate) > 0)
 	if s.Disabled {
-		return s // what it would authenticate with need not be there
+		return s // its credential may be missing
 	}
 	r.authentication(o, s)
 	if len(r.errs) > before {
@@ -153,29 +137,22 @@ func (r *reader) service(name string, v any) *Service {
 	}
 	check := s.Service
 	if check.Credential == nil {
-		check.Credential = credential.Bearer(s.OAuth.ClientSecret) // a stand-in: nothing is sent
+		check.Credential = credential.Bearer(s.OAuth.ClientSecret) // only to pass the check
 	}
 	if err := check.Check(); err != nil {
-		path, problem, found := strings.Cut(err.Error(), ": ")
-		if !found || !strings.HasPrefix(path, at) {
-			path, problem = at, err.Error()
-		}
-		r.fail(path, "%s", problem)
+		r.errs = append(r.errs, err)
 	}
 	return s
 }
 
-// authentication reads what is put on a service's requests.
+// authentication reads the credential of a service.
 func (r *reader) authentication(o object, s *Service) {
 	if !o.has("userAuthentication") {
-		o.fail("userAuthentication", "is missing: say what to put on requests to the service")
+		o.fail("userAuthentication", "is missing: configure the credential of the service")
 		return
 	}
 	at := o.at("userAuthentication")
-	kind := ""
-	if m, ok := o.members["userAuthentication"].(map[string]any); ok {
-		kind, _ = m["type"].(string)
-	}
+	kind := typeOf(o.members["userAuthentication"])
 	fields := map[string][]string{
 		"oauth":  {"clientId", "clientSecret", "authorizationUrl", "tokenUrl", "revocationUrl", "scopes", "parameters"},
 		"bearer": {"token"},
@@ -196,38 +173,43 @@ func (r *reader) authentication(o object, s *Service) {
 	switch kind {
 	case "oauth":
 		s.OAuth = &credential.OAuthClient{
-			Service: s.Name, ClientID: a.text("clientId", true), ClientSecret: a.secret("clientSecret", false), Scopes: a.texts("scopes"),
+			Service: s.Name, ClientID: a.text("clientId", true), ClientSecret: a.secret("clientSecret", false),
 			AuthorizationURL: a.url("authorizationUrl", true), TokenURL: a.url("tokenUrl", true), RevocationURL: a.url("revocationUrl", false),
-			Parameters: a.parameters("parameters"),
+			Scopes: a.texts("scopes"), Parameters: a.parameters("parameters"),
 		}
 	case "bearer":
 		s.Credential = credential.Bearer(a.secret("token", true))
 	case "basic":
 		user, password := a.text("username", true), a.secret("password", false)
 		if strings.Contains(user, ":") {
-			a.fail("username", "must not have a colon in it")
+			a.fail("username", "must not contain a colon")
 		}
 		s.Credential = credential.Basic(user, password)
 	case "header":
 		name := a.text("name", true)
-		if !isToken(name) {
+		if !proxy.IsToken(name) {
 			a.fail("name", "must be the name of a header field, such as DD-API-KEY")
 		} else if slices.Contains(framing, http.CanonicalHeaderKey(name)) {
-			a.fail("name", "is a header field of HTTP itself, which carries no credential")
+			a.fail("name", "is a header field of HTTP itself, which cannot carry a credential")
 		}
 		s.Credential = credential.Header(name, a.secret("value", true))
 	}
 }
 
-// framing are the header fields that HTTP itself needs, or removes on the way.
-var framing = []string{"Accept-Encoding", "Connection", "Content-Length", "Expect", "Host", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+// framing are the header fields that HTTP itself uses.
+var framing = []string{"Accept-Encoding", "Connection", "Content-Length", "Expect", "Host", "Keep-Alive", "Te",
+	"Trailer", "Transfer-Encoding", "Upgrade"}
+
+// typeOf returns an object's type field, or "".
+func typeOf(v any) string {
+	m, _ := v.(map[string]any)
+	kind, _ := m["type"].(string)
+	return kind
+}
 
 // login reads where people log in.
 func (r *reader) login(v any) oauth.Upstream {
-	kind := ""
-	if m, ok := v.(map[string]any); ok {
-		kind, _ = m["type"].(string)
-	}
+	kind := typeOf(v)
 	common := []string{"type", "displayName", "clientId", "clientSecret", "scopes", "allowedDomains", "allowedEmails", "issuer"}
 	if kind == "oauth" {
 		common = append(common, "authorizationUrl", "tokenUrl", "userInfoUrl", "emailsUrl")
@@ -237,7 +219,8 @@ func (r *reader) login(v any) oauth.Upstream {
 		return oauth.Upstream{}
 	}
 	u := oauth.Upstream{
-		Kind: kind, DisplayName: a.text("displayName", false), ClientID: a.text("clientId", true), ClientSecret: a.secret("clientSecret", false),
+		Kind: kind, DisplayName: a.text("displayName", false),
+		ClientID: a.text("clientId", true), ClientSecret: a.secret("clientSecret", false),
 		Scopes: a.texts("scopes"), AllowedDomains: a.texts("allowedDomains"), AllowedEmails: a.texts("allowedEmails"),
 	}
 	switch kind {
@@ -251,12 +234,12 @@ func (r *reader) login(v any) oauth.Upstream {
 		a.fail("type", "must be oidc or oauth")
 	}
 	if len(u.AllowedDomains) == 0 && len(u.AllowedEmails) == 0 {
-		a.fail("allowedDomains", `is missing, as is allowedEmails: say who may log in (["*"] is everybody with an account there)`)
+		a.fail("allowedDomains", `is missing, as is allowedEmails: list who may log in (["*"] is everybody with an account)`)
 	}
 	return u
 }
 
-// address is a URL to which secrets are sent. Without TLS they go no further than this machine, or a network that the operator named.
+// address reads a URL to which secrets are sent. With plain, it may be http on another host.
 func (o object) address(name string, required, plain bool) *url.URL {
 	text := o.text(name, required)
 	if text == "" {
@@ -268,19 +251,19 @@ func (o object) address(name string, required, plain bool) *url.URL {
 		return nil
 	}
 	if u.Scheme == "http" && !plain && !hostname.IsLoopback(u.Hostname()) {
-		o.fail(name, "must start with https://: a secret is sent there")
+		o.fail(name, "must start with https://, since a secret is sent there")
 	}
 	return u
 }
 
 func (o object) url(name string, required bool) string {
-	if u := o.address(name, required, false); u != nil {
-		return o.text(name, false)
+	if o.address(name, required, false) == nil {
+		return ""
 	}
-	return ""
+	return o.text(name, false)
 }
 
-// networks is a list of addresses and networks.
+// networks reads a list of addresses and networks.
 func (o object) networks(name string) []netip.Prefix {
 	var list []netip.Prefix
 	for i, text := range o.texts(name) {
@@ -312,7 +295,7 @@ func (o object) rate(name string) proxy.Rate {
 	return proxy.Rate{PerSecond: limit.number("perSecond", 0.001, 1e6, 1), Burst: int(limit.number("burst", 1, 1e6, 0))}
 }
 
-// parameters are additional fields of a request for authorization.
+// parameters reads additional parameters of an authorization request.
 func (o object) parameters(name string) map[string]string {
 	if !o.has(name) {
 		return nil
@@ -326,7 +309,7 @@ func (o object) parameters(name string) map[string]string {
 	for key, v := range m {
 		switch key {
 		case "response_type", "client_id", "redirect_uri", "scope", "state", "code_challenge", "code_challenge_method":
-			o.fail(name+"."+key, "is the server's own and cannot be set")
+			o.fail(name+"."+key, "is set by the server and cannot be configured")
 			continue
 		}
 		if text, ok := o.r.resolve(o.at(name)+"."+key, v); ok {
@@ -334,9 +317,4 @@ func (o object) parameters(name string) map[string]string {
 		}
 	}
 	return list
-}
-
-// isToken reports whether text can be the name of a header field.
-func isToken(text string) bool {
-	return text != "" && strings.Trim(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~") == ""
 }

@@ -1,0 +1,100 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"mcp-code-sandbox/internal/closednet"
+)
+
+const (
+	dialTimeout       = 10 * time.Second
+	maxResponseHeader = 256 << 10
+	copyBuffer        = 256 << 10
+)
+
+// newTransport returns a service's own transport. It uses no proxy from the environment, requests no
+// compression and connects to allowed addresses only.
+func newTransport(closed *closednet.List, allowed []netip.Prefix) *http.Transport {
+	return &http.Transport{
+		DialContext:            newDialer(closed, allowed).DialContext,
+		ForceAttemptHTTP2:      true,
+		TLSHandshakeTimeout:    dialTimeout,
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    64,
+		IdleConnTimeout:        90 * time.Second,
+		MaxResponseHeaderBytes: maxResponseHeader,
+		ReadBufferSize:         64 << 10,
+		WriteBufferSize:        64 << 10,
+	}
+}
+
+// newDialer returns a dialer that checks the address it connects to, after name resolution.
+func newDialer(closed *closednet.List, allowed []netip.Prefix) *net.Dialer {
+	return &net.Dialer{
+		Timeout:   dialTimeout,
+		KeepAlive: 30 * time.Second,
+		Control: func(network, address string, _ syscall.RawConn) error {
+			ap, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return fmt.Errorf("%w: %q is not an address", errAddress, address)
+			}
+			if network != "tcp4" && network != "tcp6" {
+				return fmt.Errorf("%w: the network %q", errAddress, network)
+			}
+			return checkAddress(ap.Addr(), closed, allowed)
+		},
+	}
+}
+
+// errAddress is wrapped by the errors of checkAddress.
+var errAddress = errors.New("address refused")
+
+// checkAddress returns an error unless addr is open or the operator allows it.
+func checkAddress(addr netip.Addr, closed *closednet.List, allowed []netip.Prefix) error {
+	own := addr.Unmap().WithZone("")
+	for _, p := range allowed {
+		if p.Contains(own) {
+			return nil
+		}
+	}
+	if closed.Contains(addr) {
+		return fmt.Errorf("%w: %s is not a public address, is this host's, or is denied; list it in allowPrivateAddresses if it is the service's",
+			errAddress, own)
+	}
+	return nil
+}
+
+// finalOnly hides the values of a request's context from the transport. One of them is ReverseProxy's
+// hook that forwards interim (1xx) answers, whose header fields would not be scrubbed.
+type finalOnly struct{ *http.Transport }
+
+func (t finalOnly) RoundTrip(r *http.Request) (*http.Response, error) {
+	return t.Transport.RoundTrip(r.WithContext(noValues{r.Context()}))
+}
+
+type noValues struct{ context.Context }
+
+func (noValues) Value(any) any { return nil }
+
+// AfterFunc saves package context a goroutine per call.
+func (c noValues) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc(c.Context, f) }
+
+// bufferPool holds the buffers for copying bodies.
+type bufferPool struct{ pool sync.Pool }
+
+func (b *bufferPool) Get() []byte {
+	if p, ok := b.pool.Get().(*[copyBuffer]byte); ok {
+		return p[:]
+	}
+	return make([]byte, copyBuffer)
+}
+
+func (b *bufferPool) Put(p []byte) { b.pool.Put((*[copyBuffer]byte)(p)) }
