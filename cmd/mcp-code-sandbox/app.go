@@ -125,7 +125,8 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	}
 	a.onClose(func(context.Context) error { return a.store.Close() })
 
-	a.environments.change(a.discover(ctx))
+	a.environments = environments{settings: s, env: inv.env, catalogue: a.isolation.catalogue, log: a.log}
+	a.environments.change(a.environments.discover(ctx))
 	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, time.Duration(s.URLTTL), time.Now)
 
 	registry := prometheus.NewRegistry()

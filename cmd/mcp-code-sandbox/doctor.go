@@ -43,8 +43,8 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	if iso.isLocal(s) {
 		checks = append(checks, doctor.System().CheckSessions(s.MaxSessions, iso.sessionCost(s))...)
 	}
-	checks = append(checks, checkRunners(ctx, s, iso)...)
-	checks = append(checks, checkCustom(s)...)
+	checks = append(checks, checkRunners(ctx, inv, iso)...)
+	checks = append(checks, checkCustom(s, inv.env)...)
 	checks = append(checks, checkServices(inv)...)
 	checks = append(checks, checkPort(ctx, s))
 	for _, w := range s.warnings(inv.env) {
@@ -102,8 +102,9 @@ func openForDoctor(ctx context.Context, s *settings) (iso isolation, release fun
 	return iso, func() { iso.close(); i.Close() }, nil
 }
 
-func checkRunners(ctx context.Context, s *settings, iso isolation) []sandbox.Check {
-	set, problems := discover(ctx, s, iso.catalogue, slog.New(slog.DiscardHandler))
+func checkRunners(ctx context.Context, inv *invocation, iso isolation) []sandbox.Check {
+	found := environments{settings: inv.settings, env: inv.env, catalogue: iso.catalogue, log: slog.New(slog.DiscardHandler)}
+	set, problems := found.discover(ctx)
 	var checks []sandbox.Check
 	for _, r := range set {
 		c := sandbox.Check{Name: r.Name, Detail: r.Version}
@@ -122,7 +123,7 @@ func checkRunners(ctx context.Context, s *settings, iso isolation) []sandbox.Che
 		checks = append(checks, sandbox.Check{Name: p.Runner, Status: sandbox.Warn, Detail: p.Problem, Fix: p.Fix})
 	}
 	if len(set) == 0 {
-		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: "no language environment can be used", Fix: iso.installFix(s)})
+		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: "no language environment can be used", Fix: iso.installFix(inv.settings)})
 	}
 	return checks
 }

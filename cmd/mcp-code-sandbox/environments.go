@@ -1,17 +1,13 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -20,50 +16,70 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-const (
-	// nixTimeout is how long one flake reference may take to build.
-	nixTimeout = 15 * time.Minute
-	// nixWait is how long a start waits for all of them: clients give up on a server that does not answer. Later ones are
-	// there when they are ready.
-	nixWait = 20 * time.Second
-)
+// environments are the runners of a server. They change with the engine's images, and when nix has
+// built more.
+type environments struct {
+	settings  *settings
+	env       map[string]string
+	catalogue runner.Catalogue // nil: the runners are directories on this machine
+	log       *slog.Logger
 
-func runnersDir(s *settings) string { return filepath.Join(s.Root, "runners") }
-
-// ownRunnersDir holds the operator's own runners.
-func ownRunnersDir(s *settings) string {
-	if s.RunnersDir != "" {
-		return s.RunnersDir
-	}
-	return filepath.Join(s.Root, "runners.d")
+	mu       sync.Mutex
+	set      runner.Set
+	problems []runner.Problem
 }
 
-// discover finds the runners that the settings give, and gives them the project. With images, those on the engine are the
-// runners, and what lies on this host is not. built are directories of further wrappers.
-func discover(ctx context.Context, s *settings, images runner.Catalogue, log *slog.Logger, built ...string) (runner.Set, []runner.Problem) {
-	src := runner.Sources{Dir: runnersDir(s), Own: ownRunnersDir(s), Wrappers: append([]string{s.WrapperDir}, built...)}
-	var set runner.Set
-	var problems []runner.Problem
-	if images == nil {
-		set, problems = runner.Discover(ctx, src)
-	} else {
-		var notes []string
-		var err error
-		if set, notes, problems, err = images.Runners(ctx); err != nil {
-			p := runner.Problem{Runner: "images", Problem: err.Error()}
-			var known *sandbox.Error
-			if errors.As(err, &known) {
-				p.Problem, p.Fix = known.Op+": "+known.Err.Error(), known.Fix
-			}
-			problems = append(problems, p)
-		}
-		for _, n := range notes {
-			log.Info("several images for one language: " + n)
-		}
-		wrappers, more := runner.Wrappers(src)
-		set, problems = append(set, wrappers...), append(problems, more...)
+func (e *environments) runners() runner.Set {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.set
+}
+
+func (e *environments) missing() []runner.Problem {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.problems
+}
+
+func (e *environments) change(set runner.Set, problems []runner.Problem) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.set, e.problems = set, problems
+}
+
+// discover finds the runners and mounts the project into them. built are directories of wrappers
+// besides those of the settings.
+func (e *environments) discover(ctx context.Context, built ...string) (runner.Set, []runner.Problem) {
+	src := e.settings.sources(e.env, built...)
+	if e.catalogue == nil {
+		set, problems := src.Discover(ctx)
+		return set, append(problems, mountProject(e.settings, set)...)
 	}
-	return set, append(problems, mountProject(s, set)...)
+	set, notes, problems, err := e.catalogue.Runners(ctx)
+	if err != nil {
+		p := runner.Problem{Runner: "images", Problem: err.Error()}
+		if known, ok := errors.AsType[*sandbox.Error](err); ok {
+			p.Problem, p.Fix = known.Op+": "+known.Err.Error(), known.Fix
+		}
+		problems = append(problems, p)
+	}
+	for _, n := range notes {
+		e.log.Info("several images for one language: " + n)
+	}
+	wrappers, more := src.DiscoverWrappers()
+	set = append(set, wrappers...)
+	return set, slices.Concat(problems, more, mountProject(e.settings, set))
+}
+
+// sources returns where runners come from.
+func (s *settings) sources(env map[string]string, built ...string) runner.Sources {
+	return runner.Sources{
+		Env: env, Dir: filepath.Join(s.Root, "runners"), Own: ownRunnersDir(s), Wrappers: append([]string{s.WrapperDir}, built...),
+	}
+}
+
+func ownRunnersDir(s *settings) string {
+	return cmp.Or(s.RunnersDir, filepath.Join(s.Root, "runners.d"))
 }
 
 // mountProject mounts the project into every runner. Wrappers mount it themselves.
@@ -88,11 +104,7 @@ func mountProject(s *settings, set runner.Set) (problems []runner.Problem) {
 	return problems
 }
 
-func (a *app) discover(ctx context.Context, built ...string) (runner.Set, []runner.Problem) {
-	return discover(ctx, a.settings, a.isolation.catalogue, a.log, built...)
-}
-
-// installFix is what to do when there is no runner.
+// installFix says how to get runners.
 func (i isolation) installFix(s *settings) string {
 	switch {
 	case i.catalogue != nil && len(s.Images) > 0:
@@ -103,13 +115,13 @@ func (i isolation) installFix(s *settings) string {
 	return "mcp-code-sandbox runners install"
 }
 
-// followImages keeps the runners what the engine's images make them, without a restart.
+// followImages updates the runners whenever the engine's images change.
 func (a *app) followImages(ctx context.Context) {
 	if a.isolation.catalogue == nil {
 		return
 	}
 	a.isolation.catalogue.Watch(ctx, func() {
-		set, problems := a.discover(ctx, a.flakes()...)
+		set, problems := a.environments.discover(ctx, a.flakes()...)
 		if ctx.Err() != nil {
 			return
 		}
@@ -124,7 +136,7 @@ func (a *app) followImages(ctx context.Context) {
 	})
 }
 
-// flakes are the directories of the wrappers that NIX_SANDBOX_ENVS names.
+// flakes returns the directory of the wrappers that NIX_SANDBOX_ENVS names, if any.
 func (a *app) flakes() []string {
 	if len(a.settings.NixEnvs) == 0 {
 		return nil
@@ -132,105 +144,11 @@ func (a *app) flakes() []string {
 	return []string{filepath.Join(a.instance.Dir(), "nix")}
 }
 
-// environments are the runners there are now.
-type environments struct {
-	mu       sync.Mutex
-	set      runner.Set
-	problems []runner.Problem
-}
+// nixWait is how long the start waits for nix: clients give up on a server that does not answer.
+const nixWait = 20 * time.Second
 
-func (e *environments) runners() runner.Set {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.set
-}
-
-func (e *environments) missing() []runner.Problem {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.problems
-}
-
-func (e *environments) change(set runner.Set, problems []runner.Problem) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.set, e.problems = set, problems
-}
-
-// findNix is the problem of flake references on a host without Nix, or nil.
-func findNix(s *settings) (path string, problem *runner.Problem) {
-	path, err := exec.LookPath("nix")
-	if err != nil {
-		return "", &runner.Problem{
-			Runner: "NIX_SANDBOX_ENVS", Problem: fmt.Sprintf("nix is not installed: %s cannot be built", strings.Join(s.NixEnvs, ", ")),
-			Fix: "install Nix (https://nixos.org/download), or build the environments elsewhere and set NIX_SANDBOX_DIR",
-		}
-	}
-	return path, nil
-}
-
-// buildFlakes builds each reference of NIX_SANDBOX_ENVS into dir, where wrappers are then found, and says what failed.
-func buildFlakes(ctx context.Context, s *settings, dir string, log *slog.Logger) (problems []runner.Problem) {
-	nix, problem := findNix(s)
-	if problem != nil {
-		return []runner.Problem{*problem}
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return []runner.Problem{{Runner: "NIX_SANDBOX_ENVS", Problem: err.Error(), Fix: "make SANDBOX_ROOT writable"}}
-	}
-	for i, ref := range s.NixEnvs {
-		ref = strings.TrimSpace(ref)
-		log.Info("building an environment with nix", "ref", ref, "number", i+1, "of", len(s.NixEnvs))
-		start := time.Now()
-		if err := nixBuild(ctx, nix, ref, filepath.Join(dir, "env-"+strconv.Itoa(i)), log); err != nil {
-			problems = append(problems, runner.Problem{Runner: "NIX_SANDBOX_ENVS", Problem: fmt.Sprintf("%s: %v", ref, err), Fix: "try: nix build " + ref})
-			continue
-		}
-		log.Info("built an environment with nix", "ref", ref, "duration_ms", time.Since(start).Milliseconds())
-	}
-	return problems
-}
-
-func nixBuild(ctx context.Context, nix, ref, out string, log *slog.Logger) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, nixTimeout, fmt.Errorf("it was not built within %v", nixTimeout))
-	defer cancel()
-	cmd := exec.CommandContext(ctx, nix, "build", ref, "-o", out)
-	cmd.WaitDelay = 5 * time.Second
-	said := &lineLog{log: log.With("ref", ref)}
-	cmd.Stdout, cmd.Stderr = said, said
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err != nil {
-		return errors.New(strings.TrimSpace(err.Error() + ": " + said.last))
-	}
-	return nil
-}
-
-// lineLog passes the progress of a build on to the log. os/exec writes to it from one goroutine.
-type lineLog struct {
-	log     *slog.Logger
-	partial []byte
-	last    string
-}
-
-func (l *lineLog) Write(p []byte) (int, error) {
-	l.partial = append(l.partial, p...)
-	for {
-		advance, line, _ := bufio.ScanLines(l.partial, len(l.partial) > 4096)
-		if advance == 0 {
-			return len(p), nil
-		}
-		if line = bytes.TrimSpace(line); len(line) > 0 {
-			l.last = string(line)
-			l.log.Info("nix: " + l.last)
-		}
-		l.partial = l.partial[advance:]
-	}
-}
-
-// addFlakes builds what NIX_SANDBOX_ENVS names and adds it to the runners. It waits for a while; then it goes on by itself.
+// addFlakes builds what NIX_SANDBOX_ENVS names and adds it to the runners. After nixWait it returns
+// and continues in the background.
 func (a *app) addFlakes(ctx context.Context) {
 	if len(a.settings.NixEnvs) == 0 {
 		return
@@ -239,32 +157,30 @@ func (a *app) addFlakes(ctx context.Context) {
 	a.tasks.start(func(ctx context.Context) {
 		defer close(done)
 		dir := a.flakes()[0]
-		failed := buildFlakes(ctx, a.settings, dir, a.log)
+		failed := runner.BuildFlakes(ctx, a.env, a.settings.NixEnvs, dir, a.log)
 		for _, p := range failed {
 			a.log.Warn("an environment was not built", "problem", p.Problem, "fix", p.Fix)
 		}
-		set, problems := a.discover(ctx, dir)
+		set, problems := a.environments.discover(ctx, dir)
 		if ctx.Err() == nil {
 			a.environments.change(set, append(problems, failed...))
 		}
 	})
-	wait := time.NewTimer(nixWait)
-	defer wait.Stop()
 	select {
 	case <-done:
 	case <-ctx.Done():
-	case <-wait.C:
-		a.log.Info("environments are still being built; they are there when they are ready")
+	case <-time.After(nixWait):
+		a.log.Info("nix is still building environments; they become available when they are ready")
 	}
 }
 
-// checkCustom is doctor's lines about what the operator added.
-func checkCustom(s *settings) (checks []sandbox.Check) {
+// checkCustom reports on the project and on nix, for doctor.
+func checkCustom(s *settings, env map[string]string) (checks []sandbox.Check) {
 	if s.ProjectDir != "" {
 		checks = append(checks, sandbox.Check{Name: "project", Detail: s.ProjectDir + " is " + s.ProjectMount + " inside, read-only"})
 	}
 	if len(s.NixEnvs) > 0 {
-		nix, problem := findNix(s)
+		nix, problem := runner.FindNix(env, s.NixEnvs)
 		c := sandbox.Check{Name: "NIX_SANDBOX_ENVS", Detail: fmt.Sprintf("%s builds %s at the start", nix, strings.Join(s.NixEnvs, ", "))}
 		if problem != nil {
 			c.Status, c.Detail, c.Fix = sandbox.Warn, problem.Problem, problem.Fix

@@ -26,7 +26,8 @@ func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 	if err := iso.checkAsked(inv.settings); err != nil {
 		return err
 	}
-	set, problems := discover(ctx, inv.settings, iso.catalogue, slog.New(slog.DiscardHandler))
+	found := environments{settings: inv.settings, env: inv.env, catalogue: iso.catalogue, log: slog.New(slog.DiscardHandler)}
+	set, problems := found.discover(ctx)
 	printRunners(inv.stdout, set, problems)
 	if len(set) == 0 {
 		return errors.New("no language environment can be used; try: " + iso.installFix(inv.settings))
@@ -48,20 +49,21 @@ type runnersInstallCmd struct {
 }
 
 func (c *runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
-	dir := runnersDir(inv.settings)
+	src := inv.settings.sources(inv.env)
 	if err := makeRoot(inv.settings.Root); err != nil {
 		return err
 	}
 	progress := func(format string, args ...any) { fmt.Fprintf(inv.stderr, format+"\n", args...) }
 	var failed []runner.Problem
 	if !c.Own {
-		failed = runner.Install(ctx, dir, progress)
+		failed = src.Install(ctx, progress)
 	}
-	failed = append(failed, runner.InstallOwn(ctx, dir, ownRunnersDir(inv.settings), progress)...)
+	failed = append(failed, src.InstallOwn(ctx, progress)...)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	set, problems := discover(ctx, inv.settings, nil, slog.New(slog.DiscardHandler)) // of the jail: that is what was installed
+	installed := environments{settings: inv.settings, env: inv.env}
+	set, problems := installed.discover(ctx)
 	printRunners(inv.stdout, set, append(failed, problems...))
 	if len(set) == 0 {
 		return errors.New("no language environment can be used")

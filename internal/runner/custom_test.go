@@ -20,6 +20,16 @@ func openDir(t *testing.T) string {
 	return dir
 }
 
+// realEnv is the environment of the test.
+func realEnv() map[string]string {
+	env := map[string]string{}
+	for _, kv := range os.Environ() {
+		name, value, _ := strings.Cut(kv, "=")
+		env[name] = value
+	}
+	return env
+}
+
 // put writes files: path → content. Those in a bin directory can be executed.
 func put(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
@@ -72,7 +82,7 @@ func TestDiscoverWrappers(t *testing.T) {
 	if err := os.Symlink(store, filepath.Join(dir, "env-0")); err != nil {
 		t.Fatal(err)
 	}
-	set, problems := Discover(t.Context(), Sources{Dir: t.TempDir(), Own: own, Wrappers: []string{dir, "/nonexistent"}})
+	set, problems := Sources{Env: realEnv(), Dir: t.TempDir(), Own: own, Wrappers: []string{dir, "/nonexistent"}}.Discover(t.Context())
 
 	ds, ok := set.Lookup("data-science")
 	if !ok || ds.Wrapper != filepath.Join(dir, "ds") || ds.Image != "wrapper:data-science" || ds.TimeoutSeconds != 7 || ds.MemoryMB != 64 ||
@@ -126,7 +136,7 @@ func TestCustomDefinitions(t *testing.T) {
 	needLinux(t)
 	h := newHost(t)
 	h.python("bin/python3", "3.11.7", true)
-	py, err := probePython(t.Context(), filepath.Join(h.root, "bin/python3"))
+	py, err := h.env.probePython(t.Context(), filepath.Join(h.root, "bin/python3"))
 	h.installed("python", py, err)
 	own := t.TempDir()
 	put(t, own, map[string]string{
@@ -141,8 +151,8 @@ func TestCustomDefinitions(t *testing.T) {
 		"b5/runner.json":      `{"base":"python","name":"custom/../../x"}`,
 		"b6/runner.json":      `{"base":"python","memory_mb":1}`,
 	})
-	src := Sources{Dir: h.dir, Own: own}
-	set, problems := Discover(t.Context(), src)
+	src := Sources{Env: h.env, Dir: h.dir, Own: own}
+	set, problems := src.Discover(t.Context())
 	plain, _ := set.Lookup("plain")
 	bundledPython, _ := set.Lookup("python")
 	if plain.Image != "jail:plain" || plain.Env["A"] != "b" || plain.Env["PATH"] == "" || plain.TimeoutSeconds != 5 || plain.MemoryMB != 99 ||
@@ -176,7 +186,7 @@ func TestCustomDefinitions(t *testing.T) {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			hash, err := c.hash("python")
+			hash, err := c.hash(python)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -185,7 +195,7 @@ func TestCustomDefinitions(t *testing.T) {
 			}
 		}
 	}
-	set, _ = Discover(t.Context(), src)
+	set, _ = src.Discover(t.Context())
 	for _, name := range []string{"lib", "python"} {
 		r, _ := set.Lookup(name)
 		if len(r.Mounts) == 0 || r.Mounts[0].Source != filepath.Join(customDir(h.dir), name+".python") || r.Mounts[0].Target != "/opt/runners/python" {
@@ -193,7 +203,7 @@ func TestCustomDefinitions(t *testing.T) {
 		}
 	}
 	put(t, own, map[string]string{"lib/requirements.txt": "six==1.16.0\n"})
-	_, problems = Discover(t.Context(), src)
+	_, problems = src.Discover(t.Context())
 	if !slices.ContainsFunc(problems, func(p Problem) bool { return p.Runner == "lib" && strings.Contains(p.Problem, "has changed") }) {
 		t.Errorf("changed requirements must be reported: %v", problems)
 	}
@@ -203,11 +213,12 @@ func TestCustomDefinitions(t *testing.T) {
 func TestInstallOwnTriesLibraries(t *testing.T) {
 	needLinux(t)
 	dir, own := t.TempDir(), t.TempDir()
+	src := Sources{Env: realEnv(), Dir: dir, Own: own}
 	put(t, own, map[string]string{
 		"good/runner.json": `{"base":"python","libraries":["json","email.message"]}`,
 		"bad/runner.json":  `{"base":"python","libraries":["nosuchlib"]}`,
 	})
-	problems := InstallOwn(t.Context(), dir, own, func(string, ...any) {})
+	problems := src.InstallOwn(t.Context(), func(string, ...any) {})
 	if len(problems) != 1 || problems[0].Runner != "bad" || !strings.Contains(problems[0].Problem, "nosuchlib") || !strings.Contains(problems[0].Fix, "requirements.txt") {
 		t.Errorf("%v", problems)
 	}
@@ -222,7 +233,7 @@ func TestInstallOwnTriesLibraries(t *testing.T) {
 		"bad/runner.json":  `{"base":"node","libraries":["no-such-lib"]}`,
 		"good/runner.json": `{"base":"node","libraries":["papaparse","fs"]}`,
 	})
-	problems = InstallOwn(t.Context(), dir, own, func(string, ...any) {})
+	problems = src.InstallOwn(t.Context(), func(string, ...any) {})
 	if len(problems) != 1 || problems[0].Runner != "bad" {
 		t.Errorf("%v", problems)
 	}
@@ -232,10 +243,11 @@ func TestInstallOwnTriesLibraries(t *testing.T) {
 func TestInstallOwn(t *testing.T) {
 	needLinux(t)
 	dir, own := t.TempDir(), t.TempDir()
+	src := Sources{Env: realEnv(), Dir: dir, Own: own}
 	put(t, own, map[string]string{"tiny/runner.json": `{"base":"python","libraries":["six"]}`, "tiny/requirements.txt": "six==1.16.0\n"})
 	var said []string
 	progress := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
-	if problems := InstallOwn(t.Context(), dir, own, progress); len(problems) > 0 {
+	if problems := src.InstallOwn(t.Context(), progress); len(problems) > 0 {
 		for _, sign := range []string{"onnection", "Could not find a version", "timed out", "can make environments"} {
 			if strings.Contains(problems[0].Problem, sign) && os.Getenv("REQUIRE_ALL") != "1" {
 				t.Skipf("the package index cannot be used here: %v", problems)
@@ -243,7 +255,7 @@ func TestInstallOwn(t *testing.T) {
 		}
 		t.Fatal(problems)
 	}
-	set, _ := Discover(t.Context(), Sources{Dir: dir, Own: own})
+	set, _ := src.Discover(t.Context())
 	if r, ok := set.Lookup("tiny"); !ok || !slices.Equal(r.Libraries, []string{"six"}) {
 		t.Errorf("tiny: %+v", r)
 	}
@@ -251,16 +263,16 @@ func TestInstallOwn(t *testing.T) {
 		t.Errorf("left behind: %q", left)
 	}
 	said = nil
-	if problems := InstallOwn(t.Context(), dir, own, progress); len(problems) > 0 || len(said) > 0 {
+	if problems := src.InstallOwn(t.Context(), progress); len(problems) > 0 || len(said) > 0 {
 		t.Errorf("a second time: %v, %q", problems, said)
 	}
 
 	put(t, own, map[string]string{"tiny/runner.json": `{"base":"python","libraries":["six_is_not_this"]}`, "tiny/requirements.txt": "six==1.16.0 \n"})
-	problems := InstallOwn(t.Context(), dir, own, progress)
+	problems := src.InstallOwn(t.Context(), progress)
 	if len(problems) != 1 || !strings.Contains(problems[0].Problem, "six_is_not_this") {
 		t.Errorf("a library that cannot be imported: %v", problems)
 	}
-	if set, _ := Discover(t.Context(), Sources{Dir: dir, Own: own}); len(set.Names()) == 0 || !slices.Contains(set.Names(), "tiny") {
+	if set, _ := src.Discover(t.Context()); len(set.Names()) == 0 || !slices.Contains(set.Names(), "tiny") {
 		t.Errorf("a failed installation must leave the old one in use: %q", set.Names())
 	}
 }

@@ -172,7 +172,7 @@ func fromImage(defs []Definition, name string, img Image) Runner {
 		if env, ok := imageEnvironments[img.Language]; ok {
 			envs[env.env] = env.found
 		}
-		r, _ = assemble(defs[i], envs, bash)
+		r, _ = parts{envs: envs, bash: bash}.assemble(defs[i])
 		r.Version = "GNU bash"
 		if name != "shell" {
 			r.Version = img.Version

@@ -1,14 +1,12 @@
 package runner
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -17,78 +15,70 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// Install prepares the environments in dir: those that are missing or not made of this program's locks. It reports what it does
-// through progress, changes nothing outside dir, and returns what could not be had; the rest is usable. Several processes
-// may call it at once; one works, the others wait.
-func Install(ctx context.Context, dir string, progress func(format string, args ...any)) []Problem {
+// Install prepares the bundled environments that are missing or outdated. It changes nothing
+// outside s.Dir and returns what failed; the rest is usable. Processes may call it concurrently:
+// one works while the others wait.
+func (s Sources) Install(ctx context.Context, progress func(format string, args ...any)) []Problem {
 	if runtime.GOOS != "linux" {
-		return []Problem{{"runners", "the jail runs on Linux only", "use the Docker backend"}}
+		return []Problem{linuxOnly}
 	}
-	fail := func(err error) []Problem {
-		return []Problem{{"runners", err.Error(), "make " + dir + " writable, then " + fixInstall}}
-	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return fail(err)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fail(err)
-	}
-	in := installer{dir: dir, files: runners.Files, progress: progress}
-	if in.upToDate(ctx, "python", probePython, sameMinor) && in.upToDate(ctx, "node", probeNode, sameNode) {
+	in := installer{environ: s.Env, dir: s.Dir, progress: progress}
+	if in.upToDate(ctx, python) && in.upToDate(ctx, node) {
 		return nil
 	}
-	unlock, err := lockDir(dir)
+	unlock, err := in.open()
 	if err != nil {
-		return fail(err)
+		return []Problem{in.notWritable(err)}
 	}
 	defer unlock()
-	if err := in.removeLeftovers(); err != nil {
-		return fail(err)
-	}
-	var problems []Problem
-	if p := in.python(ctx); p != nil {
-		problems = append(problems, *p)
-	}
-	if p := in.node(ctx); p != nil {
-		problems = append(problems, *p)
-	}
-	return problems
+	return append(in.python(ctx), in.node(ctx)...)
 }
 
-// nodeFiles are the programs of the Node environment: the launcher of fresh runs, the driver of living interpreters, and what
-// they are made of.
-func nodeFiles() []string {
-	return []string{"launch.cjs", "modules.cjs", "driver.cjs", "cell.cjs", "interrupt.cjs"}
-}
-
-func sameNode(_, now string) bool { return atLeast(now, nodeMajor, nodeMinor) }
-
+// installer installs environments into dir.
 type installer struct {
+	environ
 	dir      string
-	files    fs.FS
 	progress func(format string, args ...any)
 }
 
-func (in installer) upToDate(ctx context.Context, env string, probe func(context.Context, string) (interpreter, error), compatible func(was, now string) bool) bool {
-	s, ok := current(ctx, in.dir, env, probe, compatible)
-	hash, err := lockHash(in.files, env)
-	return ok && s.Complete && err == nil && s.Lock == hash
-}
-
-// Staging directories begin with this, so that what a killed installation left can be told and removed.
-const stagingPrefix = ".new-"
-
-func (in installer) removeLeftovers() error {
+// open creates the directory, waits until no other process installs into it, and removes what a
+// killed one left.
+func (in *installer) open() (unlock func(), err error) {
+	if in.dir, err = filepath.Abs(in.dir); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(in.dir, 0o755); err != nil {
+		return nil, err
+	}
+	if unlock, err = lockDir(in.dir); err != nil {
+		return nil, err
+	}
 	left, err := filepath.Glob(filepath.Join(in.dir, stagingPrefix+"*"))
 	for _, dir := range left {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
-	return err
+	if err != nil {
+		unlock()
+	}
+	return unlock, err
 }
 
-// stage calls fill on a new directory and puts the result into place as env. On error nothing has changed.
-func (in installer) stage(env string, fill func(staging string) error) error {
+func (in *installer) notWritable(err error) Problem {
+	return Problem{"runners", err.Error(), "make " + in.dir + " writable, then " + fixInstall}
+}
+
+func (in *installer) upToDate(ctx context.Context, t toolchain) bool {
+	s, ok := in.current(ctx, t, filepath.Join(in.dir, t.name))
+	hash, err := lockHash(runners.Files, t.name)
+	return ok && s.Complete && err == nil && s.Lock == hash
+}
+
+// stagingPrefix starts the name of every staging directory.
+const stagingPrefix = ".new-"
+
+// stage calls fill with a new directory, then puts that into place as env. On error nothing has
+// changed.
+func (in *installer) stage(env string, fill func(staging string) error) error {
 	staging, err := os.MkdirTemp(in.dir, stagingPrefix+env+"-")
 	if err != nil {
 		return err
@@ -100,60 +90,93 @@ func (in installer) stage(env string, fill func(staging string) error) error {
 	if err := makeReadable(staging); err != nil {
 		return err
 	}
-	return replace(staging, filepath.Join(in.dir, env))
+	target, old := filepath.Join(in.dir, env), staging+"-old"
+	if err := os.Rename(target, old); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	if err := os.Rename(staging, target); err != nil {
+		return err
+	}
+	return os.RemoveAll(old)
 }
 
-func (in installer) python(ctx context.Context) *Problem {
-	if in.upToDate(ctx, "python", probePython, sameMinor) {
+// makeReadable lets everybody read a tree, whatever the umask: sandboxes run as another user.
+func makeReadable(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.Type()&fs.ModeSymlink != 0 {
+			return err
+		}
+		fi, err := d.Info()
+		if err != nil {
+			return err
+		}
+		mode := fi.Mode().Perm() | 0o444
+		if d.IsDir() || mode&0o100 != 0 {
+			mode |= 0o111
+		}
+		if mode == fi.Mode().Perm() {
+			return nil
+		}
+		return os.Chmod(path, mode)
+	})
+}
+
+func (in *installer) python(ctx context.Context) []Problem {
+	if in.upToDate(ctx, python) {
 		return nil
 	}
 	in.progress("python: looking for Python 3.10 or newer")
-	py := findPython(ctx)
+	py := in.findPython(ctx)
 	if py.Path == "" {
-		return &Problem{"python", "no Python 3.10 or newer", "apt-get install python3 python3-venv, then " + fixInstall}
+		return []Problem{noPython}
 	}
 	if !py.canInstall {
-		return &Problem{"python", py.Path + " cannot make environments: the libraries are not installed", "apt-get install python3-venv, then " + fixInstall}
+		return []Problem{{"python", py.Path + " cannot create environments: the libraries are not installed",
+			"apt-get install python3-venv, then " + fixInstall}}
 	}
 	start := time.Now()
-	err := in.stage("python", func(staging string) error { return in.fillPython(ctx, py, staging) })
-	if err != nil {
-		return &Problem{"python", "the libraries could not be installed: " + err.Error(), "check that the Python package index can be reached, then " + fixInstall}
+	if err := in.stage("python", func(staging string) error { return in.fillPython(ctx, py, staging) }); err != nil {
+		return []Problem{{"python", "the libraries could not be installed: " + err.Error(),
+			"check that the Python package index can be reached, then " + fixInstall}}
 	}
 	in.progress("python: ready (Python %s, %.0f s)", py.Version, time.Since(start).Seconds())
 	return nil
 }
 
-func (in installer) fillPython(ctx context.Context, py interpreter, staging string) error {
-	if err := copyFiles(in.files, "python", staging, "requirements.lock"); err != nil {
+func (in *installer) fillPython(ctx context.Context, py interpreter, staging string) error {
+	if err := copyFiles(runners.Files, "python", staging, "requirements.lock"); err != nil {
 		return err
 	}
-	hash, err := lockHash(in.files, "python")
+	hash, err := lockHash(runners.Files, "python")
 	if err != nil {
 		return err
 	}
 	return in.fillVenv(ctx, py, staging, venv{
-		label: "python", lock: hash, imports: append([]string{"matplotlib.font_manager"}, libraries(in.files, "python")...),
+		label: "python", lock: hash, imports: append([]string{"matplotlib.font_manager"}, libraries("python")...),
 		pip: []string{"--no-deps", "--require-hashes", "-r", filepath.Join(staging, "requirements.lock")},
 	})
 }
 
-// venv is what a Python environment is made of.
+// venv describes a Python environment to install.
 type venv struct {
 	label   string   // for progress
 	lock    string   // for the stamp
 	pip     []string // further arguments of pip install
-	imports []string // modules whose import proves that it works
+	imports []string // modules to import as a test
 }
 
-// fillVenv makes an environment that will be at inside+"python". No package's own code is run but by those imports.
-func (in installer) fillVenv(ctx context.Context, py interpreter, staging string, v venv) error {
-	in.progress("%s: making an environment with %s (Python %s)", v.label, py.Path, py.Version)
+// fillVenv makes an environment that sandboxes mount at inside+"python". It runs no code of the
+// packages, except to import v.imports.
+func (in *installer) fillVenv(ctx context.Context, py interpreter, staging string, v venv) error {
+	in.progress("%s: creating an environment with %s (Python %s)", v.label, py.Path, py.Version)
+	exe := filepath.Join(staging, "bin", "python")
+	run := func(args ...string) error {
+		return in.command(ctx, staging, nil, nil, exe, append([]string{"-I", "-m"}, args...)...)
+	}
 	if err := in.command(ctx, staging, nil, nil, py.Path, "-I", "-m", "venv", staging); err != nil {
 		return err
 	}
-	// The environment's interpreter must be the real one, not a link to a link that the sandbox may not have.
-	exe := filepath.Join(staging, "bin", "python")
+	// Link to the executable itself: sandboxes may not have the link that venv chose.
 	if err := os.Remove(exe); err != nil {
 		return err
 	}
@@ -166,58 +189,64 @@ func (in installer) fillVenv(ctx context.Context, py interpreter, staging string
 			in.progress("%s:   %s", v.label, name)
 		}
 	}
-	if err := in.command(ctx, staging, nil, downloads, exe, append([]string{"-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check",
-		"--no-cache-dir", "--retries", "2", "--progress-bar", "off", "--only-binary", ":all:", "--no-compile"}, v.pip...)...); err != nil {
+	install := []string{"-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-cache-dir",
+		"--retries", "2", "--progress-bar", "off", "--only-binary", ":all:", "--no-compile"}
+	if err := in.command(ctx, staging, nil, downloads, exe, append(install, v.pip...)...); err != nil {
 		return err
 	}
-	// Some versions of venv bring setuptools, which adds to every start of the interpreter.
-	if err := in.command(ctx, staging, nil, nil, exe, "-I", "-m", "pip", "uninstall", "--disable-pip-version-check", "-q", "-y", "setuptools"); err != nil {
+	// Some versions of venv install setuptools, which slows down every start of the interpreter.
+	if err := run("pip", "uninstall", "--disable-pip-version-check", "-q", "-y", "setuptools"); err != nil {
 		return err
 	}
 	site, err := filepath.Glob(filepath.Join(staging, "lib", "python3.*", "site-packages"))
 	if err != nil || len(site) != 1 {
 		return fmt.Errorf("no site-packages in %s", staging)
 	}
-	if err := copyFiles(in.files, "python", site[0], installed["python"]...); err != nil {
+	if err := copyFiles(runners.Files, "python", site[0], python.files...); err != nil {
 		return err
 	}
 	in.progress("%s: compiling and checking", v.label)
-	if err := in.command(ctx, staging, nil, nil, exe, "-I", "-m", "compileall", "-q", "-j", "0", "-s", staging, "-p", inside+"python", site[0]); err != nil {
+	if err := run("compileall", "-q", "-j", "0", "-s", staging, "-p", inside+"python", site[0]); err != nil {
 		return err
 	}
 	cache := filepath.Join(staging, "share", "matplotlib-cache")
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return err
 	}
-	// Nothing of this user's home or tools gets into the list of fonts; importing every library proves that they work.
-	if len(v.imports) > 0 {
-		if err := in.command(ctx, staging, []string{"HOME=/nonexistent", "PATH=/nonexistent", "MPLBACKEND=Agg", "MPLCONFIGDIR=" + cache, "PYTHONDONTWRITEBYTECODE=1"}, nil,
-			exe, "-c", "import "+strings.Join(v.imports, ", ")); err != nil {
-			return err
-		}
+	// PATH keeps this user's tools out of the list of fonts that the import caches.
+	if err := in.importPython(ctx, staging, exe, v.imports, "PATH=/nonexistent", "MPLCONFIGDIR="+cache); err != nil {
+		return err
 	}
-	if err := relocateScripts(filepath.Join(staging, "bin"), exe, inside+"python/bin/python"); err != nil {
+	if err := relocateScripts(filepath.Join(staging, "bin"), inside+"python/bin/python"); err != nil {
 		return err
 	}
 	return stamp{Lock: v.lock, Complete: true, Interpreter: py}.write(staging)
 }
 
-// libraries returns the import names of a runner's libraries.
-func libraries(files fs.FS, name string) []string {
-	defs, err := definitions(files, []string{name})
+// importPython imports the modules to prove that they work.
+func (in *installer) importPython(ctx context.Context, dir, exe string, modules []string, env ...string) error {
+	if len(modules) == 0 {
+		return nil
+	}
+	env = append(env, "HOME=/nonexistent", "MPLBACKEND=Agg", "PYTHONDONTWRITEBYTECODE=1")
+	return in.command(ctx, dir, env, nil, exe, "-c", "import "+strings.Join(modules, ", "))
+}
+
+// libraries returns the import names of a bundled runner's libraries.
+func libraries(name string) []string {
+	defs, err := definitions(runners.Files, []string{name})
 	if err != nil {
 		return nil
 	}
 	return defs[0].Libraries
 }
 
-// relocateScripts makes the scripts of an environment start the interpreter where it will be inside.
-func relocateScripts(bin, from, to string) error {
+// relocateScripts makes the scripts in bin start the interpreter at its path inside.
+func relocateScripts(bin, python string) error {
 	entries, err := os.ReadDir(bin)
 	if err != nil {
 		return err
 	}
-	from = filepath.Dir(from) + "/"
 	for _, e := range entries {
 		if !e.Type().IsRegular() {
 			continue
@@ -228,104 +257,108 @@ func relocateScripts(bin, from, to string) error {
 			return err
 		}
 		line, rest, ok := bytes.Cut(b, []byte("\n"))
-		if !ok || !bytes.HasPrefix(line, []byte("#!"+from)) {
+		if !ok || !bytes.HasPrefix(line, []byte("#!"+bin+"/")) {
 			continue
 		}
-		if err := os.WriteFile(path, append([]byte("#!"+to+"\n"), rest...), 0o755); err != nil {
+		if err := os.WriteFile(path, append([]byte("#!"+python+"\n"), rest...), 0o755); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (in installer) node(ctx context.Context) *Problem {
-	if in.upToDate(ctx, "node", probeNode, sameNode) {
+func (in *installer) node(ctx context.Context) []Problem {
+	if in.upToDate(ctx, node) {
 		return nil
 	}
 	in.progress("node: looking for Node.js %d.%d or newer", nodeMajor, nodeMinor)
-	node, tooOld := findNode(ctx, in.dir)
-	npm, npmErr := exec.LookPath("npm")
-	if node.Path == "" {
-		if npmErr != nil {
-			p := noNode(tooOld)
-			return &p
+	js, tooOld := in.findNode(ctx, in.dir)
+	npm := in.lookPath("npm")
+	if js.Path == "" {
+		p := noNode(tooOld)
+		if npm == "" {
+			return []Problem{p}
 		}
 		in.progress("node: fetching Node.js itself: the host's is missing or too old")
-		err := in.stage("nodejs", func(staging string) error { return in.npm(ctx, npm, "nodejs", staging) })
+		err := in.stage("nodejs", func(staging string) error { return in.npmLocked(ctx, npm, "nodejs", staging) })
 		if err == nil {
-			node, _ = findNode(ctx, in.dir)
+			js, _ = in.findNode(ctx, in.dir)
 		}
-		if node.Path == "" {
-			p := noNode(tooOld)
+		if js.Path == "" {
 			p.Problem += fmt.Sprintf("; fetching one failed: %v", err)
-			return &p
+			return []Problem{p}
 		}
 	}
 	start := time.Now()
-	var problem *Problem
-	err := errors.New("npm is not installed")
-	if npmErr == nil {
-		err = in.stage("node", func(staging string) error { return in.fillNode(ctx, node, npm, staging) })
+	fix, err := fixNPM, errNoNPM
+	if npm != "" {
+		fix = "check that the npm registry can be reached, then " + fixInstall
+		err = in.stage("node", func(staging string) error { return in.fillNode(ctx, js, npm, staging) })
 	}
 	if err == nil {
-		in.progress("node: ready (Node.js %s, %.0f s)", node.Version, time.Since(start).Seconds())
+		in.progress("node: ready (Node.js %s, %.0f s)", js.Version, time.Since(start).Seconds())
 		return nil
 	}
-	problem = &Problem{"node", "the libraries could not be installed: " + err.Error(), "check that the npm registry can be reached, then " + fixInstall}
-	if npmErr != nil {
-		problem.Fix = "apt-get install npm, then " + fixInstall
+	problem := Problem{"node", "the libraries could not be installed: " + err.Error(), fix}
+	// JavaScript works without them, but an older complete environment is better.
+	if s, ok := in.current(ctx, node, filepath.Join(in.dir, "node")); !ok || !s.Complete {
+		if err := in.stage("node", func(staging string) error {
+			return errors.Join(copyFiles(runners.Files, "node", staging, node.files...), stamp{Interpreter: js}.write(staging))
+		}); err != nil {
+			problem.Problem += "; " + err.Error()
+		}
 	}
-	// JavaScript needs these alone. An older complete environment is better still.
-	if s, ok := current(ctx, in.dir, "node", probeNode, sameNode); ok && s.Complete {
-		return problem
-	}
-	err = in.stage("node", func(staging string) error {
-		return errors.Join(copyFiles(in.files, "node", staging, nodeFiles()...), stamp{Interpreter: node}.write(staging))
-	})
-	if err != nil {
-		problem.Problem += "; " + err.Error()
-	}
-	return problem
+	return []Problem{problem}
 }
 
-func (in installer) fillNode(ctx context.Context, node interpreter, npm, staging string) error {
-	in.progress("node: installing the libraries with npm (for Node.js %s)", node.Version)
-	if err := in.npm(ctx, npm, "node", staging); err != nil {
+var errNoNPM = errors.New("npm is not installed")
+
+const fixNPM = "apt-get install npm, then " + fixInstall
+
+func (in *installer) fillNode(ctx context.Context, js interpreter, npm, staging string) error {
+	in.progress("node: installing the libraries with npm (for Node.js %s)", js.Version)
+	if err := in.npmLocked(ctx, npm, "node", staging); err != nil {
 		return err
 	}
-	if err := copyFiles(in.files, "node", staging, nodeFiles()...); err != nil {
+	if err := copyFiles(runners.Files, "node", staging, node.files...); err != nil {
 		return err
 	}
 	check := filepath.Join(staging, "check.ts")
-	var code strings.Builder
-	for _, name := range libraries(in.files, "typescript") {
-		fmt.Fprintf(&code, "import %q;\n", name)
-	}
-	code.WriteString("const ok: boolean = true;\n")
-	if err := os.WriteFile(check, []byte(code.String()), 0o644); err != nil {
+	code := importAll(libraries("typescript")) + "const ok: boolean = true;\n"
+	if err := os.WriteFile(check, []byte(code), 0o644); err != nil {
 		return err
 	}
 	defer os.Remove(check)
-	if err := in.command(ctx, staging, nil, nil, node.Path, "--experimental-vm-modules", "--disable-warning=ExperimentalWarning",
+	if err := in.command(ctx, staging, nil, nil, js.Path, "--experimental-vm-modules", "--disable-warning=ExperimentalWarning",
 		filepath.Join(staging, "launch.cjs"), check); err != nil {
 		return err
 	}
-	hash, err := lockHash(in.files, "node")
+	hash, err := lockHash(runners.Files, "node")
 	if err != nil {
 		return err
 	}
-	return stamp{Lock: hash, Complete: true, Interpreter: node}.write(staging)
+	return stamp{Lock: hash, Complete: true, Interpreter: js}.write(staging)
 }
 
-// npm installs the locked packages of an environment. No package's scripts are run.
-func (in installer) npm(ctx context.Context, npm, env, staging string) error {
-	if err := copyFiles(in.files, env, staging, "package.json", "package-lock.json"); err != nil {
+// importAll returns a JavaScript module that imports the libraries.
+func importAll(libraries []string) string {
+	var code strings.Builder
+	for _, name := range libraries {
+		code.WriteString("import '" + name + "';\n")
+	}
+	return code.String()
+}
+
+// npmLocked installs the locked packages of a bundled environment.
+func (in *installer) npmLocked(ctx context.Context, npm, env, staging string) error {
+	if err := copyFiles(runners.Files, env, staging, "package.json", "package-lock.json"); err != nil {
 		return err
 	}
-	return in.npmCommand(ctx, npm, "ci", staging)
+	return in.npm(ctx, npm, "ci", staging)
 }
 
-func (in installer) npmCommand(ctx context.Context, npm, command, staging string) error {
+// npm installs packages without running their scripts.
+func (in *installer) npm(ctx context.Context, npm, command, staging string) error {
 	cache, err := os.MkdirTemp(in.dir, stagingPrefix+"npm-cache-")
 	if err != nil {
 		return err
@@ -335,72 +368,16 @@ func (in installer) npmCommand(ctx context.Context, npm, command, staging string
 		"--no-update-notifier", "--no-progress", "--loglevel=error", "--fetch-retries=2", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000")
 }
 
-// command runs a step of an installation. The error holds the last line that says what was wrong.
-func (in installer) command(ctx context.Context, dir string, env []string, line func(string), name string, args ...string) error {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = dir
-	cmd.WaitDelay = 5 * time.Second
-	cmd.Env = append(withoutVariables(os.Environ(), "PYTHON", "NODE_", "VIRTUAL_ENV", "PIP_TARGET", "PIP_USER", "PIP_PREFIX"), env...)
-	var log tail
-	log.line = line
-	cmd.Stdout, cmd.Stderr = &log, &log
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w: %s", filepath.Base(name), err, log.summary())
+// copyFiles copies the named files of a directory in files to dir.
+func copyFiles(files fs.FS, from, dir string, names ...string) error {
+	for _, name := range names {
+		b, err := fs.ReadFile(files, from+"/"+name)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o644); err != nil {
+			return err
+		}
 	}
 	return nil
-}
-
-// tail passes complete lines on and keeps the last ones. os/exec writes to it from one goroutine.
-type tail struct {
-	line    func(string)
-	partial []byte
-	last    []string
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.partial = append(t.partial, p...)
-	for {
-		advance, token, _ := bufio.ScanLines(t.partial, false)
-		if advance == 0 {
-			return len(p), nil
-		}
-		t.add(string(token))
-		t.partial = t.partial[advance:]
-	}
-}
-
-func (t *tail) add(line string) {
-	if t.line != nil {
-		t.line(line)
-	}
-	if strings.TrimSpace(line) == "" {
-		return
-	}
-	if t.last = append(t.last, line); len(t.last) > 20 {
-		t.last = t.last[1:]
-	}
-}
-
-// summary picks the line that tells most: the first that is marked as an error, else the last.
-func (t *tail) summary() string {
-	if len(t.partial) > 0 {
-		t.add(string(t.partial))
-		t.partial = nil
-	}
-	for _, l := range t.last {
-		for _, mark := range []string{"ERROR: ", "npm error ", "npm ERR! "} {
-			_, text, ok := strings.Cut(l, mark)
-			if first, _, _ := strings.Cut(text, " "); ok && first != "code" && first != "errno" && first != "syscall" {
-				return text
-			}
-		}
-	}
-	if len(t.last) == 0 {
-		return "no message"
-	}
-	return t.last[len(t.last)-1]
 }

@@ -17,7 +17,7 @@ import (
 func nodeProgram(t *testing.T, name string, flags ...string) []string {
 	t.Helper()
 	dir := os.Getenv("SANDBOX_TEST_RUNNERS")
-	s, err := readStamp(dir, "node")
+	s, err := readStamp(filepath.Join(dir, "node"))
 	if dir == "" || err != nil || !s.Complete {
 		reason := "no Node environment: run make test, or set SANDBOX_TEST_RUNNERS to a directory that has been prepared"
 		if os.Getenv("REQUIRE_ALL") != "" {
@@ -26,7 +26,7 @@ func nodeProgram(t *testing.T, name string, flags ...string) []string {
 		t.Skip(reason)
 	}
 	env := t.TempDir()
-	if err := copyFiles(runners.Files, "node", env, nodeFiles()...); err != nil {
+	if err := copyFiles(runners.Files, "node", env, node.files...); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(filepath.Join(dir, "node", "node_modules"), filepath.Join(env, "node_modules")); err != nil {

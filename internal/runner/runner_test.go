@@ -53,7 +53,7 @@ func TestDefinitions(t *testing.T) {
 
 // What is mounted of the host is an installation, never somebody's home.
 func TestNeeded(t *testing.T) {
-	t.Setenv("HOME", "/srv/people/ann")
+	env := environ{"HOME": "/srv/people/ann"}
 	for _, c := range []struct {
 		name, prefix string
 		parts        []string
@@ -72,18 +72,21 @@ func TestNeeded(t *testing.T) {
 		{"opt", "/opt", []string{"/opt/bin/node"}, []string{"/opt/bin/node"}},
 		{"nix", "/nix/store/abc-python", []string{"/nix/store/abc-python/bin/python3"}, []string{"/nix/store"}},
 	} {
-		if got := needed(c.prefix, c.parts...); !slices.Equal(got, c.want) {
+		if got := env.needed(c.prefix, c.parts...); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
 	}
 }
 
-// host is a made-up machine: a PATH with only what a test puts there, an empty home, a directory of environments.
+// host is a fake machine: a PATH with only what a test puts there, an empty home, a directory of environments.
 type host struct {
 	t    *testing.T
 	root string
 	dir  string
+	env  environ
 }
+
+func (h *host) sources() Sources { return Sources{Env: h.env, Dir: h.dir} }
 
 func newHost(t *testing.T) *host {
 	h := &host{t: t, root: t.TempDir()}
@@ -93,10 +96,7 @@ func newHost(t *testing.T) *host {
 			t.Fatal(err)
 		}
 	}
-	t.Setenv("PATH", filepath.Join(h.root, "bin"))
-	t.Setenv("HOME", filepath.Join(h.root, "home"))
-	t.Setenv("PYENV_ROOT", "")
-	t.Setenv("NVM_DIR", "")
+	h.env = environ{"PATH": filepath.Join(h.root, "bin"), "HOME": filepath.Join(h.root, "home")}
 	return h
 }
 
@@ -139,12 +139,12 @@ func (h *host) installed(env string, in interpreter, err error) {
 }
 
 func (h *host) installedPython(exe string) {
-	in, err := probePython(h.t.Context(), exe)
+	in, err := h.env.probePython(h.t.Context(), exe)
 	h.installed("python", in, err)
 }
 
 func (h *host) installedNode(exe string) {
-	in, err := probeNode(h.t.Context(), exe)
+	in, err := h.env.probeNode(h.t.Context(), exe)
 	h.installed("node", in, err)
 }
 
@@ -284,7 +284,7 @@ func TestDetect(t *testing.T) {
 		{
 			name: "lock of another version",
 			prepare: func(h *host) {
-				in, err := probeNode(h.t.Context(), h.node("nv/bin/node", "22.1.0"))
+				in, err := h.env.probeNode(h.t.Context(), h.node("nv/bin/node", "22.1.0"))
 				if err != nil {
 					h.t.Fatal(err)
 				}
@@ -298,7 +298,7 @@ func TestDetect(t *testing.T) {
 		{
 			name: "launcher without libraries",
 			prepare: func(h *host) {
-				in, err := probeNode(h.t.Context(), h.node("nv/bin/node", "22.1.0"))
+				in, err := h.env.probeNode(h.t.Context(), h.node("nv/bin/node", "22.1.0"))
 				if err != nil {
 					h.t.Fatal(err)
 				}
@@ -329,7 +329,7 @@ func TestDetect(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
 			c.prepare(h)
-			set, problems := Detect(t.Context(), h.dir)
+			set, problems := h.sources().Discover(t.Context())
 			if got := set.Names(); !slices.Equal(got, c.names) {
 				t.Errorf("runners %q, want %q", got, c.names)
 			}
@@ -355,7 +355,7 @@ func TestInstallFailure(t *testing.T) {
 	h.node("bin/node", "20.20.2")
 	h.script("bin/npm", "echo 'npm error code E503' >&2; echo 'npm error syscall getaddrinfo' >&2; echo 'npm error 503 Service Unavailable' >&2; exit 1")
 	var steps []string
-	problems := Install(t.Context(), h.dir, func(f string, a ...any) { steps = append(steps, fmt.Sprintf(f, a...)) })
+	problems := h.sources().Install(t.Context(), func(f string, a ...any) { steps = append(steps, fmt.Sprintf(f, a...)) })
 	if len(problems) != 2 || !strings.Contains(problems[0].Fix, "python3-venv") || !strings.Contains(problems[1].Problem, "503 Service Unavailable") {
 		t.Errorf("problems: %v", problems)
 	}
@@ -365,21 +365,21 @@ func TestInstallFailure(t *testing.T) {
 	if left, _ := filepath.Glob(h.dir + "/" + stagingPrefix + "*"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
-	set, _ := Detect(t.Context(), h.dir)
+	set, _ := h.sources().Discover(t.Context())
 	if got := set.Names(); !slices.Equal(got, []string{"python", "javascript", "shell"}) {
 		t.Errorf("the rest is not served: %q", got)
 	}
 
 	// A good environment survives a failing update.
-	in, err := probeNode(t.Context(), filepath.Join(h.root, "bin/node"))
+	in, err := h.env.probeNode(t.Context(), filepath.Join(h.root, "bin/node"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := (stamp{Lock: "old", Complete: true, Interpreter: in}).write(h.dir + "/node"); err != nil {
 		t.Fatal(err)
 	}
-	Install(t.Context(), h.dir, func(string, ...any) {})
-	if s, err := readStamp(h.dir, "node"); err != nil || s.Lock != "old" {
+	h.sources().Install(t.Context(), func(string, ...any) {})
+	if s, err := readStamp(h.dir + "/node"); err != nil || s.Lock != "old" {
 		t.Errorf("the older environment is gone: %+v, %v", s, err)
 	}
 }
@@ -389,7 +389,7 @@ func TestInstallCancelled(t *testing.T) {
 	h.python("bin/python3", "3.12.1", true)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	Install(ctx, h.dir, func(string, ...any) {})
+	h.sources().Install(ctx, func(string, ...any) {})
 	if left, _ := filepath.Glob(h.dir + "/" + stagingPrefix + "*"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
