@@ -150,8 +150,8 @@ func TestSeparateZygotes(t *testing.T) {
 	}
 	for _, p := range descendants(t, s.cmd.Process.Pid) {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
-		if strings.Contains(string(cmdline), "\x00template\x00") {
-			t.Errorf("there is a template: %q", cmdline)
+		if strings.Contains(string(cmdline), "\x00shared-zygote\x00") {
+			t.Errorf("a shared zygote runs: %q", cmdline)
 		}
 	}
 }

@@ -20,7 +20,7 @@ func openJail(_ context.Context, c backendConfig) (opened, error) {
 	}
 	b, err := jail.New(jail.Config{
 		Dir: c.instance.Dir(), Instance: c.instance.ID(), AgentBinary: agent, Closed: c.closed,
-		NoTemplates: c.settings.SharedZygote == "off", Logger: c.log,
+		NoSharedZygotes: c.settings.SharedZygote == "off", Logger: c.log,
 	})
 	if err != nil {
 		return opened{}, err

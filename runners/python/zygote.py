@@ -1,6 +1,6 @@
 """Python that has already imported its libraries, and forks a process for each run. See internal/agent/zygote_linux.go for what is said on
-descriptor 3. The agent starts it; or, with the argument "template", the server does, outside of all sandboxes, and it forks a zygote into each:
-see internal/backend/jail/template_linux.go.
+descriptor 3. The agent starts it; or, with the argument "shared-zygote", the server does, outside of all sandboxes, and it forks a zygote into each:
+see internal/backend/jail/sharedzygote_linux.go.
 
 The zygote itself never sees anything of a run: neither code nor environment pass through its memory, which every later run inherits.
 A run's process reads them itself, after it has moved into the run's namespaces and given up every privilege.
@@ -79,18 +79,18 @@ def main():
             signal.signal(number, signal.SIG_DFL)
     if sys.path and sys.path[0] != sys.prefix and not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # where this file lies
-    template = sys.argv[1:] == ["template"]
-    if template:
+    shared_zygote = sys.argv[1:] == ["shared-zygote"]
+    if shared_zygote:
         die_with_server(channel)
         os.setpriority(os.PRIO_PROCESS, 0, 10)  # runs go first; the server takes that back
     limit(config["limits"])
     preload(config["preload"])
     filter = Filter(bytes.fromhex(config["filter"]))
     drop_bounding_set()
-    if template:
+    if shared_zygote:
         live_on(channel)
         channel.send(b"ready %d" % os.getpid())
-        channel = serve_template(channel)
+        channel = serve_forks(channel)
     if "shared" in config:
         channel.send(b"ready")
         serve_shared(channel, config["shared"]["program"], [Filter(bytes.fromhex(config["shared"]["filter"])), filter])
@@ -101,7 +101,7 @@ def main():
         preload(names)
 
 
-# ---- The template ----
+# ---- The shared zygote ----
 
 
 def die_with_server(channel):
@@ -121,7 +121,7 @@ def live_on(channel):
     fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
-def serve_template(channel):
+def serve_forks(channel):
     """Forks zygotes until the server hangs up. Returns, in a zygote, the connection to its agent."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # a zygote's parent ends, and a sandbox does not before its zygote has been waited for
     wake, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -163,7 +163,7 @@ def reap():
 
 
 def move(fds):
-    """Moves a fork of the template into a sandbox, with nothing of the outside but its memory. Returns in the zygote alone."""
+    """Moves a fork of the shared zygote into a sandbox, with nothing of the outside but its memory. Returns in the zygote alone."""
     gate, agent, user, *others = fds
     if os.read(gate, 1) != b"1":  # when the server has put this process into the sandbox's control group
         os._exit(1)

@@ -13,18 +13,18 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// Prepare implements sandbox.Preparer. A root server can: it alone may make a mount that is in no namespace yet, and hand it
-// to an agent, which mounts it where it may mount anything: inside. Kernels before 5.12 lack the calls.
+// Prepare implements sandbox.Preparer. Only root may make a mount that is in no namespace yet and
+// hand it to an agent, which attaches it inside. Kernels before 5.12 lack the system calls.
 func (b *Backend) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepared, error) {
 	if spec.Workspace != "" {
-		return nil, errors.New("prepare a sandbox: it has a workspace already")
+		return nil, errors.New("prepare a sandbox: the spec has a workspace")
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.ErrUnsupported
 	}
-	tree, err := cloneTree(b.files) // any directory tells
-	for _, passing := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
-		if errors.Is(err, passing) {
+	tree, err := cloneTree(b.files) // any directory will do for a test
+	for _, temporary := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if errors.Is(err, temporary) {
 			return nil, fmt.Errorf("prepare a sandbox: %w", err)
 		}
 	}
@@ -32,23 +32,11 @@ func (b *Backend) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepa
 		return nil, fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	}
 	_ = tree.Close()
-	s := &jailed{id: spec.ID, backend: b, ended: make(chan struct{})}
-	if err := s.start(ctx, spec); err != nil {
-		return nil, err
+	s, err := b.start(ctx, spec)
+	if err != nil {
+		return nil, err // not a nil pointer in an interface
 	}
 	return s, nil
-}
-
-var _ sandbox.Prepared = (*jailed)(nil)
-
-// expectAttach makes the connection over which the agent will get its workspace, and returns the agent's end.
-func (s *jailed) expectAttach() (*os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	s.attach = os.NewFile(uintptr(fds[0]), "workspace")
-	return os.NewFile(uintptr(fds[1]), "workspace"), nil
 }
 
 // Attach implements sandbox.Prepared.
@@ -72,23 +60,15 @@ func (s *jailed) Attach(ctx context.Context, workspace string) error {
 		return context.Cause(ctx)
 	case err != nil:
 		return fmt.Errorf("attach a workspace: %w", err)
-	case answer != agent.WorkspaceAttached: // the kernel's word, and it will not change its mind
+	case answer != agent.WorkspaceAttached: // the kernel refused, and will again
 		return fmt.Errorf("attach a workspace: %w: %q", errors.ErrUnsupported, answer)
 	}
 	return nil
 }
 
+// sendTree sends the mount to the agent and returns its answer.
 func (s *jailed) sendTree(tree *os.File) (answer string, err error) {
-	raw, err := s.attach.SyscallConn()
-	if err != nil {
-		return "", err
-	}
-	var sendErr error
-	err = raw.Write(func(fd uintptr) bool {
-		sendErr = unix.Sendmsg(int(fd), []byte{0}, unix.UnixRights(int(tree.Fd())), nil, unix.MSG_NOSIGNAL)
-		return sendErr != unix.EAGAIN
-	})
-	if err = errors.Join(err, sendErr); err != nil {
+	if err := sendFiles(s.attach, []byte{0}, int(tree.Fd())); err != nil {
 		return "", err
 	}
 	buf := make([]byte, 256)
@@ -96,8 +76,8 @@ func (s *jailed) sendTree(tree *os.File) (answer string, err error) {
 	return string(buf[:n]), err
 }
 
-// cloneTree makes a mount of a directory, and of what is mounted below it, that is in no namespace. It has the flags that
-// bubblewrap gives a bind, and neither learns of mounts outside nor tells about its own.
+// cloneTree makes a mount of a directory and everything mounted below it that is in no namespace.
+// It is private and has the flags that bubblewrap gives a bind mount.
 func cloneTree(dir string) (*os.File, error) {
 	place, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -117,5 +97,5 @@ func cloneTree(dir string) (*os.File, error) {
 	return tree, nil
 }
 
-// attachTimeout bounds the wait for an agent's answer. It has two or three system calls to make.
+// attachTimeout bounds the wait for the agent's answer. The agent makes two or three system calls.
 const attachTimeout = 2 * time.Second

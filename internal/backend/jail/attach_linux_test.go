@@ -53,7 +53,8 @@ func TestAttach(t *testing.T) {
 	}
 	late := &sandboxtest.Box{Sandbox: p, Conn: wire.NewConn(p.Conn(), wire.ServerSide, nil), Workspace: ws}
 	t.Cleanup(func() { _ = late.Conn.Close() })
-	// The first run gets the run-init that had waited before the workspace came, the second one that was made after.
+	// The first run gets the run-init that had waited before the workspace came, the second one
+	// that was made after.
 	for range 2 {
 		run := sandboxtest.Shell(`pwd; cat old; for d in /data /mnt/data /workspace; do echo > $d/new && ls $d; done; rm new`)
 		run.Limits.TmpBytes = 1 << 20
@@ -62,7 +63,8 @@ func TestAttach(t *testing.T) {
 			t.Errorf("%+v: %s%s", res.Exit, res.Stdout, res.Stderr)
 		}
 	}
-	// Flags and root of each of the three mounts, as the agent has them and runs do; the topmost is the last.
+	// Flags and root of each of the three mounts, as the agent has them and runs do; the topmost is
+	// the last.
 	mounted := func(agent string) (found []string) {
 		text, err := os.ReadFile(agent + "/mountinfo")
 		if err != nil {
@@ -143,7 +145,7 @@ func TestAttachRefusals(t *testing.T) {
 
 // TestFailedStarts: a start that fails leaves no descriptor, whatever the sandbox was to have.
 func TestFailedStarts(t *testing.T) {
-	needRoot(t, "templates enter sandboxes of another uid")
+	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	b := open(t, t.TempDir(), sandboxtest.ID())
 	z := zygoteHarness(t, b).Zygote
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what is forgotten

@@ -14,7 +14,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// ahead is Python that can be started before its code is there. In the code, booted says whether it was.
+// ahead is Python that can be started before its code is there. In the code, booted says whether it
+// was.
 const ahead = `
 import json, os, sys
 file, booted = sys.argv[1], not os.path.exists(sys.argv[1])
@@ -76,8 +77,8 @@ func parent(t *testing.T, pid int) (ppid int) {
 	return ppid
 }
 
-// TestBoot: a program that waits for the next run is confined as the run will be, has nothing of the one before, is no run's neighbour,
-// and can fail without anybody noticing.
+// TestBoot: a program that waits for the next run is confined as the run will be, has nothing of
+// the one before, is no run's neighbour, and can fail without anybody noticing.
 func TestBoot(t *testing.T) {
 	needRoot(t, "reads other users' /proc")
 	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})

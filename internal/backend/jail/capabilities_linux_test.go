@@ -13,7 +13,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// agentsOf finds the agents of the sandboxes with that workspace: each is process 1 of a pid namespace.
+// agentsOf finds the agents of the sandboxes with that workspace: each is process 1 of a pid
+// namespace.
 func agentsOf(t *testing.T, workspace string) (agents []string) {
 	t.Helper()
 	for _, pid := range processes(t, workspace) {
@@ -26,8 +27,8 @@ func agentsOf(t *testing.T, workspace string) (agents []string) {
 	return agents
 }
 
-// TestAgentCapabilities: no thread of an agent has, or can get, more than it takes to start runs; CAP_NET_ADMIN goes
-// when the routes are there.
+// TestAgentCapabilities: no thread of an agent has, or can get, more than it takes to start runs;
+// CAP_NET_ADMIN goes when the routes are there.
 func TestAgentCapabilities(t *testing.T) {
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		sandboxtest.Skip(t, err.Error())

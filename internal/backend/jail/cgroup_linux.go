@@ -19,16 +19,17 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// cgroups limits sandboxes by control groups, version 2 or 1, whichever is writable. It is written by hand
-// because the libraries for it bring D-Bus and eBPF along and cannot start a process inside a version 1
-// group without a moment outside it.
+// cgroups limits sandboxes by control groups, version 2 or 1, whichever is writable. It is written
+// by hand because the libraries for it bring D-Bus and eBPF along and cannot start a process inside
+// a version 1 group without a moment outside it.
 type cgroups struct {
 	prefix string // of the names of this instance's groups
 	// v2 is the directory that holds this instance's groups, or empty.
 	v2 string
 	// v1 maps a controller to the directory that holds this instance's groups.
 	v1 map[string]string
-	// looseTCP says that version 1 is without a limit for the buffers of sockets, which its memory limit leaves out.
+	// looseTCP says that version 1 is without a limit for the buffers of sockets, which its memory
+	// limit leaves out.
 	looseTCP bool
 	// why is the reason why there are no cgroups.
 	why error
@@ -44,8 +45,8 @@ const (
 
 const groupName = "mcp-code-sandbox-"
 
-// Version 1 counts the buffers of TCP and UDP sockets apart from all other memory: they have a limit of
-// their own, which is a part of the memory limit. Unix sockets and pipes count as memory.
+// Version 1 counts the buffers of TCP and UDP sockets apart from all other memory: they have a
+// limit of their own, which is a part of the memory limit. Unix sockets and pipes count as memory.
 const (
 	tcpLimit = "memory.kmem.tcp.limit_in_bytes"
 	tcpPart  = 4
@@ -87,8 +88,9 @@ func (c *cgroups) findV2(instance string) error {
 	if err != nil {
 		return err
 	}
-	// At the top where root may do so; else below the group that was delegated to this process, after
-	// moving this process into a leaf: a group with processes of its own cannot hand out controllers.
+	// At the top where root may do so; else below the group that was delegated to this process,
+	// after moving this process into a leaf: a group with processes of its own cannot hand out
+	// controllers.
 	var errs []error
 	for _, base := range []string{mount, mount + own} {
 		if base == mount+own && base != mount {
@@ -297,8 +299,8 @@ func (g *cgroup) limit(l sandbox.Limits) error {
 	return nil
 }
 
-// start calls fork so that the process it starts is in the group from its first instruction. It runs on the
-// launcher's thread: version 1 moves that thread in and out again.
+// start calls fork so that the process it starts is in the group from its first instruction. It
+// runs on the launcher's thread: version 1 moves that thread in and out again.
 func (g *cgroup) start(attr *syscall.SysProcAttr, fork func() error) error {
 	if g == nil {
 		return fork()
@@ -381,7 +383,8 @@ func (g *cgroup) cpuTime() (time.Duration, error) {
 	return time.Duration(n), err
 }
 
-// weigh gives the group a part of the weight that a new group has. The kernel bounds how small that can be.
+// weigh gives the group a part of the weight that a new group has. The kernel bounds how small that
+// can be.
 func (g *cgroup) weigh(share float64) error {
 	if g == nil {
 		return errors.ErrUnsupported
@@ -394,7 +397,8 @@ func (g *cgroup) weigh(share float64) error {
 	return os.WriteFile(filepath.Join(g.dirs["cpu"], file), []byte(strconv.Itoa(weight)), 0)
 }
 
-// forking counts the processes that have children and compute, as their own parents do: those that divide work wait for it.
+// forking counts the processes that have children and compute, as their own parents do: those that
+// divide work wait for it.
 func (g *cgroup) forking() (int, error) {
 	if g == nil {
 		return 0, errors.ErrUnsupported
@@ -419,7 +423,8 @@ func (g *cgroup) forking() (int, error) {
 	return n, err
 }
 
-// kill kills the group's processes but one. A process that is being killed forks no more, so one look is enough.
+// kill kills the group's processes but one. A process that is being killed forks no more, so one
+// look is enough.
 func (g *cgroup) kill(spared int) {
 	if g == nil {
 		return
@@ -432,7 +437,8 @@ func (g *cgroup) kill(spared int) {
 	}
 }
 
-// remove deletes the group after its processes have ended. The kernel may need a moment to let go of them.
+// remove deletes the group after its processes have ended. The kernel may need a moment to let go
+// of them.
 func (g *cgroup) remove() {
 	if g == nil {
 		return
@@ -467,7 +473,8 @@ func killGroup(dir string) {
 	}
 }
 
-// homes lists the directories in which this instance makes groups, for the one that cleans up after it.
+// homes lists the directories in which this instance makes groups, for the one that cleans up after
+// it.
 func (c *cgroups) homes() []string {
 	if c.v2 != "" {
 		return []string{c.v2}

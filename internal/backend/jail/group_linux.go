@@ -6,8 +6,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// Group is a control group for processes that are not the jail's: those of environments that isolate themselves. What a
-// killed server leaves in it is Reap's to remove, as with a sandbox's.
+// Group is a control group for processes that are not the jail's: those of environments that
+// isolate themselves. What a killed server leaves in it is Reap's to remove, as with a sandbox's.
 type Group struct{ g *cgroup }
 
 // NewGroup makes a group with the limits. It is nil where there are no control groups.
@@ -19,8 +19,8 @@ func (b *Backend) NewGroup(id string, l sandbox.Limits) (*Group, error) {
 	return &Group{g}, nil
 }
 
-// Start calls fork so that the process it starts is in the group from its first instruction. The caller's goroutine must be
-// locked to its thread.
+// Start calls fork so that the process it starts is in the group from its first instruction. The
+// caller's goroutine must be locked to its thread.
 func (g *Group) Start(attr *syscall.SysProcAttr, fork func() error) error {
 	return g.g.start(attr, fork)
 }

@@ -56,7 +56,8 @@ func (b attaching) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	return p, nil
 }
 
-// The environment of a test binary that was started by another: by what name it acts, and the agent it uses.
+// The environment of a test binary that was started by another: by what name it acts, and the agent
+// it uses.
 const (
 	envRole  = "JAILTEST_ROLE"
 	envAgent = "JAILTEST_AGENT"
@@ -183,8 +184,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// needRoot skips what an ordinary user cannot do. A test binary that root started as an ordinary user leaves
-// such tests to root.
+// needRoot skips what an ordinary user cannot do. A test binary that root started as an ordinary
+// user leaves such tests to root.
 func needRoot(t *testing.T, why string) {
 	t.Helper()
 	switch {
@@ -236,7 +237,8 @@ func TestAsOrdinaryUser(t *testing.T) {
 	}
 	become := []string{"setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", filepath.Join(dir, "test")}
 	if _, err := os.Stat("/dev/net/tun"); err == nil {
-		// Where root keeps the device to itself, the ordinary user sees another, as on most machines.
+		// Where root keeps the device to itself, the ordinary user sees another, as on most
+		// machines.
 		lend := `mount -t tmpfs none "$0" && mknod -m 666 "$0/tun" c 10 200 && mount --bind "$0/tun" /dev/net/tun && exec "$@"`
 		become = append([]string{"unshare", "--mount", "sh", "-c", lend, filepath.Join(dir, "dev")}, become...)
 	}

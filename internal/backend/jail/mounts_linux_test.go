@@ -7,8 +7,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestMountsAreHidden: no list of mounts that a run can open, of whichever process or thread it sees, has a line: each
-// would name a directory of the host.
+// TestMountsAreHidden: no list of mounts that a run can open, of whichever process or thread it
+// sees, has a line: each would name a directory of the host.
 func TestMountsAreHidden(t *testing.T) {
 	const look = `
 lists = []

@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -17,40 +18,124 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// slirp4netns's own network: its name server is the only private address a sandbox reaches.
+// The network that slirp4netns makes. Its name server is the only private address a sandbox
+// reaches.
 const (
 	slirpCIDR = "10.0.2.0/24"
 	slirpDNS  = "10.0.2.3"
 )
 
-// userNet is the slirp4netns process that carries a sandbox's packets. A nil one is no network.
+const tun = "/dev/net/tun"
+
+// userNet is the slirp4netns process that carries a sandbox's packets. A nil userNet is no network.
 type userNet struct {
-	cmd  *exec.Cmd
-	exit *os.File // slirp4netns ends when this is closed, also by the server's death
-	done chan struct{}
-	nets *userNets
-	tap  int // a descriptor of slirp4netns's tap, to change its filter; -1: none
+	cmd    *exec.Cmd
+	output sandbox.Tail
+	exit   *os.File // slirp4netns ends when this is closed, also by the server's death
+	done   chan struct{}
+	nets   *userNets
+	tap    int // a descriptor of slirp4netns's tap, to change its filter; -1: none
 }
 
-// userNets are the networks of live sandboxes. Their filters follow the list of what is closed.
+// attachNetwork connects the network namespace of a process to everything but the closed networks.
+// It returns when the network works.
+func (b *Backend) attachNetwork(pid int) (*userNet, error) {
+	n, err := b.startSlirp(pid)
+	if err == nil {
+		if err = b.nets.add(n, b.cfg.Closed); err != nil {
+			n.close()
+		}
+	}
+	if err == nil {
+		return n, nil
+	}
+	fix := "apt-get install slirp4netns"
+	if f, tunErr := os.OpenFile(tun, os.O_RDWR, 0); tunErr != nil {
+		fix = "modprobe tun && chmod 666 " + tun
+	} else {
+		_ = f.Close()
+		if errors.Is(err, syscall.EPERM) {
+			fix = "sysctl kernel.yama.ptrace_scope=1; in a container, add the capability SYS_PTRACE"
+		}
+	}
+	return nil, &sandbox.Error{Op: "connect the sandbox to the network", Err: err, Fix: fix, NetworkOnly: true}
+}
+
+func (b *Backend) startSlirp(pid int) (*userNet, error) {
+	path, err := exec.LookPath("slirp4netns")
+	if err != nil {
+		return nil, errors.New("slirp4netns is not installed")
+	}
+	ready, readyW, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer ready.Close()
+	exitR, exit, err := os.Pipe()
+	if err != nil {
+		readyW.Close()
+		return nil, err
+	}
+	n := &userNet{exit: exit, done: make(chan struct{}), tap: -1, nets: &b.nets}
+	n.cmd = exec.Command(path, "--configure", "--enable-seccomp", "--mtu=65520", "--disable-host-loopback",
+		"--cidr="+slirpCIDR, "--ready-fd=3", "--exit-fd=4", fmt.Sprintf("--userns-path=/proc/%d/ns/user", pid),
+		"--netns-type=path", fmt.Sprintf("/proc/%d/ns/net", pid), "tap0")
+	n.cmd.Env = []string{}
+	n.cmd.Stdout, n.cmd.Stderr = &n.output, &n.output
+	n.cmd.ExtraFiles = []*os.File{readyW, exitR}
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential(), Setpgid: true}
+	err = b.launch.Do(n.cmd.Start) // it sees the launcher's /dev/net/tun
+	readyW.Close()
+	exitR.Close()
+	if err != nil {
+		exit.Close()
+		return nil, err
+	}
+	go func() {
+		defer close(n.done)
+		_ = n.cmd.Wait()
+	}()
+	_ = ready.SetReadDeadline(time.Now().Add(startTimeout))
+	if _, err := ready.Read(make([]byte, 1)); err != nil {
+		n.close()
+		return nil, fmt.Errorf("slirp4netns: %s", cmp.Or(strings.TrimSpace(n.output.String()), err.Error()))
+	}
+	return n, nil
+}
+
+func (n *userNet) close() {
+	if n == nil {
+		return
+	}
+	n.nets.remove(n)
+	_ = n.exit.Close()
+	select {
+	case <-n.done:
+	case <-time.After(time.Second):
+		_ = n.cmd.Process.Kill()
+		<-n.done
+	}
+}
+
+// userNets are the networks of live sandboxes. Their filters follow the list of closed networks.
 type userNets struct {
 	mu          sync.Mutex
 	live        map[*userNet]struct{}
 	unsubscribe func()
 }
 
-// add filters what leaves n, now and after each change of the list.
-func (u *userNets) add(n *userNet, closed *closednet.List) (err error) {
-	u.mu.Lock() // a list that was read before must not replace one that was read after
+// add filters the packets that leave n, now and after each change of the list.
+func (u *userNets) add(n *userNet, list *closednet.List) (err error) {
+	u.mu.Lock() // an older list must not replace a newer one
 	defer u.mu.Unlock()
 	if n.tap, err = takeTap(n.cmd.Process.Pid); err != nil {
 		return fmt.Errorf("find the tap of slirp4netns: %w", err)
 	}
-	blocked, err := closed.ForSandbox()
+	closed, err := list.ForSandbox()
 	if err != nil {
 		return err
 	}
-	if err := filterTap(n.tap, tapFilter(blocked)); err != nil {
+	if err := filterTap(n.tap, tapFilter(closed)); err != nil {
 		return err
 	}
 	u.live[n] = struct{}{}
@@ -67,8 +152,9 @@ func (u *userNets) remove(n *userNet) {
 	}
 }
 
-// refilter closes to live sandboxes what has been added to the list. Their packets are dropped: the routes inside, by which a
-// forbidden connection fails at once, stay those of their start.
+// refilter closes newly listed networks to live sandboxes. Their packets are dropped. The
+// unreachable routes inside, which make a forbidden connection fail at once, stay as they were at
+// the start.
 func (b *Backend) refilter() {
 	u := &b.nets
 	u.mu.Lock()
@@ -76,87 +162,15 @@ func (b *Backend) refilter() {
 	if len(u.live) == 0 {
 		return
 	}
-	blocked, err := b.cfg.Closed.ForSandbox()
-	if err != nil { // no network rather than one that is open
-		blocked = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
-		b.log.Error("cannot tell what to close; sandboxes lose their network until that is known", "error", err)
+	closed, err := b.cfg.Closed.ForSandbox()
+	if err != nil { // no network is safer than an open one
+		closed = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+		b.log.Error("cannot list the closed networks; sandboxes lose their network until it can", "error", err)
 	}
 	for n := range u.live {
-		if err := filterTap(n.tap, tapFilter(blocked)); err != nil {
+		if err := filterTap(n.tap, tapFilter(closed)); err != nil {
 			b.log.Error("cannot close a new address to a sandbox; it loses its network", "error", err)
 			_ = n.exit.Close()
 		}
-	}
-}
-
-// attachNetwork gives the network namespace of a process a way out, to all but what is closed, and returns when it works.
-func (b *Backend) attachNetwork(pid int) (*userNet, error) {
-	fail := func(err error) (*userNet, error) {
-		fix := "apt-get install slirp4netns"
-		switch {
-		case strings.Contains(err.Error(), "/dev/net/tun"):
-			fix = "modprobe tun && chmod 666 /dev/net/tun"
-		case errors.Is(err, syscall.EPERM):
-			fix = "sysctl kernel.yama.ptrace_scope=1; in a container, add the capability SYS_PTRACE"
-		}
-		return nil, &sandbox.Error{Op: "connect the sandbox to the network", Err: err, Fix: fix, NetworkOnly: true}
-	}
-	path, err := exec.LookPath("slirp4netns")
-	if err != nil {
-		return fail(errors.New("slirp4netns is not installed"))
-	}
-	readyR, readyW, err := os.Pipe()
-	if err != nil {
-		return fail(err)
-	}
-	defer readyR.Close()
-	exitR, exitW, err := os.Pipe()
-	if err != nil {
-		readyW.Close()
-		return fail(err)
-	}
-	var said sandbox.Tail
-	n := &userNet{exit: exitW, done: make(chan struct{}), tap: -1, nets: &b.nets}
-	n.cmd = exec.Command(path, "--configure", "--enable-seccomp", "--mtu=65520", "--disable-host-loopback", "--cidr="+slirpCIDR,
-		"--ready-fd=3", "--exit-fd=4",
-		fmt.Sprintf("--userns-path=/proc/%d/ns/user", pid), "--netns-type=path", fmt.Sprintf("/proc/%d/ns/net", pid), "tap0")
-	n.cmd.Env = []string{}
-	n.cmd.Stdout, n.cmd.Stderr = &said, &said
-	n.cmd.ExtraFiles = []*os.File{readyW, exitR}
-	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential(), Setpgid: true}
-	err = b.launch.do(n.cmd.Start) // it sees the launcher's /dev/net/tun
-	readyW.Close()
-	exitR.Close()
-	if err != nil {
-		exitW.Close()
-		return fail(err)
-	}
-	go func() {
-		defer close(n.done)
-		_ = n.cmd.Wait()
-	}()
-	_ = readyR.SetReadDeadline(time.Now().Add(startTimeout))
-	if _, err := readyR.Read(make([]byte, 1)); err != nil {
-		n.close()
-		return fail(fmt.Errorf("slirp4netns: %s", strings.TrimSpace(said.String())))
-	}
-	if err := b.nets.add(n, b.cfg.Closed); err != nil {
-		n.close()
-		return fail(err)
-	}
-	return n, nil
-}
-
-func (n *userNet) close() {
-	if n == nil {
-		return
-	}
-	n.nets.remove(n)
-	_ = n.exit.Close()
-	select {
-	case <-n.done:
-	case <-time.After(time.Second):
-		_ = n.cmd.Process.Kill()
-		<-n.done
 	}
 }

@@ -15,7 +15,8 @@ import (
 // envWorld is set in the process whose network namespace stands for the host.
 const envWorld = "JAILTEST_WORLD"
 
-// TestNetwork proves what a sandbox with network reaches, with servers on every address that matters.
+// TestNetwork proves what a sandbox with network reaches, with servers on every address that
+// matters.
 func TestNetwork(t *testing.T) {
 	needRoot(t, "network namespaces")
 	for _, name := range []string{"ip", "nsenter", "slirp4netns"} {

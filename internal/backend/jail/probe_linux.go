@@ -21,30 +21,30 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 	switch {
 	case !b.cgroups.available():
 		groups.Status = sandbox.Warn
-		groups.Fix = "start the server as root, or under a user service with Delegate=yes; until then memory and process limits hold for each process, and CPU and the buffers of sockets are not limited"
+		groups.Fix = "start the server as root, or as a user service with Delegate=yes; until then, memory and " +
+			"process limits apply to each process, and CPU and socket buffers are not limited"
 	case b.cgroups.looseTCP:
 		groups.Status = sandbox.Warn
-		groups.Detail += ", which cannot limit the buffers of TCP connections"
+		groups.Detail += ", which cannot limit TCP buffers"
 		groups.Fix = "boot with cgroup version 2, or use a kernel whose version 1 has " + tcpLimit
 	}
 	checks = append(checks, groups)
 	if checks[0].Status == sandbox.OK {
 		c := b.probeRun(ctx, "network", true)
 		if c.Status == sandbox.Fail {
-			c.Status = sandbox.Warn // runs without network are possible
+			c.Status = sandbox.Warn // runs without network work
 		}
 		checks = append(checks, c)
 	}
 	return checks
 }
 
-// probeRun starts a sandbox, runs a program in it and says how it went.
+// probeRun starts a sandbox, runs a program in it and reports the outcome.
 func (b *Backend) probeRun(ctx context.Context, name string, network bool) sandbox.Check {
 	start := time.Now()
 	if err := b.tryRun(ctx, "probe-"+name, network); err != nil {
 		c := sandbox.Check{Name: name, Status: sandbox.Fail, Detail: err.Error()}
-		var known *sandbox.Error
-		if errors.As(err, &known) {
+		if known, ok := errors.AsType[*sandbox.Error](err); ok {
 			c.Detail, c.Fix = known.Op+": "+known.Err.Error(), known.Fix
 		}
 		return c
@@ -63,17 +63,17 @@ func (b *Backend) tryRun(ctx context.Context, id string, network bool) error {
 			return err
 		}
 	}
-	box, err := b.Start(ctx, sandbox.Spec{ID: filepath.Base(dir), Workspace: dir, Network: network})
+	sb, err := b.Start(ctx, sandbox.Spec{ID: filepath.Base(dir), Workspace: dir, Network: network})
 	if err != nil {
 		return err
 	}
-	defer box.Close(context.WithoutCancel(ctx))
-	exit, err := wire.Execute(ctx, box.Conn(), &wire.Run{Argv: []string{"true"}})
+	defer sb.Close(context.WithoutCancel(ctx))
+	exit, err := wire.Execute(ctx, sb.Conn(), &wire.Run{Argv: []string{"true"}})
 	if err != nil {
 		return err
 	}
 	if exit.Error != "" || exit.Code != 0 {
-		return fmt.Errorf("a run inside ended with %d %s", exit.Code, exit.Error)
+		return fmt.Errorf("a run in the sandbox ended with %d %s", exit.Code, exit.Error)
 	}
 	return nil
 }

@@ -8,12 +8,13 @@ import (
 	"time"
 )
 
-// socketsInterval is how often watchSockets looks. What can be taken in the meantime is what the limit may be exceeded by.
+// socketsInterval is how often watchSockets looks. What can be taken in the meantime is what the
+// limit may be exceeded by.
 const socketsInterval = 200 * time.Millisecond
 
-// watchSockets kills, until done is closed, the groups whose sockets hold more than their memory limit. The kernel
-// does not hold a socket without data to the limit on version 1: each may take a segment of 64 KB, and thousands
-// of connections many times the limit.
+// watchSockets kills, until done is closed, the groups whose sockets hold more than their memory
+// limit. The kernel does not hold a socket without data to the limit on version 1: each may take a
+// segment of 64 KB, and thousands of connections many times the limit.
 func (c *cgroups) watchSockets(done <-chan struct{}) {
 	tick := time.NewTicker(socketsInterval)
 	defer tick.Stop()
@@ -46,7 +47,8 @@ func (g *cgroup) socketsExceeded() bool {
 	return g != nil && !g.v2() && exceedsMemory(g.dirs["memory"], "memory.kmem.tcp.max_usage_in_bytes")
 }
 
-// exceedsMemory reports whether a counter of sockets' memory is above the memory limit of a version 1 group.
+// exceedsMemory reports whether a counter of sockets' memory is above the memory limit of a version
+// 1 group.
 func exceedsMemory(dir, counter string) bool {
 	limit, ok := readBytes(filepath.Join(dir, "memory.limit_in_bytes"))
 	if !ok {

@@ -25,9 +25,9 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// processes finds the processes of sandboxes whose workspace lies under dir: by their mounts, or, since an
-// ordinary user cannot see an agent's, as descendants of a bubblewrap that was told of it; and the
-// slirp4netns of each.
+// processes finds the processes of sandboxes whose workspace lies under dir: by their mounts, or,
+// since an ordinary user cannot see an agent's, as descendants of a bubblewrap that was told of it;
+// and the slirp4netns of each.
 func processes(t *testing.T, dir string) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -85,8 +85,8 @@ func groups(t *testing.T, instance string) []string {
 	return found
 }
 
-// mounts are the host's mounts that a sandbox could have made: of the test's own directories, or where the
-// launcher has its stage. Others come and go.
+// mounts are the host's mounts that a sandbox could have made: of the test's own directories, or
+// where the launcher has its stage. Others come and go.
 func mounts(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -140,7 +140,8 @@ func TestCancelledStart(t *testing.T) {
 	}
 }
 
-// TestHostView looks at a sandbox from outside: its processes are nobody's, and nothing of it shows.
+// TestHostView looks at a sandbox from outside: its processes are nobody's, and nothing of it
+// shows.
 func TestHostView(t *testing.T) {
 	needRoot(t, "reads other users' /proc")
 	before := mounts(t)
@@ -228,8 +229,8 @@ func roleServer() {
 	}
 }
 
-// TestKilledServer: a server that is killed leaves no process and no mount; another removes its cgroups, and
-// touches nothing of a third.
+// TestKilledServer: a server that is killed leaves no process and no mount; another removes its
+// cgroups, and touches nothing of a third.
 func TestKilledServer(t *testing.T) {
 	root, dead := t.TempDir(), sandboxtest.ID()
 	living := sandboxtest.ID()
@@ -351,7 +352,8 @@ func TestClose(t *testing.T) {
 	boxB.Alive(t)
 }
 
-// TestSpare: the run-init that waits for the next run has no privilege left, and its death costs nobody a run.
+// TestSpare: the run-init that waits for the next run has no privilege left, and its death costs
+// nobody a run.
 func TestSpare(t *testing.T) {
 	needRoot(t, "reads other users' /proc")
 	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
@@ -394,7 +396,8 @@ func awaitSpare(t *testing.T, workspace string) int {
 	return 0
 }
 
-// powerless reports whether no thread of a process has a capability, and its main thread can get none.
+// powerless reports whether no thread of a process has a capability, and its main thread can get
+// none.
 func powerless(t *testing.T, pid int) bool {
 	t.Helper()
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))

@@ -81,7 +81,8 @@ func TestTapFilter(t *testing.T) {
 	}
 }
 
-// TestCgroupV2 runs the code for version 2 on a directory of plain files, for machines that have version 1.
+// TestCgroupV2 runs the code for version 2 on a directory of plain files, for machines that have
+// version 1.
 func TestCgroupV2(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -127,14 +128,15 @@ func TestCgroupV2(t *testing.T) {
 	}
 }
 
-// TestLauncherThread: sandboxes are started from a thread that can end, whatever thread New was called on.
+// TestLauncherThread: sandboxes are started from a thread that can end, whatever thread New was
+// called on.
 func TestLauncherThread(t *testing.T) {
 	for range 50 {
 		l, err := newLauncher(false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := l.do(func() error {
+		if err := l.Do(func() error {
 			if unix.Gettid() == unix.Getpid() {
 				return errors.New("the launcher is the main thread")
 			}
@@ -143,13 +145,14 @@ func TestLauncherThread(t *testing.T) {
 			t.Error(err)
 		}
 		l.close()
-		if err := l.do(func() error { return nil }); err == nil {
+		if err := l.Do(func() error { return nil }); err == nil {
 			t.Error("a closed launcher works")
 		}
 	}
 }
 
-// TestReapElsewhere: the list of a dead instance is text in a file; it leads nowhere but to cgroups.
+// TestReapElsewhere: the list of a dead instance is text in a file; it leads nowhere but to
+// cgroups.
 func TestReapElsewhere(t *testing.T) {
 	home := t.TempDir()
 	victim := filepath.Join(home, groupName+"x-1")

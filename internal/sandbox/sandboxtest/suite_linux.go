@@ -51,8 +51,8 @@ type Harness struct {
 	LooseTCP bool
 	// Zygote, when set, is one for Python, and all probes come from it.
 	Zygote *wire.Zygote
-	// Template says that the backend provides the zygote.
-	Template bool
+	// SharedZygote says that the backend forks the zygote into the sandbox.
+	SharedZygote bool
 }
 
 // Run tests a backend. open is called once; what it opens it closes by t.Cleanup.
@@ -151,7 +151,7 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 		spec.Workspace = Workspace(t, h.Owner)
 	}
 	spec.Image = h.Image
-	if z := h.Zygote; h.Template {
+	if z := h.Zygote; h.SharedZygote {
 		spec.Zygotes = []sandbox.Zygote{sandbox.Zygote(*z)}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -28,7 +28,7 @@ func zygoteHarness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
 	h := harness(t, b)
 	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Reads: []string{"PYTHON"}, Source: zygoteSource(t),
 		Preload: []string{"multiprocessing.process"}, OnUse: []string{"xml.dom.minidom"}}
-	h.Template = os.Geteuid() == 0 // others start their own
+	h.SharedZygote = os.Geteuid() == 0 // others start their own
 	return h
 }
 
@@ -41,8 +41,9 @@ func zygoteSource(t *testing.T) []byte {
 	return source
 }
 
-// templates finds the templates that this process has started: not their forks, and not bubblewrap.
-func templates(t *testing.T) (found []int) {
+// sharedZygotes finds the shared zygotes that this process has started: not their forks, and not
+// bubblewrap.
+func sharedZygotes(t *testing.T) (found []int) {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -58,18 +59,18 @@ func templates(t *testing.T) (found []int) {
 	}
 	for pid, parent := range parents {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if parents[parent] == os.Getpid() && bytes.HasSuffix(cmdline, []byte("/.zygote\x00template\x00")) {
+		if parents[parent] == os.Getpid() && bytes.HasSuffix(cmdline, []byte("/.zygote\x00shared-zygote\x00")) {
 			found = append(found, pid)
 		}
 	}
 	return found
 }
 
-func theTemplate(t *testing.T) int {
+func theSharedZygote(t *testing.T) int {
 	t.Helper()
-	found := templates(t)
+	found := sharedZygotes(t)
 	if len(found) != 1 {
-		t.Fatalf("templates: %v", found)
+		t.Fatalf("shared zygotes: %v", found)
 	}
 	return found[0]
 }
@@ -104,7 +105,7 @@ func TestTwoZygotes(t *testing.T) {
 	light := *h.Zygote
 	light.Name, light.Preload = "light", []string{"colorsys"}
 	spec := sandbox.Spec{}
-	if h.Template {
+	if h.SharedZygote {
 		spec.Zygotes = append(described(h), sandbox.Zygote{Name: light.Name, Argv: light.Argv, Source: light.Source, Preload: light.Preload})
 	}
 	box := sandboxtest.Start(t, sandboxtest.Harness{Backend: h.Backend, Owner: h.Owner}, spec)
@@ -124,13 +125,14 @@ func TestTwoZygotes(t *testing.T) {
 	}
 }
 
-// TestTemplateLife: a template may go at any time. Runs go on, and there is another one later.
-func TestTemplateLife(t *testing.T) {
-	needRoot(t, "templates enter sandboxes of another uid")
-	for name, victim := range map[string]func(template int) int{
-		"killed": func(template int) int { return template },
-		"its bubblewrap killed": func(template int) int {
-			stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", template))
+// TestSharedZygoteLife: a shared zygote may end at any time. Runs go on, and a new one starts
+// later.
+func TestSharedZygoteLife(t *testing.T) {
+	needRoot(t, "shared zygotes enter sandboxes of another uid")
+	for name, victim := range map[string]func(shared int) int{
+		"killed": func(shared int) int { return shared },
+		"its bubblewrap killed": func(shared int) int {
+			stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", shared))
 			parent, _ := strconv.Atoi(strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))[1])
 			return parent
 		},
@@ -138,20 +140,20 @@ func TestTemplateLife(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
 			old := sandboxtest.Start(t, h, sandbox.Spec{})
-			first := theTemplate(t)
+			first := theSharedZygote(t)
 			killed(t, victim(first), first)
 			old.Probe(t, "") // from its zygote, still
 			sandboxtest.Start(t, h, sandbox.Spec{}).Probe(t, "")
 			sandboxtest.Start(t, h, sandbox.Spec{}).Probe(t, "")
-			if again := theTemplate(t); again == first {
-				t.Error("no new template was started")
+			if again := theSharedZygote(t); again == first {
+				t.Error("no new shared zygote was started")
 			}
 		})
 	}
 	t.Run("stuck", func(t *testing.T) {
 		h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
 		old := sandboxtest.Start(t, h, sandbox.Spec{})
-		first := theTemplate(t)
+		first := theSharedZygote(t)
 		if err := unix.Kill(first, unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +176,7 @@ func TestTemplateLife(t *testing.T) {
 			}
 			_ = box.Close(t.Context())
 			b.Close()
-			if left := templates(t); len(left) > 0 {
+			if left := sharedZygotes(t); len(left) > 0 {
 				t.Errorf("left: %v", left)
 			}
 		}
@@ -198,10 +200,10 @@ func TestTemplateLife(t *testing.T) {
 			install(version)
 			b := sandboxtest.Start(t, h, sandbox.Spec{Mounts: []sandbox.Mount{{Source: dir, Target: "/opt/runner"}}})
 			b.Probe(t, "v = open('/opt/runner/version').read()\nif v != '"+version+"': breach('is still version', v)")
-			seen = append(seen, theTemplate(t))
+			seen = append(seen, theSharedZygote(t))
 		}
 		if seen[0] == seen[1] {
-			t.Error("the template is the old runner's")
+			t.Error("the shared zygote is the old runner's")
 		}
 	})
 	shares := append([]byte("import mmap\nheld = mmap.mmap(-1, 4096)\n"), zygoteSource(t)...)
@@ -229,16 +231,17 @@ func TestTemplateLife(t *testing.T) {
 	}
 }
 
-// TestTemplateRotation: sandboxes share what a process gets at its start only until the template is old. No run waits
-// for the new one, sandboxes that have started keep their zygotes, and the old template ends.
-func TestTemplateRotation(t *testing.T) {
-	needRoot(t, "templates enter sandboxes of another uid")
+// TestSharedZygoteRotation: sandboxes share what a process gets at its start only until the shared
+// zygote is old. No run waits for the new one, sandboxes that have started keep their zygotes, and
+// the old shared zygote ends.
+func TestSharedZygoteRotation(t *testing.T) {
+	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	agent, err := os.ReadFile(agentFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	instance := sandboxtest.ID()
-	backend, err := jail.New(jail.Config{Dir: t.TempDir(), Instance: instance, AgentBinary: agent, TemplateLife: time.Nanosecond})
+	backend, err := jail.New(jail.Config{Dir: t.TempDir(), Instance: instance, AgentBinary: agent, SharedZygoteLife: time.Nanosecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +260,7 @@ print(ctypes.string_at(libc.getauxval(25), 16).hex())  # AT_RANDOM
 		return string(res.Stdout)
 	}
 	old := sandboxtest.Start(t, h, sandbox.Spec{})
-	first, template := random(old), theTemplate(t)
+	first, shared := random(old), theSharedZygote(t)
 	for n := 0; ; n++ {
 		b := sandboxtest.Start(t, h, sandbox.Spec{}) // has a successor made, which comes some time later
 		now := random(b)
@@ -274,23 +277,23 @@ print(ctypes.string_at(libc.getauxval(25), 16).hex())  # AT_RANDOM
 	if random(old) != first {
 		t.Error("a sandbox has lost its zygote")
 	}
-	fd, err := unix.PidfdOpen(template, 0)
+	fd, err := unix.PidfdOpen(shared, 0)
 	if err == nil { // else it has been waited for
 		defer unix.Close(fd)
 		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
-			t.Errorf("the old template lives on: %v", err)
+			t.Errorf("the old shared zygote lives on: %v", err)
 		}
 	}
 	backend.Close()
-	if left := templates(t); len(left) > 0 {
+	if left := sharedZygotes(t); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 }
 
-// zygotesOf lists the forks of a template.
-func zygotesOf(t *testing.T, template int) string {
+// zygotesOf lists the forks of a shared zygote.
+func zygotesOf(t *testing.T, shared int) string {
 	t.Helper()
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", template, template))
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", shared, shared))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +302,7 @@ func zygotesOf(t *testing.T, template int) string {
 
 // TestZygoteLost: a run goes on without the zygote that it came from, and ends as it ends.
 func TestZygoteLost(t *testing.T) {
-	needRoot(t, "templates enter sandboxes of another uid")
+	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
 	b := sandboxtest.Start(t, h, sandbox.Spec{})
 	gate := filepath.Join(b.Workspace, "gate")
@@ -312,7 +315,7 @@ func TestZygoteLost(t *testing.T) {
 		}
 		r := b.Begin(t, sandboxtest.Python("print('up', flush=True)\nopen('/data/gate').read()\n"+exit))
 		r.Until(t, "up\n")
-		zygote, err := strconv.Atoi(zygotesOf(t, theTemplate(t)))
+		zygote, err := strconv.Atoi(zygotesOf(t, theSharedZygote(t)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -350,11 +353,12 @@ func TestZygoteFails(t *testing.T) {
 	}
 }
 
-// TestForkedAhead: the program of the next run waits without rights and with nothing of the zygote's open; when it dies, nobody loses a run.
+// TestForkedAhead: the program of the next run waits without rights and with nothing of the
+// zygote's open; when it dies, nobody loses a run.
 func TestForkedAhead(t *testing.T) {
-	needRoot(t, "templates enter sandboxes of another uid")
+	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	b := sandboxtest.Start(t, zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
-	zygote := zygotesOf(t, theTemplate(t))
+	zygote := zygotesOf(t, theSharedZygote(t))
 	next := func() (pid int) {
 		t.Helper()
 		await(t, "a fork of the zygote to wait", func() bool {
@@ -399,14 +403,15 @@ func TestForkedAhead(t *testing.T) {
 	}
 }
 
-// TestZygoteFromOutside: a fork of the template is in everything that its sandbox's agent is in, and has nothing else.
+// TestZygoteFromOutside: a fork of the shared zygote is in everything that its sandbox's agent is
+// in, and has nothing else.
 func TestZygoteFromOutside(t *testing.T) {
-	needRoot(t, "templates enter sandboxes of another uid")
+	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	b := open(t, t.TempDir(), sandboxtest.ID())
 	h := zygoteHarness(t, b)
 	sandboxtest.Start(t, h, sandbox.Spec{})
-	template := theTemplate(t)
-	zygote := zygotesOf(t, template)
+	shared := theSharedZygote(t)
+	zygote := zygotesOf(t, shared)
 	agent := ""
 	procs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range procs {
@@ -453,8 +458,8 @@ func TestZygoteFromOutside(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{"CapEff": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "NoNewPrivs": "1"} {
-		if got := status(fmt.Sprintf("/proc/%d", template), name); got != want {
-			t.Errorf("the template's %s: %q, want %q", name, got, want)
+		if got := status(fmt.Sprintf("/proc/%d", shared), name); got != want {
+			t.Errorf("the shared zygote's %s: %q, want %q", name, got, want)
 		}
 	}
 	if env, _ := os.ReadFile("/proc/" + zygote + "/environ"); len(env) == 0 || bytes.Contains(env, []byte("CANARY")) {

@@ -1,0 +1,198 @@
+package jail
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// The paths inside of the agent and of a shared zygote's source.
+const (
+	agentPath  = "/.sandbox-agent"
+	zygotePath = "/.zygote"
+)
+
+// systemLinks are the directories of the root that are links into /usr on merged systems.
+var systemLinks = []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
+
+// etcPaths are the parts of the host's /etc that programs need: the linker's cache, alternatives,
+// public certificates, the time zone. None describes accounts, hosts or services.
+var etcPaths = []string{
+	"/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates",
+	"/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted", "/etc/localtime", "/etc/fonts", "/etc/mime.types",
+}
+
+// etcFiles are the sandbox's own files in /etc.
+var etcFiles = map[string]string{
+	"passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:1000:1000:sandbox:/tmp:/bin/bash\n" +
+		"nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+	"group":         "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+	"hosts":         "127.0.0.1 localhost sandbox\n::1 localhost\n",
+	"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+	"resolv.conf":   "nameserver " + slirpDNS + "\n",
+	"protocols":     "ip 0 IP\nicmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6 41 IPv6\nipv6-icmp 58 IPv6-ICMP\n",
+	"services":      services(),
+}
+
+// services is an /etc/services with the names that programs look up.
+func services() string {
+	var b strings.Builder
+	for _, s := range []struct {
+		names string
+		port  int
+	}{
+		{"echo", 7}, {"discard", 9}, {"daytime", 13}, {"ftp-data", 20}, {"ftp", 21}, {"ssh", 22}, {"telnet", 23},
+		{"smtp mail", 25}, {"time", 37}, {"domain", 53}, {"tftp", 69}, {"gopher", 70}, {"finger", 79},
+		{"http www", 80}, {"kerberos", 88}, {"pop3", 110}, {"sunrpc", 111}, {"nntp", 119}, {"ntp", 123},
+		{"imap2 imap", 143}, {"snmp", 161}, {"irc", 194}, {"ldap", 389}, {"https", 443},
+		{"submissions ssmtp smtps", 465}, {"syslog", 514}, {"submission", 587}, {"ldaps", 636}, {"domain-s", 853},
+		{"ftps", 990}, {"imaps", 993}, {"pop3s", 995}, {"mysql", 3306}, {"postgresql", 5432}, {"amqp", 5672},
+		{"redis", 6379}, {"http-alt", 8080},
+	} {
+		name, aliases, _ := strings.Cut(s.names, " ")
+		for _, protocol := range []string{"tcp", "udp"} {
+			fmt.Fprintf(&b, "%s %d/%s %s\n", name, s.port, protocol, aliases)
+		}
+	}
+	return b.String()
+}
+
+// writeFiles writes the files that sandboxes mount into the instance's directory.
+func (b *Backend) writeFiles() error {
+	if err := os.MkdirAll(b.files, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(b.files, "agent"), b.cfg.AgentBinary, 0o755); err != nil {
+		return err
+	}
+	for name, text := range etcFiles {
+		if err := os.WriteFile(filepath.Join(b.files, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// agentCaps are the agent's capabilities in the sandbox's user namespace. With them it makes and
+// enters each run's namespaces and mounts, lowers limits for good and drops capabilities.
+var agentCaps = []string{"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SYS_RESOURCE"}
+
+// unshareArgs are bubblewrap's arguments for a sandbox's namespaces.
+func unshareArgs() []string {
+	return []string{
+		"--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+	}
+}
+
+// sandboxArgs is bubblewrap's command line for a sandbox. workspace is a path that the sandbox's
+// uid can reach, or empty if the workspace comes later. It must run on the launcher's thread.
+func (b *Backend) sandboxArgs(spec sandbox.Spec, workspace, agentConfig string) ([]string, error) {
+	args := append(unshareArgs(),
+		"--uid", "1000", "--gid", "1000", "--hostname", "sandbox",
+		"--die-with-parent", "--new-session", "--as-pid-1",
+		"--cap-drop", "ALL",
+	)
+	caps := agentCaps
+	if spec.Network {
+		caps = append(slices.Clip(caps), "CAP_NET_ADMIN") // for the unreachable routes
+	}
+	for _, c := range caps {
+		args = append(args, "--cap-add", c)
+	}
+	mounts := append(slices.Clip(spec.Mounts), sandbox.Mount{Source: filepath.Join(b.files, "agent"), Target: agentPath})
+	root, err := b.rootArgs(mounts, spec.Network)
+	if err != nil {
+		return nil, err
+	}
+	args = append(args, root...)
+	for _, target := range sandbox.WorkspacePaths() {
+		if workspace == "" {
+			args = append(args, "--dir", target)
+		} else {
+			args = append(args, "--bind", workspace, target)
+		}
+	}
+	return append(args, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", agentPath, agentConfig), nil
+}
+
+// sharedZygoteArgs is bubblewrap's command line for a shared zygote: like a sandbox's, but without
+// user and pid namespaces, or its forks could not enter those of sandboxes, and without a
+// workspace.
+func (b *Backend) sharedZygoteArgs(spec sandbox.Spec, interpreter []string, source, setpriv string) ([]string, error) {
+	args := []string{
+		"--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+		"--hostname", "sandbox", "--new-session", "--die-with-parent",
+		"--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP",
+	}
+	// bubblewrap would make parent directories that only root can enter.
+	made := map[string]bool{"/": true}
+	var makeParents func(path string)
+	makeParents = func(path string) {
+		if dir := filepath.Dir(path); !made[dir] {
+			makeParents(dir)
+			made[dir] = true
+			args = append(args, "--perms", "0755", "--dir", dir)
+		}
+	}
+	makeParents("/etc/ssl/certs")
+	for _, m := range spec.Mounts {
+		makeParents(m.Target)
+	}
+	root, err := b.rootArgs(append(slices.Clip(spec.Mounts), sandbox.Mount{Source: source, Target: zygotePath}), true)
+	if err != nil {
+		return nil, err
+	}
+	uid := fmt.Sprint(b.uid)
+	args = append(append(args, root...),
+		"--tmpfs", "/tmp", "--chmod", "1777", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/",
+		setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--bounding-set", "-all", "--no-new-privs")
+	return append(append(args, interpreter...), zygotePath, "shared-zygote"), nil
+}
+
+// rootArgs are the arguments for a read-only root with the mounts. It must run on the launcher's
+// thread.
+func (b *Backend) rootArgs(mounts []sandbox.Mount, network bool) ([]string, error) {
+	var all []sandbox.Mount
+	for name := range etcFiles {
+		if name != "resolv.conf" || network {
+			all = append(all, sandbox.Mount{Source: filepath.Join(b.files, name), Target: "/etc/" + name})
+		}
+	}
+	args := systemArgs()
+	for _, m := range append(all, mounts...) {
+		path, err := b.launch.onStage(m.Source)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--ro-bind", path, m.Target)
+	}
+	return args, nil
+}
+
+// systemArgs are the arguments for the parts of a root that all sandboxes share.
+func systemArgs() []string {
+	args := []string{"--ro-bind", "/usr", "/usr"}
+	for _, path := range systemLinks {
+		if target, err := os.Readlink(path); err == nil {
+			args = append(args, "--symlink", target, path)
+		} else if fi, err := os.Stat(path); err == nil && fi.IsDir() {
+			args = append(args, "--ro-bind", path, path)
+		}
+	}
+	for _, path := range etcPaths {
+		args = append(args, "--ro-bind-try", path, path)
+	}
+	args = append(args, "--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/dev/pts", "--dir", "/tmp", "--proc", "/proc")
+	for _, name := range []string{"null", "zero", "full", "random", "urandom"} {
+		args = append(args, "--dev-bind", "/dev/"+name, "/dev/"+name)
+	}
+	return append(args,
+		// Each run mounts its own terminals at /dev/pts. /dev/tty is the controlling one.
+		"--symlink", "pts/ptmx", "/dev/ptmx", "--dev-bind-try", "/dev/tty", "/dev/tty",
+		"--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "/proc/self/fd/0", "/dev/stdin",
+		"--symlink", "/proc/self/fd/1", "/dev/stdout", "--symlink", "/proc/self/fd/2", "/dev/stderr")
+}
