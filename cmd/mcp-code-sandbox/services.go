@@ -175,7 +175,7 @@ func (v *services) forTools() *tools.Services {
 	if !v.any() {
 		return nil
 	}
-	return &tools.Services{Names: v.names, List: v.app.executor.Services}
+	return &tools.Services{Names: v.names, List: granter{v}.List}
 }
 
 // handlers returns what httpapi serves. A handler is nil if it is not configured.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 
@@ -13,21 +12,46 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// imageExtensions are the images that displays may be.
+// imageExtensions are the image types that a display may have.
 var imageExtensions = map[string]string{"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
 
-// bundleMIME is the type of a display that has its text as well: a JSON object of a type of markup and of text/plain.
+// bundleMIME is the type of a display with a text version: a JSON object with markup and text/plain.
 const bundleMIME = "application/vnd.mcp-code-sandbox.bundle+json"
 
-// smallDisplay is how much is asked for when a display begins, displayStep at most when it goes on: what is asked for in
-// advance is another display's room.
+// A display's memory grows in steps: memory that is reserved early is missing elsewhere.
 const (
-	smallDisplay = 64 << 10
-	displayStep  = 1 << 20
+	smallDisplay = 64 << 10 // the first step
+	displayStep  = 1 << 20  // the largest step
 )
 
-// shown is the content of a display. All copies of a Result have the same one, so that its memory
-// can be taken back.
+// Display is something that code showed.
+type Display struct {
+	MIME string
+	// Data and Plain are Content's results, of a Result that was stored.
+	Data  []byte `json:",omitempty"`
+	File  string `json:",omitempty"` // the workspace's file with an image; empty if there is none
+	Plain []byte `json:",omitempty"`
+
+	kept *shown // shared by the copies of a Result of this process
+}
+
+// Content returns what was shown, and the exact part of stdout that it may replace: nil if nothing
+// was printed for it. Both are nil for an image that is too large to be kept twice, and when the
+// server needed the memory.
+func (d Display) Content() (data, plain []byte) {
+	if d.kept == nil {
+		return d.Data, d.Plain
+	}
+	d.kept.mu.Lock()
+	defer d.kept.mu.Unlock()
+	return d.kept.data, d.kept.plain
+}
+
+// Dropped reports whether the server needed the memory of what was shown.
+func (d Display) Dropped() bool { return d.kept != nil && d.kept.isDropped() }
+
+// shown is the content of a display. All copies of a Result share it, so that its memory can be
+// taken back.
 type shown struct {
 	hold *hold
 
@@ -48,8 +72,7 @@ func (s *shown) isDropped() bool {
 	return s.dropped
 }
 
-// write adds p, for which it asks in steps. It reports false when there is no memory, and what has
-// been written is gone.
+// write appends p. It reports false if there is no memory; the content is dropped then.
 func (s *shown) write(p []byte) bool {
 	s.mu.Lock()
 	room, size := cap(s.data), len(s.data)+len(p)
@@ -79,15 +102,15 @@ func (s *shown) discard() {
 	s.hold.release()
 }
 
-// displays collects what a run shows, as its parts come.
+// displays collects what a run shows, part by part.
 type displays struct {
 	memory *memory
 	redact func([]byte) []byte
 
-	current *shown // the one that is not complete; nil: none
+	current *shown // the display that is not complete; nil: none
 	list    []Display
 	dropped int // for lack of memory
-	beyond  int // what one run may show
+	beyond  int // because a run may show no more
 }
 
 func (d *displays) add(part session.Display) {
@@ -116,14 +139,14 @@ func (d *displays) add(part session.Display) {
 	}
 }
 
-// finish lists a complete display. It reports false when there is no memory for it.
+// finish lists a complete display. It reports false if there is no memory for it.
 func (d *displays) finish(mime string, s *shown) bool {
 	s.mu.Lock()
 	data := s.data
 	s.mu.Unlock()
 	var plain []byte
 	if mime == bundleMIME {
-		work := d.memory.hold(func() {}) // to take it apart
+		work := d.memory.hold(func() {}) // for unbundle
 		defer work.release()
 		if !work.grow(3*int64(len(data)) + 1) {
 			s.discard()
@@ -142,7 +165,7 @@ func (d *displays) finish(mime string, s *shown) bool {
 	return true
 }
 
-// unbundle takes a display apart that has its text as well.
+// unbundle splits a display with a text version.
 func unbundle(data []byte) (mime string, markup, plain []byte) {
 	var bundle map[string]string
 	if json.Unmarshal(data, &bundle) == nil {
@@ -155,18 +178,18 @@ func unbundle(data []byte) (mime string, markup, plain []byte) {
 	return bundleMIME, data, nil
 }
 
-// images are those that a run showed.
+// images are the images that a run showed.
 type images struct {
-	files  []workspace.File // the last one first
-	failed int              // how many are not files
-	err    error            // why the last of those is not
+	files  []workspace.File // those that were saved, last one first
+	failed int              // how many were not saved
+	err    error            // why the last of them was not
 }
 
-// keepImages makes files of the images that a run showed, named after the run, and notes their names in the displays. A full
-// workspace costs the file, not the result.
-func (e *Executor) keepImages(ctx context.Context, log *slog.Logger, s *session.Session, runID string, shown []Display) (kept images) {
+// saveImages saves the images that a run showed as files named after the run, and sets their names
+// in the displays. A full workspace costs the file, not the result.
+func (e *Executor) saveImages(ctx context.Context, r *run, s *session.Session, list []Display) (saved images) {
 	n := 0
-	for i, d := range shown {
+	for i, d := range list {
 		ext, ok := imageExtensions[d.MIME]
 		if !ok {
 			continue
@@ -176,15 +199,15 @@ func (e *Executor) keepImages(ctx context.Context, log *slog.Logger, s *session.
 		if d.Dropped() {
 			continue
 		}
-		name := fmt.Sprintf("%s-%d%s", runID, n, ext)
+		name := fmt.Sprintf("%s-%d%s", r.id, n, ext)
 		f, err := s.Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota})
 		if err != nil {
-			log.WarnContext(ctx, "cannot keep an image that a run showed", "err", err)
-			kept.failed, kept.err = kept.failed+1, err
+			r.log.WarnContext(ctx, "cannot save an image that a run showed", "err", err)
+			saved.failed, saved.err = saved.failed+1, err
 			continue
 		}
-		shown[i].File = f.Name
-		kept.files = slices.Insert(kept.files, 0, f)
+		list[i].File = f.Name
+		saved.files = slices.Insert(saved.files, 0, f)
 	}
-	return kept
+	return saved
 }

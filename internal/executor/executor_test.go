@@ -106,15 +106,6 @@ func (r *rig) follow(t *testing.T, link string) string {
 	return string(b)
 }
 
-// codeOf returns the code of an *Error, and "" for any other error.
-func codeOf(err error) Code {
-	var e *Error
-	if errors.As(err, &e) {
-		return e.Code
-	}
-	return ""
-}
-
 // What is refused leaves no trace, and the refusal tells no value of the environment.
 func TestRunRefuses(t *testing.T) {
 	r := newRig(t, nil, nil)

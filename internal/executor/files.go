@@ -1,23 +1,58 @@
 package executor
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"strings"
+	"runtime"
+	"slices"
 	"time"
 
 	"mcp-code-sandbox/internal/session"
-	"mcp-code-sandbox/internal/store"
+	"mcp-code-sandbox/internal/share"
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// Upload puts a file into the caller's session, which is made if need be. Errors that the caller can do
-// something about are of type *Error: invalid_id, invalid_path, file_exists, file_too_large, quota_exceeded, disk_full.
+const (
+	maxArtifacts     = 1000 // files in a list of a session's files
+	recentSessions   = 20   // whose files RecentFiles lists
+	recentCandidates = 100  // looked up to find those: some have been closed
+
+	readWait  = 10 * time.Second // how long a call waits for its turn to read files
+	readRetry = 5 * time.Second  // when a client whose turn did not come should try again
+)
+
+// FileLink is a file of a session's workspace with its download link.
+type FileLink struct {
+	workspace.File
+	Session string
+	URL     string
+}
+
+// Artifact is a file with its content.
+type Artifact struct {
+	FileLink
+	Content []byte
+}
+
+// DataPath returns the path of a workspace's file inside the sandbox, as contract 4 names it.
+func DataPath(name string) string { return "/mnt/data/" + name }
+
+// UploadRequest is a file to put into a caller's session.
+type UploadRequest struct {
+	Session   string
+	Name      string // as the client sent it; see workspace.CleanName
+	Content   io.Reader
+	Overwrite bool
+}
+
+// Upload puts a file into the caller's session, which it creates if necessary. Refusals are
+// invalid_id, invalid_path, file_exists, file_too_large, quota_exceeded and disk_full.
 func (e *Executor) Upload(ctx context.Context, caller session.Caller, req UploadRequest) (link FileLink, err error) {
 	defer func() { e.cfg.Metrics.refused(caller, err) }()
 	name, err := workspace.CleanName(req.Name)
@@ -37,117 +72,107 @@ func (e *Executor) Upload(ctx context.Context, caller session.Caller, req Upload
 	}
 	e.cfg.Metrics.uploaded(f.Size)
 	e.log.InfoContext(ctx, "file uploaded: "+f.Name, "session_id", req.Session, "bytes", f.Size)
-	e.activity.used(caller, s.ID(), true)
+	e.noteUsed(caller, s.ID(), true)
 	return FileLink{File: f, Session: s.ID(), URL: e.url(caller, s.ID(), f.Name)}, nil
 }
 
-// UploadURL returns a link to which one file can be PUT, once, until the session is closed. The session is made if need be.
-func (e *Executor) UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (url string, expires time.Time, err error) {
-	if name, err = workspace.CleanName(name); err != nil {
-		return "", time.Time{}, e.wrap(err)
+// contextReader ends an upload when its client is gone.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r *contextReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
 	}
-	if e.cfg.Store == nil {
-		return "", time.Time{}, errors.New("upload links need a store")
-	}
-	s, err := e.cfg.Sessions.Open(caller, sessionID)
+	return r.r.Read(p)
+}
+
+// ListArtifacts returns the files of a session that exists, newest first. truncated means that there
+// are more. Refusals are invalid_id, session_not_found and busy.
+func (e *Executor) ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []FileLink, truncated bool, err error) {
+	s, done, err := e.openToRead(ctx, caller, sessionID)
 	if err != nil {
-		return "", time.Time{}, e.wrap(err)
+		return nil, false, e.wrapSession(sessionID, err)
+	}
+	defer done()
+	list, truncated, err := s.Workspace().List(maxArtifacts)
+	if err != nil {
+		return nil, false, err
+	}
+	return e.links(caller, sessionID, list), truncated, nil
+}
+
+// ReadArtifact reads a file of a session that exists. Refusals are invalid_id, invalid_path,
+// session_not_found, not_found, artifact_too_large, busy, and file_busy if code holds a lease on it.
+func (e *Executor) ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (Artifact, error) {
+	name, s, err := e.lookup(caller, sessionID, path)
+	if err != nil {
+		return Artifact{}, err
 	}
 	defer s.Release()
-	var b [16]byte
-	rand.Read(b[:]) // never fails
-	t := store.Ticket{
-		ID: hex.EncodeToString(b[:]), Caller: caller.ID, Session: sessionID, Name: name,
-		Overwrite: overwrite, Expires: time.Now().Add(e.cfg.UploadTTL).Truncate(time.Second),
-	}
-	if err := e.cfg.Store.AddTicket(ctx, t); err != nil {
-		return "", time.Time{}, err
-	}
-	s.Keep() // the link is to this session
-	e.activity.used(caller, sessionID, false)
-	return e.cfg.Signer.UploadURL(e.linkID(caller, sessionID), name, t.ID, t.Expires), t.Expires, nil
-}
-
-// ReceiveUpload takes the file that was sent to a link of UploadURL. The link's signature must have been
-// checked. A link works once; then the error is link_expired. An upload that breaks off, or finds no room, does not count.
-func (e *Executor) ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (FileLink, error) {
-	expired := &Error{Code: CodeLinkExpired, Message: "This upload link has been used or has expired. Ask for a new one."}
-	if e.cfg.Store == nil {
-		return FileLink{}, expired
-	}
-	t, err := e.cfg.Store.TakeTicket(ctx, ticketID, time.Now())
-	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return FileLink{}, expired
-	case err != nil:
-		return FileLink{}, err
-	case e.linkID(session.Caller{ID: t.Caller}, t.Session) != id || t.Name != name:
-		return FileLink{}, expired
-	}
-	caller := session.Caller{ID: t.Caller}
-	generation := e.cfg.Sessions.Generation(caller, t.Session)
-	content := &brokenReader{r: body}
-	link, err := e.Upload(ctx, caller, UploadRequest{Session: t.Session, Name: t.Name, Content: content, Overwrite: t.Overwrite})
-	if err != nil && (content.broken || ctx.Err() != nil || noRoom(err)) && e.isOpen(caller, t.Session, generation) {
-		if err := e.cfg.Store.AddTicket(context.WithoutCancel(ctx), t); err != nil {
-			e.log.WarnContext(ctx, "cannot give back the link of an upload that broke off", "session_id", t.Session, "err", err)
-		}
-	}
-	return link, err
-}
-
-// noRoom reports whether an upload was refused for want of room, which the caller or the operator can make.
-func noRoom(err error) bool {
-	var refusal *Error
-	return errors.As(err, &refusal) && (refusal.Code == CodeQuotaExceeded || refusal.Code == CodeDiskFull)
-}
-
-// isOpen reports whether the session is open and of that generation. One that is closed has taken its tickets with it.
-func (e *Executor) isOpen(caller session.Caller, sessionID, generation string) bool {
-	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
+	f, fi, err := s.Workspace().Open(name)
 	if err != nil {
-		return false
+		return Artifact{}, e.wrapFile("artifact", name, err)
+	}
+	defer f.Close()
+	return e.readAll(ctx, caller, sessionID, name, f, fi)
+}
+
+// ReadFile is ReadArtifact that also finds files of sessions that are closed and retained, as links
+// to them do. Refusals are invalid_id, invalid_path, not_found, artifact_too_large and busy.
+func (e *Executor) ReadFile(ctx context.Context, caller session.Caller, sessionID, path string) (Artifact, error) {
+	name, err := workspace.CleanName(path)
+	if err != nil {
+		return Artifact{}, e.wrap(err)
+	}
+	f, fi, err := e.OpenFile(ctx, caller, sessionID, name)
+	if err != nil {
+		return Artifact{}, e.wrapFile("file", name, err)
+	}
+	defer f.Close()
+	return e.readAll(ctx, caller, sessionID, name, f, fi)
+}
+
+// DeleteFile removes a file of a session that exists. Code that has it open keeps its content.
+// Refusals are invalid_id, invalid_path (also for a directory), session_not_found and not_found.
+func (e *Executor) DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error {
+	name, s, err := e.lookup(caller, sessionID, path)
+	if err != nil {
+		return err
 	}
 	defer s.Release()
-	return e.cfg.Sessions.Generation(caller, sessionID) == generation
-}
-
-// brokenReader notes whether a body broke off before its end.
-type brokenReader struct {
-	r      io.Reader
-	broken bool
-}
-
-func (b *brokenReader) Read(p []byte) (int, error) {
-	n, err := b.r.Read(p)
-	b.broken = err != nil && err != io.EOF
-	return n, err
-}
-
-// OpenLink opens the file that a download link names. The link's signature must have been checked. Errors are those of OpenFile.
-func (e *Executor) OpenLink(ctx context.Context, id, name string) (*os.File, fs.FileInfo, error) {
-	key, ok := strings.CutPrefix(id, keyPrefix)
-	if !ok {
-		return e.OpenFile(ctx, session.Local, id, name)
+	if err := s.Remove(ctx, name); err != nil {
+		return e.wrapFile("file", name, err)
 	}
-	key, generation, _ := strings.Cut(key, generationMark)
-	f, fi, err := e.cfg.Sessions.OpenLink(key, generation, name)
-	return f, fi, e.wrap(err)
+	e.log.InfoContext(ctx, "file deleted: "+name, "session_id", sessionID)
+	e.noteUsed(caller, sessionID, true)
+	return nil
 }
 
-// LinkCaller returns the caller whose session a link names, or an empty string if there is no such session.
-func (e *Executor) LinkCaller(id string) string {
-	key, ok := strings.CutPrefix(id, keyPrefix)
-	if !ok {
-		return session.Local.ID
+// lookup checks a file's name and opens its session, which must exist.
+func (e *Executor) lookup(caller session.Caller, sessionID, path string) (name string, s *session.Session, err error) {
+	if name, err = workspace.CleanName(path); err != nil {
+		return "", nil, e.wrap(err)
 	}
-	key, _, _ = strings.Cut(key, generationMark)
-	return e.cfg.Sessions.LinkCaller(key)
+	if s, err = e.cfg.Sessions.Lookup(caller, sessionID); err != nil {
+		return "", nil, e.wrapSession(sessionID, err)
+	}
+	return name, s, nil
 }
 
-// OpenFile opens a regular file of a caller's session for download: of the session of that id, or else of the last one that
-// was closed, had such a file, and is retained. It never makes a session. The error is an *Error (invalid_id), or matches
-// fs.ErrNotExist.
+// wrapFile is wrap for an operation on a file that must exist.
+func (e *Executor) wrapFile(kind, name string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return &Error{Code: CodeNotFound, Message: "No " + kind + " at " + DataPath(name), Err: err}
+	}
+	return e.wrap(err)
+}
+
+// OpenFile opens a regular file of a caller's session for download: of the session with that id, or
+// else of the last closed and retained one that had the file. It never makes a session. The error is
+// an *Error (invalid_id) or matches fs.ErrNotExist.
 func (e *Executor) OpenFile(_ context.Context, caller session.Caller, sessionID, name string) (*os.File, fs.FileInfo, error) {
 	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
 	if err == nil {
@@ -163,15 +188,150 @@ func (e *Executor) OpenFile(_ context.Context, caller session.Caller, sessionID,
 	return f, fi, e.wrap(err)
 }
 
-// contextReader ends an upload whose client is gone.
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
+// readAll reads an open file of a session, within the limit.
+func (e *Executor) readAll(ctx context.Context, caller session.Caller, sessionID, name string, f io.Reader, fi fs.FileInfo) (Artifact, error) {
+	link := e.links(caller, sessionID, []workspace.File{{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}})[0]
+	if limit := int64(e.cfg.MaxReadBytes); link.Size > limit {
+		return Artifact{}, tooLarge(link, limit)
+	}
+	if !e.room(ctx, caller, answerCopies*link.Size, roomWait) {
+		if ctx.Err() != nil {
+			return Artifact{}, context.Cause(ctx)
+		}
+		return Artifact{}, memoryShort(link.URL)
+	}
+	done, err := e.beginRead(ctx, caller)
+	if err != nil {
+		return Artifact{}, err
+	}
+	defer done()
+	// A run may be writing to the file. Leave out what it has gained since.
+	content := bytes.NewBuffer(make([]byte, 0, link.Size+bytes.MinRead))
+	if _, err := content.ReadFrom(io.LimitReader(f, link.Size)); err != nil {
+		return Artifact{}, err
+	}
+	link.Size = int64(content.Len())
+	return Artifact{FileLink: link, Content: content.Bytes()}, nil
 }
 
-func (r *contextReader) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
+func tooLarge(f FileLink, limit int64) *Error {
+	instead := "Use download_url instead."
+	if f.URL == "" {
+		instead = "Read it in parts with code instead."
 	}
-	return r.r.Read(p)
+	unit, name := int64(1), " bytes"
+	switch {
+	case limit%(1<<20) == 0:
+		unit, name = 1<<20, "MB"
+	case limit%(1<<10) == 0:
+		unit, name = 1<<10, "KB"
+	}
+	return &Error{
+		Code: CodeArtifactTooLarge, SizeBytes: f.Size, DownloadURL: f.URL,
+		// The size is rounded up, so that it always exceeds the limit.
+		Message: fmt.Sprintf("%s is %d%s, exceeds %d%s limit. %s", f.Name, (f.Size+unit-1)/unit, name, limit/unit, name, instead),
+	}
+}
+
+// Position is a place in RecentFiles, whose order is by time, newest first, then session and name.
+type Position struct {
+	ModTime time.Time
+	Session string
+	Name    string
+}
+
+func positionOf(f FileLink) Position { return Position{f.ModTime, f.Session, f.Name} }
+
+func (p Position) compare(q Position) int {
+	return cmp.Or(q.ModTime.Compare(p.ModTime), cmp.Compare(p.Session, q.Session), cmp.Compare(p.Name, q.Name))
+}
+
+// RecentFiles lists at most limit files of the sessions that the caller used last, newest first,
+// after a position (zero: from the start). After a restart it does not know sessions that have only
+// had uploads. It leaves out files that no client could ask for by their name.
+func (e *Executor) RecentFiles(ctx context.Context, caller session.Caller, after Position, limit int) (files []FileLink, more bool, err error) {
+	ids, err := e.recentlyUsed(ctx, caller, recentCandidates)
+	if err != nil {
+		return nil, false, err
+	}
+	found := 0
+	for _, id := range ids {
+		if err := ctx.Err(); err != nil {
+			return nil, false, err
+		}
+		if found == recentSessions {
+			break
+		}
+		list, err := e.sessionFiles(ctx, caller, id)
+		if errors.Is(err, session.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		found++
+		files = append(files, list...)
+	}
+	slices.SortFunc(files, func(a, b FileLink) int { return positionOf(a).compare(positionOf(b)) })
+	if after != (Position{}) {
+		files = slices.DeleteFunc(files, func(f FileLink) bool { return positionOf(f).compare(after) <= 0 })
+	}
+	if len(files) > limit {
+		return files[:limit:limit], true, nil
+	}
+	return files, false, nil
+}
+
+func (e *Executor) sessionFiles(ctx context.Context, caller session.Caller, id string) ([]FileLink, error) {
+	s, done, err := e.openToRead(ctx, caller, id)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	found, _, err := s.Workspace().List(maxArtifacts)
+	if err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(f workspace.File) bool {
+		clean, err := workspace.CleanName(f.Name)
+		return err != nil || clean != f.Name
+	})
+	return e.links(caller, id, found), nil
+}
+
+// openToRead opens a session that exists and waits for the caller's turn to read its files.
+func (e *Executor) openToRead(ctx context.Context, caller session.Caller, id string) (s *session.Session, done func(), err error) {
+	if s, err = e.cfg.Sessions.Lookup(caller, id); err != nil {
+		return nil, nil, err
+	}
+	end, err := e.beginRead(ctx, caller)
+	if err != nil {
+		s.Release()
+		return nil, nil, err
+	}
+	return s, func() {
+		end()
+		s.Release()
+	}, nil
+}
+
+// newReads makes the pool of turns to list and read files. More turns than this would slow runs.
+func newReads() *share.Pool {
+	return share.New(share.Config{Capacity: int64(max(2, runtime.GOMAXPROCS(0)/2)), Exempt: session.Local.ID})
+}
+
+// beginRead waits for the caller's turn to read files, which lasts until done is called. The error is
+// the refusal busy, or ctx's.
+func (e *Executor) beginRead(ctx context.Context, caller session.Caller) (done func(), err error) {
+	wait, cancel := context.WithTimeout(ctx, readWait)
+	defer cancel()
+	turn, err := e.reads.Acquire(wait, caller.ID, 1)
+	switch {
+	case err == nil:
+		return turn.Release, nil
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	}
+	return nil, &Error{Code: CodeBusy, Err: err, RetryAfter: readRetry,
+		Message: fmt.Sprintf("The server is busy reading files for others. Try again in %s.", seconds(readRetry))}
 }

@@ -1,14 +1,165 @@
 package executor
 
 import (
+	"context"
+	"slices"
 	"sync"
+	"time"
 
+	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/share"
 )
 
-// hold is a part of the memory budget that one thing takes: an output buffer, a display. While it is
-// offered, the pool may take it back for another caller; drop then frees the memory. A nil hold has
-// no limit. Its methods call the pool, so the caller must hold no lock that a drop takes.
+const (
+	// answerCopies is how many copies of an answer are in memory while it is made and sent: as bytes,
+	// base64 and JSON, as the message, as the event, and in buffers.
+	answerCopies = 8
+	// freeAnswer is the size of an answer that needs no memory from the pool.
+	freeAnswer = 64 << 10
+	// answerDisplays bounds the displays in an answer: images are made smaller, text is left out.
+	answerDisplays = 1200 << 10
+
+	roomWait = 10 * time.Second       // how long a call waits for memory
+	runWait  = 500 * time.Millisecond // the same for a result that can do with less
+)
+
+// answer returns res in a form that can be sent: if memory is short, without displays and with less
+// output. held is what the run holds already.
+func (e *Executor) answer(ctx context.Context, caller session.Caller, res Result, held int64) Result {
+	displays := 0
+	for _, d := range res.Displays {
+		data, plain := d.Content()
+		displays += len(data) + len(plain)
+	}
+	n := int64(len(res.Stdout) + len(res.Stderr) + len(res.Recent.Data) + min(displays, answerDisplays))
+	if e.room(ctx, caller, answerCopies*n-held, runWait) {
+		return res
+	}
+	for _, d := range res.Displays {
+		if d.File == "" {
+			res.DisplaysDropped++
+		}
+	}
+	res.Displays = nil
+	res.Stdout, res.StdoutTruncated = shorten(res.Stdout, res.stdoutTotal)
+	res.Stderr, res.StderrTruncated = shorten(res.Stderr, res.stderrTotal)
+	res.Recent = res.Recent.last(freeOutput)
+	return res
+}
+
+// room takes memory for an answer until it is sent, and reports whether there is any. If the pool
+// takes it back for another caller, the answer is aborted.
+func (e *Executor) room(ctx context.Context, caller session.Caller, n int64, wait time.Duration) bool {
+	if e.memory == nil || n <= answerCopies*freeAnswer {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	lease, err := e.memory.Acquire(ctx, caller.ID, min(n, e.cfg.ResultMemory/2))
+	if err != nil {
+		return false
+	}
+	scope := share.ScopeOf(ctx)
+	if scope != nil {
+		lease.Yield(scope.Abort)
+	}
+	scope.Defer(lease.Release)
+	return true
+}
+
+// shorten leaves out more of the middle of a stream of total bytes, of which p was kept.
+func shorten(p []byte, total int64) ([]byte, bool) {
+	c := newCollector(freeOutput, &memory{})
+	c.write(p)
+	c.total = total
+	return c.bytes()
+}
+
+// memory is what one run holds while it is active, while answers about it are made and sent, and
+// while it lingers. The zero value has no limit.
+type memory struct {
+	pool   *share.Pool
+	caller string
+
+	mu       sync.Mutex
+	holds    []*hold
+	users    int
+	lingers  bool
+	released bool
+}
+
+// hold returns a new hold that ends with m. drop frees what it holds.
+func (m *memory) hold(drop func()) *hold {
+	if m.pool == nil {
+		return nil
+	}
+	h := &hold{pool: m.pool, caller: m.caller, drop: drop}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h.gone = m.released
+	m.holds = append(m.holds, h)
+	return h
+}
+
+// size returns how many bytes are held.
+func (m *memory) size() (n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, h := range m.holds {
+		h.mu.Lock()
+		n += h.bytes
+		h.mu.Unlock()
+	}
+	return n
+}
+
+// use keeps the memory until done is called.
+func (m *memory) use() (done func()) {
+	m.update(func() { m.users++ })
+	return sync.OnceFunc(func() { m.update(func() { m.users-- }) })
+}
+
+// linger keeps the memory after its last use, until somebody needs it.
+func (m *memory) linger(on bool) { m.update(func() { m.lingers = on }) }
+
+// fix says that the run has ended. Results have copies of the output, so only forget frees it.
+func (m *memory) fix(forget func(), output ...*hold) {
+	for _, h := range output {
+		if h != nil {
+			h.fix(forget)
+		}
+	}
+	m.update(func() {})
+}
+
+// update makes a change, and then offers or releases the holds. The pool takes displays before
+// output, because they are offered first.
+func (m *memory) update(change func()) {
+	m.mu.Lock()
+	change()
+	to, release := toSmaller, m.users == 0 && !m.lingers
+	if m.users == 0 {
+		to = toAnyone
+	}
+	m.released = m.released || release
+	holds := slices.Clone(m.holds)
+	m.mu.Unlock()
+	if release {
+		for _, h := range holds {
+			h.release()
+		}
+		return
+	}
+	for _, fixed := range []bool{false, true} {
+		for _, h := range holds {
+			h.setOffer(to, fixed)
+		}
+	}
+}
+
+// hold is the part of the memory budget that an output buffer or a display takes. While it is
+// offered, the pool may take it for another caller; drop then frees the memory. A nil hold has no
+// limit. Its methods call the pool, so the caller must not hold a lock that drop takes.
 type hold struct {
 	pool   *share.Pool
 	caller string
@@ -18,6 +169,7 @@ type hold struct {
 	leases []*share.Lease
 	bytes  int64 // of the leases
 	offer  offer
+	fixed  bool // it is not offered while the run is used
 	gone   bool // taken or released: it never grows again
 }
 
@@ -25,8 +177,8 @@ type hold struct {
 type offer int
 
 const (
-	toSmaller offer = iota // callers who would hold no more than this one afterwards
-	toAnyone               // nobody uses it
+	toSmaller offer = iota // callers that would hold no more than this one afterwards
+	toAnyone               // it is not in use
 	toNobody
 )
 
@@ -70,38 +222,43 @@ func (h *hold) offerLease(lease *share.Lease, to offer) {
 	}
 }
 
-// setOffer changes who may take the hold, and what frees its memory then; nil leaves that as it is.
-func (h *hold) setOffer(to offer, drop func()) {
+func (h *hold) fix(drop func()) {
 	h.mu.Lock()
-	h.offer = to
-	if drop != nil {
-		h.drop = drop
+	defer h.mu.Unlock()
+	h.fixed, h.drop = true, drop
+}
+
+// setOffer changes who may take the hold, if it is fixed or not as the argument says.
+func (h *hold) setOffer(to offer, fixed bool) {
+	h.mu.Lock()
+	if h.fixed != fixed {
+		h.mu.Unlock()
+		return
 	}
-	leases := append([]*share.Lease(nil), h.leases...)
+	if fixed && to == toSmaller {
+		to = toNobody
+	}
+	h.offer = to
+	leases := slices.Clone(h.leases)
 	h.mu.Unlock()
 	for _, lease := range leases {
 		h.offerLease(lease, to)
 	}
 }
 
-// taken is called when the pool has taken a lease: what the others pay for goes, too.
+// taken is called when the pool has taken a lease. The hold gives up the others, too.
 func (h *hold) taken() {
 	if leases, drop, ok := h.end(); ok {
 		drop()
-		for _, lease := range leases {
-			lease.Release()
-		}
+		releaseAll(leases)
 	}
 }
 
-// release gives everything back. The memory is the caller's affair.
+// release gives everything back. The caller frees the memory.
 func (h *hold) release() {
-	if h == nil {
-		return
-	}
-	leases, _, _ := h.end()
-	for _, lease := range leases {
-		lease.Release()
+	if h != nil {
+		leases, _, _ := h.end()
+		releaseAll(leases)
 	}
 }
 
@@ -116,112 +273,8 @@ func (h *hold) end() (leases []*share.Lease, drop func(), ok bool) {
 	return leases, h.drop, true
 }
 
-// memory is what one run holds: while it is going, while answers about it are made and sent, and
-// while it lingers after its end. The zero value has no limit.
-type memory struct {
-	pool   *share.Pool
-	caller string
-
-	mu       sync.Mutex
-	holds    []*hold
-	output   []*hold // those of the holds whose memory only goes with the run, once it has ended
-	users    int
-	lingers  bool
-	released bool
-	forget   func() // ends the lingering
-}
-
-// hold returns a new hold that ends with m.
-func (m *memory) hold(drop func()) *hold {
-	if m.pool == nil {
-		return nil
-	}
-	h := &hold{pool: m.pool, caller: m.caller, drop: drop}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	h.gone = m.released
-	m.holds = append(m.holds, h)
-	return h
-}
-
-// size returns how much is held.
-func (m *memory) size() (n int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, h := range m.holds {
-		h.mu.Lock()
-		n += h.bytes
-		h.mu.Unlock()
-	}
-	return n
-}
-
-// use keeps the memory from being released until done is called.
-func (m *memory) use() (done func()) {
-	m.mu.Lock()
-	m.users++
-	m.mu.Unlock()
-	m.update()
-	return sync.OnceFunc(func() {
-		m.mu.Lock()
-		m.users--
-		m.mu.Unlock()
-		m.update()
-	})
-}
-
-// fix says that the run has ended: output, of which results have copies, is freed by forget alone.
-func (m *memory) fix(forget func(), output ...*hold) {
-	m.mu.Lock()
-	m.forget = forget
-	for _, h := range output {
-		if h != nil {
-			m.output = append(m.output, h)
-		}
-	}
-	m.mu.Unlock()
-	m.update()
-}
-
-// linger keeps the memory after its last use for as long as nobody needs the room.
-func (m *memory) linger(on bool) {
-	m.mu.Lock()
-	m.lingers = on
-	m.mu.Unlock()
-	m.update()
-}
-
-// update offers, or releases, the holds by who uses them. The displays go before the output.
-func (m *memory) update() {
-	m.mu.Lock()
-	to, release := toSmaller, m.users == 0 && !m.lingers
-	if m.users == 0 {
-		to = toAnyone
-	}
-	m.released = m.released || release
-	holds := append([]*hold(nil), m.holds...)
-	output := append([]*hold(nil), m.output...)
-	forget := m.forget
-	m.mu.Unlock()
-	if release {
-		for _, h := range holds {
-			h.release()
-		}
-		return
-	}
-	fixed := make(map[*hold]bool, len(output))
-	for _, h := range output {
-		fixed[h] = true
-	}
-	for _, h := range holds {
-		if !fixed[h] {
-			h.setOffer(to, nil)
-		}
-	}
-	if to == toSmaller {
-		to = toNobody
-	}
-	for _, h := range output {
-		h.setOffer(to, forget)
+func releaseAll(leases []*share.Lease) {
+	for _, lease := range leases {
+		lease.Release()
 	}
 }

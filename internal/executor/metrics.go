@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"errors"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +19,7 @@ type Metrics struct {
 	stats    atomic.Pointer[func() session.Stats]
 }
 
-// NewMetrics registers the executor's metrics with reg. It panics if they are registered there already.
+// NewMetrics registers the executor's metrics with reg. It panics if reg has them already.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -46,7 +45,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// kindOf is the label of a caller: metrics tell the operator from all others and name nobody.
+// kindOf returns the label of a caller. Metrics distinguish only the operator from all others.
 func kindOf(caller session.Caller) string {
 	if caller == session.Local {
 		return "local"
@@ -54,15 +53,15 @@ func kindOf(caller session.Caller) string {
 	return "others"
 }
 
-// sessionMetrics are the numbers that sessions have, by kind of caller.
+// sessionMetrics collects the session manager's numbers, by kind of caller.
 type sessionMetrics struct{ *Metrics }
 
 var (
 	liveSandboxes = sessionMetric("sandbox_live_sandboxes", "Sandboxes that are starting, live or ending.")
 	sessions      = sessionMetric("sandbox_sessions", "Sessions that are in use or have a sandbox.")
 	liveSessions  = sessionMetric("sandbox_live_sessions", "Sessions that have a sandbox.")
-	interpreters  = sessionMetric("sandbox_interpreters", "Interpreters that live on between runs.")
-	activeRuns    = sessionMetric("sandbox_active_runs", "Runs that are going.")
+	interpreters  = sessionMetric("sandbox_interpreters", "Interpreters that stay alive between runs.")
+	activeRuns    = sessionMetric("sandbox_active_runs", "Active runs.")
 	waitingRuns   = sessionMetric("sandbox_waiting_runs", "Runs that wait until their session may have a sandbox.")
 	evictions     = sessionMetric("sandbox_session_evictions_total", "Idle sessions of these callers whose sandboxes were ended to make room.")
 	preemptions   = sessionMetric("sandbox_session_preemptions_total", "Sessions of these callers whose runs were stopped to make room for another caller.")
@@ -76,7 +75,7 @@ func sessionMetric(name, help string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (m sessionMetrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
 
-// Collect implements prometheus.Collector. All of its numbers are of one moment.
+// Collect implements prometheus.Collector. All its numbers are from one moment.
 func (m sessionMetrics) Collect(ch chan<- prometheus.Metric) {
 	var st session.Stats
 	if stats := m.stats.Load(); stats != nil {
@@ -110,14 +109,14 @@ func (m *Metrics) ran(caller session.Caller, runner, outcome string, d time.Dura
 	m.output.Add(float64(outputBytes))
 }
 
-// refused counts a refusal, and reports whether err is one: not a failure of the server or its backend.
+// refused counts a refusal. It reports false for a failure of the server or its backend.
 func (m *Metrics) refused(caller session.Caller, err error) bool {
-	var refusal *Error
-	if !errors.As(err, &refusal) || refusal.Code == CodeBackendUnavailable {
+	code := codeOf(err)
+	if code == "" || code == CodeBackendUnavailable {
 		return false
 	}
 	if m != nil {
-		m.refusals.WithLabelValues(refusal.Code, kindOf(caller)).Inc()
+		m.refusals.WithLabelValues(code, kindOf(caller)).Inc()
 	}
 	return true
 }

@@ -1,23 +1,152 @@
 package executor
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"sync"
 	"unicode/utf8"
 )
 
-// freeOutput is what each buffer of a run's output may take without asking for memory.
+// freeOutput is how much a buffer of a run's output may take without a hold on memory.
 const freeOutput = 16 << 10
 
-// collector keeps the head and the tail of a stream in bounded memory. It is written to by one
-// goroutine; cut may be called by any.
+// capture collects what a run prints and shows, without the secrets it was granted.
+type capture struct {
+	stdout, stderr *collector
+	redactors      map[Stream]*redactor
+	displays       displays
+}
+
+func newCapture(r *run, limit int) *capture {
+	c := &capture{stdout: newCollector(limit, &r.memory), stderr: newCollector(limit, &r.memory)}
+	c.redactors = map[Stream]*redactor{
+		Stdout: {out: func(p []byte) { c.stdout.write(p); r.output(Stdout, p) }},
+		Stderr: {out: func(p []byte) { c.stderr.write(p); r.output(Stderr, p) }},
+	}
+	c.displays = displays{memory: &r.memory, redact: c.redactors[Stdout].redact}
+	return c
+}
+
+// hide removes secrets from everything that follows.
+func (c *capture) hide(secrets []string) {
+	c.redactors[Stdout].hide(secrets)
+	c.redactors[Stderr].hide(secrets)
+}
+
+func (c *capture) write(stream Stream, p []byte) { c.redactors[stream].write(p) }
+
+// flush passes on what the redactors hold back. It must come last.
+func (c *capture) flush() {
+	c.redactors[Stdout].flush()
+	c.redactors[Stderr].flush()
+}
+
+// fill copies what was collected into a Result.
+func (c *capture) fill(res *Result) {
+	res.Stdout, res.StdoutTruncated = c.stdout.bytes()
+	res.Stderr, res.StderrTruncated = c.stderr.bytes()
+	res.stdoutTotal, res.stderrTotal = c.stdout.total, c.stderr.total
+	res.Displays, res.DisplaysDropped, res.DisplaysBeyond = c.displays.list, c.displays.dropped, c.displays.beyond
+}
+
+// redacted replaces an execution token.
+const redacted = "[execution token]"
+
+// redactor removes secrets from a stream that comes in pieces. It holds back a possible beginning of
+// a secret until the next piece or flush.
+type redactor struct {
+	secrets [][]byte
+	held    []byte
+	out     func([]byte)
+}
+
+// hide adds secrets. It must be called before they can be written.
+func (r *redactor) hide(secrets []string) {
+	for _, s := range secrets {
+		if s != "" {
+			r.secrets = append(r.secrets, []byte(s))
+		}
+	}
+}
+
+func (r *redactor) write(p []byte) {
+	if len(r.secrets) == 0 {
+		r.out(p)
+		return
+	}
+	if len(r.held) > 0 {
+		p = append(r.held, p...)
+		r.held = nil
+	}
+	for {
+		at, length := r.find(p)
+		if at < 0 {
+			break
+		}
+		if at > 0 {
+			r.out(p[:at])
+		}
+		r.out([]byte(redacted))
+		p = p[at+length:]
+	}
+	keep := r.beginning(p)
+	if len(p) > keep {
+		r.out(p[:len(p)-keep])
+	}
+	r.held = slices.Clone(p[len(p)-keep:])
+}
+
+// flush writes what was held back.
+func (r *redactor) flush() {
+	if len(r.held) > 0 {
+		r.out(r.held)
+		r.held = nil
+	}
+}
+
+// find returns the place and the length of the first secret, and a negative place if there is none.
+func (r *redactor) find(p []byte) (at, length int) {
+	at = -1
+	for _, s := range r.secrets {
+		if i := bytes.Index(p, s); i >= 0 && (at < 0 || i < at || i == at && len(s) > length) {
+			at, length = i, len(s)
+		}
+	}
+	return at, length
+}
+
+// beginning returns the length of the longest suffix of p with which a secret begins.
+func (r *redactor) beginning(p []byte) int {
+	longest := 0
+	for _, s := range r.secrets {
+		for n := min(len(s)-1, len(p)); n > longest; n-- {
+			if p[len(p)-n] == s[0] && bytes.HasPrefix(s, p[len(p)-n:]) {
+				longest = n
+			}
+		}
+	}
+	return longest
+}
+
+// redact removes the secrets from a complete text.
+func (r *redactor) redact(p []byte) []byte {
+	for _, s := range r.secrets {
+		if bytes.Contains(p, s) {
+			p = bytes.ReplaceAll(p, s, []byte(redacted))
+		}
+	}
+	return p
+}
+
+// collector keeps the head and the tail of a stream in bounded memory. One goroutine writes to it;
+// any may call cut.
 type collector struct {
 	hold *hold // nil: it may grow up to limit
 
 	mu    sync.Mutex
-	limit int // of what is kept, if there is memory for it
-	half  int // kept of the head, and of the tail
+	limit int // bytes to keep, if there is memory for them
+	half  int // bytes kept of the head, and of the tail
 	head  []byte
 	tail  []byte // at least the last half bytes after head, at most twice as many
 	total int64
@@ -36,24 +165,24 @@ func newCollector(limit int, m *memory) *collector {
 func (c *collector) write(p []byte) {
 	for {
 		c.mu.Lock()
-		if size := 2 * c.half; c.total+int64(len(p)) > int64(size) && c.total <= int64(size) && size < c.limit/2*2 {
-			next := min(c.limit, max(4*size, int(c.total)+len(p)))
-			c.mu.Unlock()
-			c.resize(size, next, c.hold.grow(2*int64(next-size))) // the buffers take 1.5 times as much, the result once
-			continue
+		size := 2 * c.half
+		if c.total > int64(size) || c.total+int64(len(p)) <= int64(size) || size >= c.limit/2*2 {
+			break
 		}
-		break
+		next := min(c.limit, max(4*size, int(c.total)+len(p)))
+		c.mu.Unlock()
+		c.resize(size, next, c.hold.grow(2*int64(next-size))) // 1.5 times for the buffers, once for the result
 	}
 	defer c.mu.Unlock()
 	c.append(p)
 }
 
-// resize lets the collector keep next bytes in place of size, or no more than those if there is no
-// memory for it. Nothing has been left out so far.
+// resize makes the collector keep next bytes instead of size, or never more than size if there is no
+// memory. It has not left out anything yet.
 func (c *collector) resize(size, next int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !ok || c.limit < next { // or cut meanwhile
+	if !ok || c.limit < next { // or cut was called meanwhile
 		c.limit = min(c.limit, size)
 		return
 	}
@@ -63,7 +192,7 @@ func (c *collector) resize(size, next int, ok bool) {
 	c.append(all)
 }
 
-// cut keeps no more than what needs no asking: the pool has taken the rest.
+// cut drops what needs a hold: the pool has taken its memory.
 func (c *collector) cut() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,30 +220,25 @@ func (c *collector) append(p []byte) {
 	}
 	if len(c.tail)+len(p) > 2*c.half {
 		keep := c.half - len(p)
-		n := copy(c.tail, c.tail[len(c.tail)-keep:])
-		c.tail = c.tail[:n]
+		c.tail = c.tail[:copy(c.tail, c.tail[len(c.tail)-keep:])]
 	}
 	c.tail = append(c.tail, p...)
 }
 
-// bytes returns the stream, or its head and tail with a line between them. Characters are left whole.
+// bytes returns the stream, or its head and tail with a line between them. It splits no character.
 func (c *collector) bytes() (out []byte, truncated bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.total <= int64(2*c.half) && c.total == int64(len(c.head)+len(c.tail)) {
 		return slices.Concat(c.head, c.tail), false
 	}
-	head, tail := c.head, c.tail
-	if len(tail) > c.half {
-		tail = tail[len(tail)-c.half:]
-	}
-	head, tail = cutEnd(head), cutStart(tail)
+	head, tail := cutEnd(c.head), cutStart(c.tail[max(0, len(c.tail)-c.half):])
 	omitted := c.total - int64(len(head)) - int64(len(tail))
-	out = fmt.Appendf(head[:len(head):len(head)], "\n… [%d bytes omitted] …\n", omitted)
+	out = fmt.Appendf(slices.Clip(head), "\n… [%d bytes omitted] …\n", omitted)
 	return append(out, tail...), true
 }
 
-// cutEnd removes the first part of a character whose other part is missing at the end.
+// cutEnd removes an incomplete character at the end.
 func cutEnd(p []byte) []byte {
 	for i := len(p) - 1; i >= 0 && i >= len(p)-utf8.UTFMax; i-- {
 		if utf8.RuneStart(p[i]) {

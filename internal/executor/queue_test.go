@@ -198,7 +198,7 @@ func TestMaxSessionsMessage(t *testing.T) {
 		"2 sessions are running code (yours: a): try again when one of these runs has ended. To make room sooner, end a run of yours with cancel_run, which keeps its files; closing a session deletes them.": {Running: 2, RunningOwn: []string{"a"}},
 		"1 session is running code and 7 sessions were used in the last 60 seconds (yours: a, b, c and 1 more): try again in 12 seconds, when the first of them can make room. Closing a session of yours makes room now, but deletes its files.": {
 			Running: 1, Recent: 7, RecentOwn: []string{"a", "b", "c", "d"}, EvictIdle: time.Minute, RetryAfter: 11*time.Second + 1},
-		"1 session was used in the last 1 second: try again in 1 second, when the first of them can make room. None of these sessions is yours, so there is nothing for you to close.": {
+		"1 session was used in the last 1 second: try again in 1 second, when the first of them can make room. None of these sessions is yours, so you have none to close.": {
 			Recent: 1, EvictIdle: time.Second, RetryAfter: 1},
 	} {
 		if err := e.wrap(&full); codeOf(err) != CodeMaxSessions || strings.TrimPrefix(err.Error(), contract) != want {

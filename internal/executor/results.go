@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
+	"slices"
 	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
@@ -14,141 +14,46 @@ import (
 )
 
 const (
-	keptResults  = 500     // of one caller
-	keptDisplays = 1 << 20 // bytes of what one run showed; images are files, too
+	keptResults  = 500     // per caller
+	keptDisplays = 1 << 20 // bytes of one run's displays; images are files, too
 
-	// ResultRetention is how long a run's result can be had by its id.
+	// ResultRetention is how long a run's result is available by its id.
 	ResultRetention = 24 * time.Hour
 
-	// pollInterval is between two looks for the end of a run of another process.
+	// pollInterval is the time between two looks for the end of another process's run.
 	pollInterval = 500 * time.Millisecond
+
+	// cancelWait bounds how long CancelRun waits. An interpreter needs time to handle an interrupt.
+	cancelWait = 4 * time.Second
 )
 
-// storedRun is how a result is kept: bounded, without code, environment and signatures.
-type storedRun struct {
-	Result Result
-	Error  *storedError `json:",omitempty"` // the run was refused after it had been left to go on
-	Start  int64        `json:",omitempty"` // the tape's
-	Tape   []byte       `json:",omitempty"`
-	Marks  []mark       `json:",omitempty"`
+// WaitRequest says how to wait for a run.
+type WaitRequest struct {
+	Timeout time.Duration
+	Cursor  int64                         // of the Result before; zero: from the beginning
+	Output  func(stream Stream, p []byte) // like that of a Request, from now on
+	Queued  func(*Queue)                  // like that of a Request; called at once for a queued run
+	// Follow returns as soon as there is output after Cursor. It has no effect on runs of other
+	// processes.
+	Follow bool
 }
 
-type storedError struct {
-	Code    Code // empty: the server's own failure
-	Message string
-}
-
-// pack is what is stored of a run: of one that is going, what is known already.
-func (e *Executor) pack(r *run, sr storedRun) (*store.Result, error) {
-	sr.Result.Files = append([]FileLink(nil), sr.Result.Files...)
-	for i := range sr.Result.Files {
-		sr.Result.Files[i].URL = "" // signed anew when it is asked for
-	}
-	var displays []Display
-	total := 0
-	sr.Result.DisplaysDropped = sr.Result.Dropped()
-	for _, d := range sr.Result.Displays {
-		data, plain := d.Content()
-		if size := len(data) + len(plain); size > 0 && total+size <= keptDisplays {
-			total += size
-			displays = append(displays, Display{MIME: d.MIME, File: d.File, Data: data, Plain: plain})
-		} else if d.File != "" {
-			displays = append(displays, Display{MIME: d.MIME, File: d.File})
-		}
-	}
-	sr.Result.Displays = displays
-	data, err := json.Marshal(sr)
-	if err != nil {
-		return nil, err
-	}
-	return &store.Result{ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Instance: e.cfg.Instance, Started: r.started, Data: data}, nil
-}
-
-// noteRunning stores that a background run is going, so that its loss with the server can be told.
-func (e *Executor) noteRunning(r *run) {
-	state := r.state(0)
-	state.Running, state.Queued, state.Recent = false, nil, Output{}
-	row, err := e.pack(r, storedRun{Result: state})
-	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
-		defer cancel()
-		err = e.cfg.Store.BeginResult(ctx, *row)
-	}
-	if err != nil {
-		e.log.Error("cannot note a background run; a crash of the server would leave no trace of it", "run_id", r.id, "err", err)
-	}
-}
-
-// keepResult stores how a run ended: of a background run at once, of others some time soon.
-func (e *Executor) keepResult(log *slog.Logger, r *run, background bool) {
-	if e.record == nil || r.err != nil && !background {
-		return
-	}
-	var rec record
-	if r.err == nil {
-		rec.run = &store.Run{
-			ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Runner: r.runner,
-			Started: r.res.Started, Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: string(r.res.Cause),
-		}
-	}
-	sr := storedRun{Result: r.res}
-	if r.err != nil {
-		sr.Result = r.state(0)
-		sr.Result.Running, sr.Result.Queued, sr.Result.Recent = false, nil, Output{}
-		sr.Error = &storedError{}
-		var refusal *Error
-		if errors.As(r.err, &refusal) {
-			*sr.Error = storedError{refusal.Code, refusal.Message}
-		}
-	}
-	if background {
-		r.mu.Lock()
-		kept := r.tape.last(2 * e.cfg.MaxOutputBytes)
-		sr.Start, sr.Tape, sr.Marks = kept.start, kept.data, kept.marks
-		r.mu.Unlock()
-	}
-	row, err := e.pack(r, sr)
-	if err == nil {
-		row.Ended = time.Now()
-		if background {
-			ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
-			err = e.cfg.Store.EndResult(ctx, *row, keptResults)
-			cancel()
-		} else {
-			rec.result = row
-		}
-	}
-	if err != nil {
-		log.Error("cannot keep the result of a run", "err", err)
-	}
-	if rec != (record{}) {
-		e.record.add(rec)
-	}
-}
-
-func runNotFound() error {
-	return refuse(CodeRunNotFound, "No run has this id, or its result is no longer kept. Results are kept for %d hours.", int(ResultRetention.Hours()))
-}
-
-// WaitRun waits until a run of the caller's has ended, for as long as req says, and returns its Result, which is Running when it has
-// not. It works on runs of the past, and of other processes on the same store. Errors are those of Run, and run_not_found.
+// WaitRun waits until a run of the caller ends or the request's timeout has passed, and returns its
+// Result, which may be Running. It also knows past runs and those of other processes that share the
+// store. Its errors are those of Run, and run_not_found.
 func (e *Executor) WaitRun(ctx context.Context, caller session.Caller, id string, req WaitRequest) (Result, error) {
 	timer := time.NewTimer(req.Timeout)
 	defer timer.Stop()
 	if r := e.runs.find(caller, id); r != nil {
 		defer share.ScopeOf(ctx).Defer(r.memory.use())
 		defer r.listen(listener{req.Output, req.Queued})()
-		select {
-		case <-r.done:
-			return e.answerOf(ctx, r, req.Cursor)
-		case <-r.outputAfter(req.Cursor, req.Follow):
-		case <-timer.C:
-		case <-ctx.Done():
-			return Result{}, context.Cause(ctx)
+		var printed <-chan struct{} // nil: never
+		if req.Follow {
+			printed = r.outputAfter(req.Cursor)
 		}
-		return e.answer(ctx, caller, r.state(req.Cursor), r.memory.size()), nil
+		return e.answerWhen(ctx, r, req.Cursor, printed, timer.C)
 	}
-	// What is stored is read whole, whatever of it is wanted.
+	// A stored result is read whole, whatever part of it is wanted.
 	if !e.room(ctx, caller, answerCopies/2*int64(keptDisplays+4*e.cfg.MaxOutputBytes), roomWait) {
 		return Result{}, memoryShort("")
 	}
@@ -167,80 +72,154 @@ func (e *Executor) WaitRun(ctx context.Context, caller session.Caller, id string
 	}
 }
 
-// CancelRun ends a run of the caller's and returns its Result, which is Running in the rare case that it takes long to end. One that
-// has ended already is left as it is. Errors are those of Run, run_not_found, and run_elsewhere for a run of another process.
+// CancelRun ends a run of the caller and returns its Result, which is Running if the end takes
+// long. It leaves a run that has ended as it is. Its errors are those of Run, run_not_found, and
+// run_elsewhere for a run of another process.
 func (e *Executor) CancelRun(ctx context.Context, caller session.Caller, id string) (Result, error) {
 	r := e.runs.find(caller, id)
 	if r == nil {
 		res, err := e.storedResult(ctx, caller, id, 0)
 		if err == nil && res.Running {
-			return Result{}, refuse(CodeRunElsewhere, "This run is going in another server process on the same data directory. Cancel it through that one, or close its session.")
+			return Result{}, refuse(CodeRunElsewhere,
+				"Another server process on the same data directory has this run. Cancel it through that one, or close its session.")
 		}
 		return res, err
 	}
 	defer share.ScopeOf(ctx).Defer(r.memory.use())
-	e.log.InfoContext(ctx, "cancelling a run", "run_id", id)
+	r.log.InfoContext(ctx, "cancelling a run")
 	r.cancel()
 	timer := time.NewTimer(cancelWait)
 	defer timer.Stop()
-	select {
-	case <-r.done:
-		return e.answerOf(ctx, r, 0)
-	case <-timer.C:
-		return e.answer(ctx, caller, r.state(0), r.memory.size()), nil
-	case <-ctx.Done():
-		return Result{}, context.Cause(ctx)
-	}
+	return e.answerWhen(ctx, r, 0, nil, timer.C)
 }
 
-// answerOf is the result of a run that has ended, as it can be sent.
-func (e *Executor) answerOf(ctx context.Context, r *run, cursor int64) (Result, error) {
-	res, err := r.result(cursor)
+// answerWhen waits for the end of a run, output or a timeout, and returns the run's Result.
+func (e *Executor) answerWhen(ctx context.Context, r *run, cursor int64, printed <-chan struct{}, timeout <-chan time.Time) (Result, error) {
+	res, err := Result{}, error(nil)
+	select {
+	case <-r.done:
+		res, err = r.result(cursor)
+	case <-printed:
+		res = r.state(cursor)
+	case <-timeout:
+		res = r.state(cursor)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
 	if err != nil {
-		return res, err
+		return Result{}, err
 	}
 	return e.answer(ctx, r.caller, res, r.memory.size()), nil
 }
 
-// memoryShort refuses an answer for which there is no memory; url is where the file can be downloaded.
-func memoryShort(url string) *Error {
-	instead := ""
-	if url != "" {
-		instead = ", or use download_url instead"
+// storedRun is the stored form of a result: bounded, without code, environment and signatures.
+type storedRun struct {
+	Result Result
+	Error  *storedError `json:",omitempty"` // of a background run that was refused
+	Start  int64        `json:",omitempty"` // of the tape
+	Tape   []byte       `json:",omitempty"`
+	Marks  []mark       `json:",omitempty"`
+}
+
+type storedError struct {
+	Code    Code // empty: the server's own failure
+	Message string
+}
+
+// storeRunning stores that a background run is active, so that a crash of the server leaves a trace.
+func (e *Executor) storeRunning(r *run) {
+	row, err := e.pack(r, storedRun{Result: r.summary()})
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
+		defer cancel()
+		err = e.cfg.Store.BeginResult(ctx, *row)
 	}
-	return &Error{Code: CodeBusy, Message: "The server's memory for answers is in use. Try again in 10 seconds" + instead + ".", DownloadURL: url, RetryAfter: 10 * time.Second}
+	if err != nil {
+		r.log.Error("cannot store that a background run is active; a crash of the server would leave no trace of it", "err", err)
+	}
 }
 
-// result is how the run ended, once it has.
-func (r *run) result(cursor int64) (Result, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	res := r.res
-	res.Recent = r.tape.since(cursor, true)
-	return res, r.err
-}
-
-// result is what is stored of a run, or is about to be.
-func (e *Executor) result(ctx context.Context, caller session.Caller, id string) (store.Result, error) {
-	if e.record != nil {
-		if row, ok := e.record.find(caller.ID, id); ok {
-			return row, nil
+// storeResult stores how a run ended: that of a background run at once, others a little later.
+func (e *Executor) storeResult(r *run, background bool) {
+	if e.recorder == nil || r.err != nil && !background {
+		return
+	}
+	var rec record
+	sr := storedRun{Result: r.res}
+	if r.err == nil {
+		rec.run = &store.Run{
+			ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Runner: r.runner,
+			Started: r.res.Started, Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: string(r.res.Cause),
+		}
+	} else {
+		sr.Result, sr.Error = r.summary(), &storedError{}
+		if refusal, ok := errors.AsType[*Error](r.err); ok {
+			*sr.Error = storedError{refusal.Code, refusal.Message}
 		}
 	}
-	return e.cfg.Store.GetResult(ctx, caller.ID, id)
+	if background {
+		r.mu.Lock()
+		kept := r.tape.last(2 * e.cfg.MaxOutputBytes)
+		r.mu.Unlock()
+		sr.Start, sr.Tape, sr.Marks = kept.start, kept.data, kept.marks
+	}
+	row, err := e.pack(r, sr)
+	if err == nil {
+		row.Ended = time.Now()
+		if background {
+			ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
+			err = e.cfg.Store.EndResult(ctx, *row, keptResults)
+			cancel()
+		} else {
+			rec.result = row
+		}
+	}
+	if err != nil {
+		r.log.Error("cannot store the result of a run", "err", err)
+	}
+	if rec != (record{}) {
+		e.recorder.add(rec)
+	}
 }
 
-// storedResult is what the store knows of a run that this process does not have.
+// pack returns the row for a run, without what is too large to store.
+func (e *Executor) pack(r *run, sr storedRun) (*store.Result, error) {
+	sr.Result.Files = slices.Clone(sr.Result.Files)
+	for i := range sr.Result.Files {
+		sr.Result.Files[i].URL = "" // storedResult signs it again
+	}
+	var displays []Display
+	total := 0
+	sr.Result.DisplaysDropped = sr.Result.Dropped()
+	for _, d := range sr.Result.Displays {
+		data, plain := d.Content()
+		if size := len(data) + len(plain); size > 0 && total+size <= keptDisplays {
+			total += size
+			displays = append(displays, Display{MIME: d.MIME, File: d.File, Data: data, Plain: plain})
+		} else if d.File != "" {
+			displays = append(displays, Display{MIME: d.MIME, File: d.File})
+		}
+	}
+	sr.Result.Displays = displays
+	data, err := json.Marshal(sr)
+	if err != nil {
+		return nil, err
+	}
+	return &store.Result{ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Instance: e.cfg.Instance,
+		Started: r.started, Data: data}, nil
+}
+
+// storedResult returns what the store knows about a run that this process does not have.
 func (e *Executor) storedResult(ctx context.Context, caller session.Caller, id string, cursor int64) (Result, error) {
 	if e.cfg.Store == nil {
 		return Result{}, runNotFound()
 	}
-	row, err := e.result(ctx, caller, id)
+	row, err := e.findRow(ctx, caller, id)
 	running := false
 	if err == nil && row.Running() {
 		running = row.Instance != e.cfg.Instance && e.cfg.Alive != nil && e.cfg.Alive(row.Instance)
-		if !running { // it may have stored the end after the first look
-			row, err = e.result(ctx, caller, id)
+		if !running { // the instance may have stored the end since
+			row, err = e.findRow(ctx, caller, id)
 		}
 	}
 	if errors.Is(err, store.ErrNotFound) {
@@ -253,28 +232,33 @@ func (e *Executor) storedResult(ctx context.Context, caller session.Caller, id s
 	if err := json.Unmarshal(row.Data, &sr); err != nil {
 		return Result{}, err
 	}
+	res := sr.Result
 	switch {
-	case row.Running():
-		res := sr.Result
-		if running {
-			res.Running, res.TimeLeft = true, res.Timeout // the time of its start is not stored
-			return res, nil
-		}
-		// Also when it was ours: it is not going, and its end could not be stored.
+	case running:
+		res.Running, res.TimeLeft = true, res.Timeout // the time of its start is not stored
+		return res, nil
+	case row.Running(): // possibly ours: its end could not be stored
 		res.ExitCode, res.Cause, res.StateLost = -1, sandbox.CauseLost, res.Persistent
-		res.Hint = "The server ended while the code was running, and its output is lost. Some of it may have been executed: check the files before you run it again."
+		res.Hint = "The server ended while the code was running, and its output is lost. " +
+			"Some of it may have been executed: check the files before you run it again."
 		return res, nil
 	case sr.Error != nil && sr.Error.Code != "":
 		return Result{}, &Error{Code: sr.Error.Code, Message: sr.Error.Message}
 	case sr.Error != nil:
-		return Result{}, errors.New("the run failed for a reason of the server's, which its log has")
+		return Result{}, errors.New("the run failed because of the server; its log has the reason")
 	}
-	res := sr.Result
-	linkID := e.linkID(caller, row.Session)
 	for i, f := range res.Files {
-		res.Files[i].URL = e.cfg.Signer.FileURL(linkID, f.Name)
+		res.Files[i].URL = e.url(caller, row.Session, f.Name)
 	}
 	t := tape{start: sr.Start, data: sr.Tape, marks: sr.Marks}
 	res.Recent = t.since(cursor, true)
 	return res, nil
+}
+
+// findRow returns a stored result, or one that the recorder is about to store.
+func (e *Executor) findRow(ctx context.Context, caller session.Caller, id string) (store.Result, error) {
+	if row, ok := e.recorder.find(caller.ID, id); ok {
+		return row, nil
+	}
+	return e.cfg.Store.GetResult(ctx, caller.ID, id)
 }

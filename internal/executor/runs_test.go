@@ -144,7 +144,7 @@ func TestBackground(t *testing.T) {
 			_, err := r.Run(t.Context(), session.Local, req)
 			if codeOf(err) != CodeSessionBusy {
 				t.Errorf("%s: %v", name, err)
-			} else if limited := strings.HasSuffix(err.Error(), "Wait for it to complete. There are at most 2 runs of a session at a time."); limited != (name != "run_python") {
+			} else if limited := strings.HasSuffix(err.Error(), "Wait for it to complete. A session may have at most 2 runs at a time."); limited != (name != "run_python") {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,25 +13,27 @@ import (
 	"mcp-code-sandbox/internal/untrusted"
 )
 
-// maxServices is how many services one run may ask for.
-const maxServices = 16
+const (
+	maxServices = 16 // that one run may ask for
 
-// tokenSlack is how much longer than the run its rights may last: a run that is interrupted takes a moment to end. They end with it.
-const tokenSlack = 10 * time.Second
+	// tokenSlack is how much longer than the run a grant may last: an interrupted run takes a moment
+	// to end.
+	tokenSlack = 10 * time.Second
+)
 
-// Services gives runs the right to call outside services.
+// Services grants runs the right to call outside services.
 type Services interface {
-	// List returns the services there are, and what the caller has connected, always in the same order.
+	// List returns all services and whether the caller has connected them, always in the same order.
 	List(ctx context.Context, caller session.Caller) []ServiceState
-	// Grant gives a run that is about to start in a sandbox the right to call services, until Release, and for ttl at most. A refusal
-	// is an *Error. Release is called in any case.
+	// Grant lets a run that is about to start in a sandbox call services, until Release and for ttl
+	// at most. A refusal is an *Error. Release is called in any case.
 	Grant(ctx context.Context, caller session.Caller, runID, sandboxID string, ttl time.Duration, services []ServiceRequest) (Grant, error)
-	// Release ends the rights of a run, and the calls that are going on by them.
+	// Release ends the grant of a run, and its active calls.
 	Release(runID string)
 }
 
-// ServiceRequest is a service that a run wants to call. Paths, Methods and MaxRequests narrow what it may do; zero: what the service's
-// configuration gives.
+// ServiceRequest is a service that a run wants to call. Paths, Methods and MaxRequests narrow the
+// grant; zero: as the service is configured.
 type ServiceRequest struct {
 	Name           string
 	Paths, Methods []string
@@ -41,24 +44,16 @@ type ServiceRequest struct {
 type ServiceState struct {
 	Name, DisplayName string
 	Connected         bool
-	ConnectURL        string // where the caller connects it; empty where there is nothing to connect
+	ConnectURL        string // where the caller connects it; empty if no connection is needed
 }
 
-// Grant is what a run gets for calling services.
+// Grant is what a run needs to call services.
 type Grant struct {
 	Env     map[string]string
-	Secrets []string // texts that are not shown in its output
+	Secrets []string // texts to remove from the output
 }
 
-// Services lists the outside services that runs may call, and whether the caller has connected them. It is nil when there are none.
-func (e *Executor) Services(ctx context.Context, caller session.Caller) []ServiceState {
-	if e.cfg.Services == nil {
-		return nil
-	}
-	return e.cfg.Services.List(ctx, caller)
-}
-
-// checkServices refuses services that a run cannot have, before anything is made for it.
+// checkServices refuses services that a run cannot have.
 func (e *Executor) checkServices(ctx context.Context, caller session.Caller, r runner.Runner, req []ServiceRequest) error {
 	switch {
 	case len(req) == 0:
@@ -78,7 +73,7 @@ func (e *Executor) checkServices(ctx context.Context, caller session.Caller, r r
 		case i < 0:
 			return unknownService(s.Name, known)
 		case seen[s.Name]:
-			return refuse(CodeInvalidServices, "The service %s is named twice. Name each once.", s.Name)
+			return refuse(CodeInvalidServices, "The service %s is listed twice. List it once.", s.Name)
 		case !known[i].Connected:
 			return NotConnected(known[i])
 		}
@@ -95,27 +90,25 @@ func unknownService(name string, known []ServiceState) *Error {
 	return refuse(CodeUnknownService, "Unknown service %q. Available: %s.", untrusted.Clip(name, maxQuoted), strings.Join(names, ", "))
 }
 
-// NotConnected is the refusal of a service that the caller has to connect first.
+// NotConnected refuses a service that the caller has to connect first.
 func NotConnected(s ServiceState) *Error {
-	name := s.DisplayName
-	if name == "" {
-		name = s.Name
+	name := cmp.Or(s.DisplayName, s.Name)
+	if s.ConnectURL == "" {
+		return refuse(CodeServiceNotConnected, "%s is not connected.", name)
 	}
 	e := refuse(CodeServiceNotConnected, "%s is not connected. Ask the user to open %s and connect it, then run the code again.", name, s.ConnectURL)
-	if s.ConnectURL == "" {
-		e.Message = name + " is not connected."
-	}
 	e.ConnectURL = s.ConnectURL
 	return e
 }
 
-// grant is the session's hook for a run that asked for services, or nil. The secrets that it gets are hidden by hide.
-func (e *Executor) grant(run *run, req Request, hide func(secrets []string)) func(context.Context, string) (map[string]string, error) {
+// grant returns the function with which the session grants the run's services, or nil. It calls hide
+// with the grant's secrets.
+func (e *Executor) grant(r *run, req Request, hide func(secrets []string)) func(context.Context, string) (map[string]string, error) {
 	if len(req.Services) == 0 {
 		return nil
 	}
 	return func(ctx context.Context, sandboxID string) (map[string]string, error) {
-		g, err := e.cfg.Services.Grant(ctx, run.caller, run.id, sandboxID, req.Timeout+tokenSlack, req.Services)
+		g, err := e.cfg.Services.Grant(ctx, r.caller, r.id, sandboxID, req.Timeout+tokenSlack, req.Services)
 		if err != nil {
 			return nil, fmt.Errorf("grant services: %w", err)
 		}
@@ -124,9 +117,9 @@ func (e *Executor) grant(run *run, req Request, hide func(secrets []string)) fun
 	}
 }
 
-// release ends what grant gave.
-func (e *Executor) release(run *run, req Request) {
+// revoke ends the grant.
+func (e *Executor) revoke(r *run, req Request) {
 	if len(req.Services) > 0 {
-		e.cfg.Services.Release(run.id)
+		e.cfg.Services.Release(r.id)
 	}
 }

@@ -189,7 +189,7 @@ func TestListSessions(t *testing.T) {
 	if got, _ := r.sessionsOf(t, session.Local, 10); !strings.HasPrefix(got, "ran:0:0* old:") {
 		t.Errorf("after a restart: %q", got)
 	}
-	r.record = nil // it is closed
+	r.recorder = nil // it is closed
 }
 
 // A session that exists for an upload link alone is listed, also after a restart, and a refused call makes none.
@@ -224,7 +224,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 	if codeOf(err) != CodeBackendUnavailable {
 		t.Fatal(err)
 	}
-	full := r.failed(t.Context(), r.Executor.log, &run{caller: ann}, python, Result{Started: time.Now()}, &session.MaxSessionsError{})
+	full := r.failed(t.Context(), &run{caller: ann, runner: "python"}, Result{Started: time.Now()}, &session.MaxSessionsError{})
 	if codeOf(full) != CodeMaxSessions {
 		t.Fatal(full)
 	}

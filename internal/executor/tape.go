@@ -2,15 +2,40 @@ package executor
 
 import "slices"
 
-// maxMarks bounds the changes between streams that a tape knows. Output before the first one counts as stdout.
+// maxMarks bounds the changes between streams that a tape knows. Output before the first one counts
+// as stdout.
 const maxMarks = 4000
 
-// tape keeps the last bytes of what a program prints, both streams in the order they came, in bounded memory. Places on it are
-// counted from the program's first byte.
+// Output is what a program printed after some point, both streams in the order of arrival.
+type Output struct {
+	Data   []byte
+	Missed int64    // bytes before Data that are no longer kept
+	Stderr [][2]int // the ranges of Data that came from stderr
+	Cursor int64    // where the next part begins
+}
+
+// last returns the last n bytes of an output, and counts the others as missed.
+func (o Output) last(n int) Output {
+	if len(o.Data) <= n {
+		return o
+	}
+	data := cutStart(o.Data[len(o.Data)-n:])
+	drop := len(o.Data) - len(data)
+	out := Output{Data: slices.Clone(data), Missed: o.Missed + int64(drop), Cursor: o.Cursor}
+	for _, r := range o.Stderr {
+		if r[1] > drop {
+			out.Stderr = append(out.Stderr, [2]int{max(r[0]-drop, 0), r[1] - drop})
+		}
+	}
+	return out
+}
+
+// tape keeps the last bytes of what a program prints, both streams in the order of arrival, in
+// bounded memory. A position counts from the program's first byte.
 type tape struct {
-	limit int    // what it keeps now
-	full  int    // what it may keep, if there is memory for it
-	start int64  // the place of data[0]
+	limit int    // bytes it keeps now
+	full  int    // bytes it may keep, if there is memory for them
+	start int64  // the position of data[0]
 	data  []byte // at least the last limit bytes, at most twice as many
 	marks []mark // where the stream changes, in order
 }
@@ -43,8 +68,8 @@ func (t *tape) write(stream Stream, p []byte) {
 	t.dropMarks()
 }
 
-// wants returns how much the tape should keep to lose nothing of n more bytes, or 0 if that is not more
-// than now.
+// wants returns how much the tape should keep to lose nothing of n more bytes, or 0 if that is not
+// more than now.
 func (t *tape) wants(n int) int {
 	if t.limit == 0 || t.limit >= t.full || t.end()+int64(n) <= int64(t.limit) {
 		return 0
@@ -52,14 +77,15 @@ func (t *tape) wants(n int) int {
 	return min(t.full, max(4*t.limit, int(t.end())+n))
 }
 
-// shrink keeps no more than n bytes from now on.
+// shrink makes the tape keep at most n bytes.
 func (t *tape) shrink(n int) {
 	if t.full = min(t.full, n); t.limit > n {
 		*t = t.last(n)
 	}
 }
 
-// dropMarks forgets the marks of output that is no longer kept, but for the last one, which says what the first byte kept is.
+// dropMarks drops the marks of output that is no longer kept, except for the last of them, which
+// says what the first byte kept is.
 func (t *tape) dropMarks() {
 	n := 0
 	for n+1 < len(t.marks) && t.marks[n+1].At <= t.start {
@@ -68,7 +94,7 @@ func (t *tape) dropMarks() {
 	t.marks = slices.Delete(t.marks, 0, n)
 }
 
-// last is a copy of the tape that holds at most n bytes.
+// last returns a copy of the tape that keeps at most n bytes.
 func (t *tape) last(n int) tape {
 	drop := max(0, len(t.data)-n)
 	out := tape{limit: n, full: n, start: t.start + int64(drop), data: slices.Clone(t.data[drop:]), marks: slices.Clone(t.marks)}
@@ -78,8 +104,8 @@ func (t *tape) last(n int) tape {
 
 func (t *tape) end() int64 { return t.start + int64(len(t.data)) }
 
-// since returns a copy of what follows the cursor, without the first part of a character whose other part is still to come
-// unless all is printed, how many bytes are gone before it, and the cursor for what comes next.
+// since returns a copy of the output after the cursor. Unless all is printed, it leaves out an
+// incomplete character at the end.
 func (t *tape) since(cursor int64, all bool) Output {
 	cursor = min(max(cursor, 0), t.end())
 	out := Output{Cursor: t.end()}
@@ -88,22 +114,22 @@ func (t *tape) since(cursor int64, all bool) Output {
 	}
 	p := t.data[cursor-t.start:]
 	if out.Missed > 0 {
-		whole := cutStart(p)
-		out.Missed += int64(len(p) - len(whole))
-		cursor += int64(len(p) - len(whole))
-		p = whole
+		rest := cutStart(p)
+		cut := int64(len(p) - len(rest))
+		out.Missed, cursor, p = out.Missed+cut, cursor+cut, rest
 	}
 	if !all {
-		whole := cutEnd(p)
-		out.Cursor -= int64(len(p) - len(whole))
-		p = whole
+		rest := cutEnd(p)
+		out.Cursor -= int64(len(p) - len(rest))
+		p = rest
 	}
-	out.Data = append([]byte(nil), p...)
+	out.Data = slices.Clone(p)
 	out.Stderr = t.stderr(cursor, cursor+int64(len(p)))
 	return out
 }
 
-// stderr returns which parts of the output between two places came from stderr, counted from the first place.
+// stderr returns the ranges of the output between two positions that came from stderr, counted from
+// the first position.
 func (t *tape) stderr(from, to int64) (ranges [][2]int) {
 	for i, m := range t.marks {
 		end := to

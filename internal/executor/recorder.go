@@ -13,16 +13,16 @@ import (
 
 const (
 	recordQueue   = 1024
-	recordBytes   = 16 << 20         // of results that wait to be written
+	recordBytes   = 16 << 20         // of results in the queue
 	recordTimeout = 10 * time.Second // for one write; another process may hold the database
 	recordLinger  = 5 * time.Millisecond
 	recordBatch   = 64
-	trimAfter     = 32 // results beyond those that are kept
+	trimAfter     = 32 // results that a caller may have beyond keptResults
 )
 
-// recorder writes the records and results of runs in the background: a slow disk must not slow a run. It lets a moment pass
-// before it writes, so that the answer to the run goes first, and writes what has come until then in one go. What does not fit into its
-// queue is dropped.
+// recorder stores runs and results in the background, so that a slow disk does not slow a run. It
+// waits a moment first, so that the answer to the run comes before it, and writes in batches. It
+// drops what does not fit into its queue.
 type recorder struct {
 	store *store.Store
 	log   *slog.Logger
@@ -34,10 +34,10 @@ type recorder struct {
 	bytes   int // of the results in queue
 	waiting map[string]*store.Result
 
-	untrimmed map[string]int // results of each caller that were written since; the loop's alone
+	untrimmed map[string]int // results written per caller since the last trim; only loop uses it
 }
 
-// record is one run to write. Either part may be missing.
+// record is one run to store. Either part may be nil.
 type record struct {
 	run    *store.Run
 	result *store.Result
@@ -64,6 +64,53 @@ func newRecorder(s *store.Store, log *slog.Logger) *recorder {
 	return r
 }
 
+// add queues a record.
+func (r *recorder) add(rec record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	if r.bytes+rec.size() <= recordBytes {
+		select {
+		case r.queue <- rec:
+			r.bytes += rec.size()
+			if rec.result != nil {
+				r.waiting[rec.id()] = rec.result
+			}
+			return
+		default:
+		}
+	}
+	r.log.Warn("too many runs wait to be recorded; dropping the record", "run_id", rec.id())
+}
+
+// find returns a caller's result that is in the queue.
+func (r *recorder) find(caller, id string) (store.Result, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if res := r.waiting[id]; res != nil && res.Caller == caller {
+		return *res, true
+	}
+	return store.Result{}, false
+}
+
+// close returns when everything in the queue is stored, or ctx is done.
+func (r *recorder) close(ctx context.Context) error {
+	r.mu.Lock()
+	if !r.closed {
+		r.closed = true
+		close(r.queue)
+	}
+	r.mu.Unlock()
+	select {
+	case <-r.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 func (r *recorder) loop() {
 	defer close(r.done)
 	for first := range r.queue {
@@ -82,7 +129,7 @@ func (r *recorder) loop() {
 	}
 }
 
-// collect returns what comes within a moment.
+// collect returns first and the records that arrive within recordLinger.
 func (r *recorder) collect(first record) []record {
 	batch := []record{first}
 	linger := time.NewTimer(recordLinger)
@@ -123,50 +170,4 @@ func (r *recorder) write(batch []record) error {
 	ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 	defer cancel()
 	return r.store.Record(ctx, runs, results, keptResults, trim)
-}
-
-func (r *recorder) add(rec record) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return
-	}
-	if r.bytes+rec.size() <= recordBytes {
-		select {
-		case r.queue <- rec:
-			r.bytes += rec.size()
-			if rec.result != nil {
-				r.waiting[rec.id()] = rec.result
-			}
-			return
-		default:
-		}
-	}
-	r.log.Warn("too many runs wait to be recorded; this one is not", "run_id", rec.id())
-}
-
-// find returns a caller's result that waits to be written.
-func (r *recorder) find(caller, id string) (store.Result, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if res := r.waiting[id]; res != nil && res.Caller == caller {
-		return *res, true
-	}
-	return store.Result{}, false
-}
-
-// close returns when everything in the queue is written, or ctx is done.
-func (r *recorder) close(ctx context.Context) error {
-	r.mu.Lock()
-	if !r.closed {
-		r.closed = true
-		close(r.queue)
-	}
-	r.mu.Unlock()
-	select {
-	case <-r.done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -110,7 +110,7 @@ func TestRecentFilesBounds(t *testing.T) {
 		t.Errorf("%d files: %q", len(got), got)
 	}
 	for i := range rememberedSessions {
-		r.activity.used(ann, fmt.Sprint(i), false)
+		r.noteUsed(ann, fmt.Sprint(i), false)
 	}
 	if n := r.activity.order.Len(); n != rememberedSessions || len(r.activity.byID) != n {
 		t.Errorf("%d sessions remembered", n)
@@ -167,5 +167,5 @@ func TestWatch(t *testing.T) {
 	if got := r.recent(t, ann, 10); !slices.Equal(got, []string{"w/a"}) {
 		t.Errorf("after a restart: %q", got)
 	}
-	r.record = nil // it is closed
+	r.recorder = nil // it is closed
 }

@@ -13,7 +13,7 @@ func TestDescribeUsed(t *testing.T) {
 		used session.CallerError
 		want string
 	}{
-		{session.CallerError{Storage: session.Storage{Bytes: 4 << 20, MaxBytes: 5 << 20}}, "There is no room for this: your sessions hold 4 MB of the 5 MB that a user of this server may store. Delete files"},
+		{session.CallerError{Storage: session.Storage{Bytes: 4 << 20, MaxBytes: 5 << 20}}, "Not enough space: your sessions hold 4 MB of the 5 MB that a user of this server may store. Delete files"},
 		{session.CallerError{Storage: session.Storage{MaxBytes: 5 << 20}}, "This is more than the 5 MB that a user of this server may store."},
 		{session.CallerError{Storage: session.Storage{Sessions: 3}, TooManySessions: true}, "You have 3 sessions, the most"},
 	} {

@@ -1,0 +1,283 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/share"
+	"mcp-code-sandbox/internal/workspace"
+)
+
+const (
+	maxListed = 200 // files in a run's result
+
+	// startWait is how long Run waits for a background run to begin or to be refused. It is shorter
+	// than any client's timeout and longer than the start of a sandbox.
+	startWait = time.Second
+
+	followedOutput = 1 << 20 // bytes of output kept of a followed run while it is in memory
+
+	// clockSlack is how much older a file may seem than the moment it was written: file systems
+	// round down to the kernel's tick.
+	clockSlack = 20 * time.Millisecond
+)
+
+// errStopped is the reason for cancelling a run when the server stops.
+var errStopped = errors.New("the server stops")
+
+// Run executes code. It returns when no process of the run is left, or earlier with a Result that
+// is Running where the request says so. A program or sandbox that fails is a Result; a refusal or a
+// sandbox that cannot start is an *Error. A done ctx cancels a run that is not in the background.
+func (e *Executor) Run(ctx context.Context, caller session.Caller, req Request) (Result, error) {
+	rn, err := e.check(ctx, caller, &req)
+	if err != nil {
+		return Result{}, err
+	}
+	// The run keeps the caller's values but not its cancellation: await passes that on.
+	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	r := e.newRun(caller, rn, req, cancel)
+	if err := e.runs.add(r, e.cfg.Sessions.MaxRunsPerSession()); err != nil {
+		r.cancel()
+		return Result{}, e.wrap(err)
+	}
+	defer r.listen(listener{req.Output, req.Queued})()
+	defer share.ScopeOf(ctx).Defer(r.memory.use())
+	e.noteStarted(r)
+	go e.carryOut(runCtx, r, rn, req)
+	res, err := e.await(ctx, r, req)
+	if err != nil {
+		return Result{}, err
+	}
+	return e.answer(ctx, caller, res, r.memory.size()), nil
+}
+
+func (e *Executor) newRun(caller session.Caller, rn runner.Runner, req Request, cancel context.CancelCauseFunc) *run {
+	now := time.Now()
+	id := e.ids.next(now)
+	r := &run{
+		id: id, caller: caller, req: req, runner: rn.Name, started: now,
+		log:    e.log.With("session_id", req.Session, "run_id", id),
+		cancel: func() { cancel(nil) }, stop: func() { cancel(errStopped) },
+		begun: make(chan struct{}), done: make(chan struct{}),
+		listeners: map[*listener]struct{}{}, background: req.Background,
+	}
+	r.markBegun = sync.OnceFunc(func() { close(r.begun) })
+	r.memory.pool, r.memory.caller = e.memory, caller.ID
+	// A run may stay in memory after its end. It needs none of this then.
+	r.req.Code, r.req.Env, r.req.Services = "", nil, nil
+	r.req.Observer, r.req.Begun, r.req.Queued, r.req.Output = nil, nil, nil, nil
+	if req.Background || req.Handover > 0 {
+		r.tape.full = e.cfg.MaxOutputBytes
+		if req.Followed {
+			r.tape.full = max(r.tape.full, followedOutput)
+		}
+		r.tape.limit = r.tape.full
+		if r.tapeHold = r.memory.hold(r.shrinkTape); r.tapeHold != nil {
+			r.tape.limit = min(r.tape.full, freeOutput)
+		}
+	}
+	return r
+}
+
+// await returns when the run has ended or continues in the background.
+func (e *Executor) await(ctx context.Context, r *run, req Request) (Result, error) {
+	if req.Begun != nil {
+		req.Begun(r.id)
+	}
+	if req.Background {
+		timer := time.NewTimer(startWait)
+		defer timer.Stop()
+		select {
+		case <-r.done:
+			return r.res, r.err
+		case <-r.begun:
+		case <-timer.C:
+		}
+		e.storeRunning(r)
+		return r.state(0), nil
+	}
+	defer context.AfterFunc(ctx, func() {
+		if !r.inBackground() {
+			r.cancel()
+		}
+	})()
+	var handover <-chan time.Time // nil: never
+	if req.Handover > 0 && e.cfg.Store != nil {
+		timer := time.NewTimer(req.Handover)
+		defer timer.Stop()
+		handover = timer.C
+	}
+	select {
+	case <-r.done:
+		return r.res, r.err
+	case <-handover:
+	}
+	if ctx.Err() == nil && e.runs.detach(r, e.cfg.Sessions.MaxRunsPerSession()) {
+		r.log.InfoContext(ctx, "run continues in the background")
+		e.storeRunning(r)
+		return r.state(0), nil
+	}
+	<-r.done
+	return r.res, r.err
+}
+
+// carryOut executes a run, stores its result and notifies everyone who waits for it.
+func (e *Executor) carryOut(ctx context.Context, r *run, rn runner.Runner, req Request) {
+	defer r.cancel()
+	done := r.memory.use()
+	r.res, r.err = e.executeRecovering(ctx, r, rn, req)
+	if req.Once {
+		// Only the files remain, as those of any closed session.
+		err := e.closeSession(context.WithoutCancel(ctx), r.caller, req.Session)
+		if err != nil && r.err == nil && !r.res.NotStarted {
+			r.log.WarnContext(ctx, "cannot close the session of a single run", "err", err)
+		}
+	}
+	e.storeResult(r, r.end())
+	e.runs.remove(r)
+	e.noteEnded(r)
+	done()
+	close(r.done)
+}
+
+// executeRecovering is execute with a recover: a bug of ours costs one run, not the server.
+func (e *Executor) executeRecovering(ctx context.Context, r *run, rn runner.Runner, req Request) (res Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.log.ErrorContext(ctx, "a run panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = errors.New("the run panicked")
+		}
+	}()
+	return e.execute(ctx, r, rn, req)
+}
+
+// execute opens the session, runs the code in it, and collects its output and files.
+func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Request) (Result, error) {
+	res := r.summary()
+	req.Observer.Started(r.id, rn)
+	s, err := e.cfg.Sessions.Open(r.caller, req.Session)
+	if err != nil {
+		return Result{}, e.failed(ctx, r, res, err)
+	}
+	defer s.Release()
+	changed := false
+	defer func() { e.noteUsed(r.caller, s.ID(), changed) }()
+	req.Observer.Opened(s.Key())
+	if req.Artifacts && !req.Persistent { // persistent runs queue instead
+		release, err := s.Reserve()
+		if err != nil {
+			return Result{}, e.failed(ctx, r, res, err)
+		}
+		defer release()
+	}
+
+	output := newCapture(r, e.cfg.MaxOutputBytes)
+	revoke := sync.OnceFunc(func() { e.revoke(r, req) })
+	defer revoke() // also after a panic
+	var shown images
+	ended, err := s.Run(ctx, rn, session.RunRequest{
+		ID: r.id, Code: req.Code, Env: req.Env, Network: req.Network, Timeout: req.Timeout, Persistent: req.Persistent,
+		Files: maxListed, Changes: req.Artifacts, KeepWaiting: r.inBackground, Background: r.inBackground,
+		Queued: func(b *session.Behind) {
+			if b == nil {
+				res.Started = time.Now()
+				r.setQueue(nil)
+				return
+			}
+			r.setQueue(&place{*b, e.runs.tool(b.RunID)})
+		},
+		Grant:   e.grant(r, req, output.hide),
+		Started: r.begin,
+		Output:  output.write,
+		Display: output.displays.add,
+		Ended:   func() { shown = e.saveImages(ctx, r, s, output.displays.list) },
+	})
+	revoke()
+	output.flush()
+	if err != nil {
+		return Result{}, e.failed(ctx, r, res, err)
+	}
+
+	if r.queue() == nil { // otherwise it was cancelled before its turn
+		res.Duration = time.Since(res.Started)
+	}
+	res.setEnd(ended)
+	res.Network = req.Network
+	if res.Cause == sandbox.CauseCancelled && errors.Is(context.Cause(ctx), errStopped) {
+		res.Cause, res.Stopped, res.StateLost = sandbox.CauseLost, true, req.Persistent
+	}
+	r.memory.fix(func() { e.runs.forget(r) }, output.stdout.hold, output.stderr.hold)
+	output.fill(&res)
+	res.diskFull = !res.Success() && s.DiskIsFull()
+	if ended.CallerBound {
+		res.callerBytes = e.Storage(r.caller).MaxBytes
+	}
+	res.Hint = strings.TrimSpace(e.hint(res, rn, req.Network) + " " + e.imagesHint(shown))
+	req.Observer.Ended(res)
+	e.cfg.Metrics.ran(r.caller, rn.Name, outcome(res), res.Duration, res.stdoutTotal+res.stderrTotal)
+
+	files, truncated := e.filesOf(ctx, r, s, ended.Scan)
+	if len(shown.files) > 0 {
+		files = append(shown.files, files...)
+		files, truncated = files[:min(len(files), maxListed)], truncated || len(files) > maxListed
+	}
+	changed = ended.Scan == nil ||
+		len(files) > 0 && (req.Artifacts || !files[0].ModTime.Before(res.Started.Add(-clockSlack)))
+	if req.Artifacts && !req.FailedArtifacts && res.ExitCode != 0 {
+		return res, nil
+	}
+	res.Files, res.FilesTruncated = e.links(r.caller, res.Session, files), truncated
+	req.Observer.Listed(res)
+	return res, nil
+}
+
+// filesOf returns the files for a run's result. If the sandbox was lost, scan is nil, and what the
+// run changed is unknown.
+func (e *Executor) filesOf(ctx context.Context, r *run, s *session.Session, scan *workspace.Scan) ([]workspace.File, bool) {
+	if scan != nil {
+		return scan.Files()
+	}
+	if r.req.Artifacts {
+		return nil, true
+	}
+	files, truncated, err := s.Workspace().List(maxListed)
+	if err != nil {
+		// The code has run: keep its output.
+		r.log.ErrorContext(ctx, "cannot list the files of a session", "err", err)
+		return nil, true
+	}
+	return files, truncated
+}
+
+// failed counts a run that could not be tried and returns its error as a refusal where it is one.
+// Tools log a foreground run that is refused on a full server.
+func (e *Executor) failed(ctx context.Context, r *run, res Result, err error) error {
+	wrapped := e.wrap(err)
+	outcome := "error"
+	if e.cfg.Metrics.refused(r.caller, wrapped) {
+		outcome = "refused"
+	}
+	e.cfg.Metrics.ran(r.caller, r.runner, outcome, time.Since(res.Started), 0)
+	if r.inBackground() || !errors.Is(err, session.ErrMaxSessions) {
+		r.log.WarnContext(ctx, "execution failed", "err", err)
+	}
+	return wrapped
+}
+
+func outcome(res Result) string {
+	switch {
+	case res.Success():
+		return "success"
+	case res.Cause != "":
+		return string(res.Cause)
+	}
+	return "failure"
+}
