@@ -16,10 +16,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/backend/agentless"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
@@ -47,7 +49,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	}
 	for retried := false; ; retried = true {
 		if spec.Network {
-			if err := b.ensureNetwork(ctx); err != nil {
+			if err := b.ensureNetwork(ctx, e); err != nil {
 				return nil, err
 			}
 		}
@@ -55,7 +57,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 			if spec.Moves { // each run makes a container on it
 				return nil, errors.ErrUnsupported
 			}
-			return b.startPlain(spec, img, e), nil
+			return agentless.Start(b.ctx, spec.ID, &plain{b: b, spec: spec, img: img, e: e}), nil
 		}
 		sb, err := b.startAgent(ctx, spec, img, e)
 		if err == nil || retried || !spec.Network || b.networkMade() {
@@ -77,7 +79,7 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 	if spec.Limits.PIDs > 0 {
 		spec.Limits.PIDs += agent.OwnThreads
 	}
-	data, processes := b.carried(e, spec.Limits)
+	data, processes := b.processLimits(e, spec.Limits)
 	config, err := json.Marshal(agent.Config{
 		Forward: spec.Forward, DataBytes: uint64(data), Processes: uint64(processes),
 		NoZygote: spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < zygoteMemory,
@@ -97,7 +99,7 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 
 	s := &box{b: b, id: spec.ID, name: opt.Name, ended: make(chan struct{})}
 	if s.container, err = b.create(ctx, opt); err != nil {
-		return nil, b.gone(img, err)
+		return nil, b.forgetMissing(ctx, img, err)
 	}
 	defer func() {
 		if err != nil {
@@ -106,11 +108,13 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 			_ = s.Close(cctx)
 		}
 	}()
-	if s.conn, err = b.attach(ctx, s); err != nil {
+	streams, err := b.attach(ctx, s.container)
+	if err != nil {
 		return nil, err
 	}
+	s.conn = &agentConn{Conn: streams.Conn, r: bufio.NewReaderSize(streams.Conn, connBuffer), over: s.hungUp}
 	if _, err := b.client.ContainerStart(ctx, s.container, client.ContainerStartOptions{}); err != nil {
-		return nil, b.gone(img, b.explain(ctx, "start the container", err))
+		return nil, b.forgetMissing(ctx, img, b.explain(ctx, "start the container", err))
 	}
 	stop := context.AfterFunc(ctx, func() { _ = s.conn.Conn.Close() })
 	defer stop()
@@ -153,19 +157,21 @@ func (b *Backend) noteIsolation(what string) {
 	b.isolation = what
 }
 
-// gone makes the next start look again for an image or a bridge that is no more: somebody may have removed that.
-func (b *Backend) gone(img image, err error) error {
-	if err == nil {
-		return nil
+// forgetMissing is called with the error of a failed start. If somebody removed the image or the bridge, the
+// next start looks for it again. It returns err.
+func (b *Backend) forgetMissing(ctx context.Context, img image, err error) error {
+	if b.unreachable(err) || ctx.Err() != nil {
+		return err
 	}
-	text := strings.ToLower(err.Error())
-	if strings.Contains(text, "no such image") {
+	if _, ierr := b.inspect(ctx, img.ID); cerrdefs.IsNotFound(ierr) {
 		b.mu.Lock()
 		delete(b.images, img.ID)
 		b.mu.Unlock()
 	}
-	if strings.Contains(text, b.networkName()) {
-		b.networkLost()
+	if b.networkMade() {
+		if _, nerr := b.client.NetworkInspect(ctx, b.networkName(), client.NetworkInspectOptions{}); cerrdefs.IsNotFound(nerr) {
+			b.networkLost()
+		}
 	}
 	return err
 }
@@ -292,12 +298,12 @@ func (s *box) diagnose(err error) error {
 }
 
 // attach opens the streams of a container that has not been started yet.
-func (b *Backend) attach(ctx context.Context, s *box) (*agentConn, error) {
-	res, err := b.client.ContainerAttach(ctx, s.container, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+func (b *Backend) attach(ctx context.Context, id string) (client.HijackedResponse, error) {
+	res, err := b.client.ContainerAttach(ctx, id, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
 	if err != nil {
-		return nil, b.explain(ctx, "attach to the container", b.attachError(ctx, s.container, err))
+		return client.HijackedResponse{}, b.explain(ctx, "attach to the container", b.attachError(ctx, id, err))
 	}
-	return &agentConn{Conn: res.Conn, r: bufio.NewReaderSize(res.Conn, connBuffer), over: s.hungUp}, nil
+	return res.HijackedResponse, nil
 }
 
 // attachError finds words for a refused attachment, of which the client keeps the status alone. Podman prepares the container

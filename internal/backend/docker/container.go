@@ -154,9 +154,9 @@ func roomForKernel(r *container.Resources) {
 	}
 }
 
-// carried are the limits that each process carries itself, 0 for none: for an engine without cgroups, as a rootless one is where
+// processLimits are the limits that each process carries itself, 0 for none: for an engine without cgroups, as a rootless one is where
 // none were delegated to its user. They are weaker, and doctor says so.
-func (b *Backend) carried(e *engine, l sandbox.Limits) (data, processes int64) {
+func (b *Backend) processLimits(e *engine, l sandbox.Limits) (data, processes int64) {
 	if !e.memory {
 		data = l.MemoryBytes
 	}

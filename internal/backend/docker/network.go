@@ -13,6 +13,7 @@ import (
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
@@ -59,7 +60,7 @@ type guard struct {
 func (b *Backend) networkName() string { return "mcp-sandbox-" + b.cfg.Instance }
 
 // ensureNetwork makes the bridge if there is none.
-func (b *Backend) ensureNetwork(ctx context.Context) error {
+func (b *Backend) ensureNetwork(ctx context.Context, e *engine) error {
 	const op = "connect the sandbox to the network"
 	if b.ownKernel() {
 		return &sandbox.Error{
@@ -84,15 +85,11 @@ func (b *Backend) ensureNetwork(ctx context.Context) error {
 		return b.explain(ctx, op, err)
 	}
 	no := false
-	opt := client.NetworkCreateOptions{
-		Driver: "bridge", EnableIPv6: &no, Labels: b.labels("network"),
-		Options: map[string]string{"com.docker.network.bridge.enable_icc": "false"},
+	opt := client.NetworkCreateOptions{Driver: "bridge", EnableIPv6: &no, Labels: b.labels("network")}
+	if !e.podman { // which has no such option; the guard closes the bridge, too
+		opt.Options = map[string]string{"com.docker.network.bridge.enable_icc": "false"}
 	}
 	_, err := b.client.NetworkCreate(ctx, name, opt)
-	if err != nil && strings.Contains(err.Error(), "enable_icc") { // Podman has no such option; the guard closes the bridge, too
-		opt.Options = nil
-		_, err = b.client.NetworkCreate(ctx, name, opt)
-	}
 	if err != nil && !cerrdefs.IsConflict(err) && !cerrdefs.IsAlreadyExists(err) {
 		return b.explain(ctx, op, err)
 	}
@@ -214,21 +211,8 @@ func (b *Backend) help(ctx context.Context, img image, e *engine, network string
 		return nil, err
 	}
 	var stdout, stderr bytes.Buffer
-	for r := io.LimitReader(res.Conn, maxHelp); ; {
-		stream, n, err := readHead(r)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		to := &stderr
-		if stream == streamStdout {
-			to = &stdout
-		}
-		if _, err := io.CopyN(to, r, n); err != nil {
-			return nil, err
-		}
+	if _, err := stdcopy.StdCopy(&stdout, &stderr, io.LimitReader(res.Conn, maxHelp)); err != nil {
+		return nil, err
 	}
 	if said := strings.TrimSpace(stderr.String()); said != "" {
 		return nil, errors.New(said)

@@ -1,7 +1,6 @@
 package wrapper
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
@@ -12,16 +11,19 @@ import (
 	"sync"
 	"time"
 
+	"mcp-code-sandbox/internal/backend/agentless"
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
 
-// maxFrame bounds what session-run sends at once; a result's output is in one frame.
-const maxFrame = 16 << 20
+const (
+	// maxFrame bounds a frame of session-run. One frame holds all output of a cell.
+	maxFrame = 16 << 20
+	// shutdownGrace bounds how long session-run may take to exit after a shutdown message.
+	shutdownGrace = 300 * time.Millisecond
+)
 
-// leaveGrace is how long session-run has to heed a shutdown.
-const leaveGrace = 300 * time.Millisecond
-
-// message is every frame of contract 5's protocol: a 4-byte big-endian length and JSON.
+// message is a frame of contract 5's protocol: a 4-byte big-endian length, then this as JSON.
 type message struct {
 	Type        string `json:"type"`
 	ID          string `json:"id,omitempty"`
@@ -32,83 +34,74 @@ type message struct {
 	ExitCode    *int   `json:"exit_code,omitempty"`
 }
 
-// interpreter is a session-run that lives on. One goroutine at a time uses it.
-type interpreter struct {
-	p      *process
-	frames chan message // closed when no more come; then err is why
-	err    error
-	gone   chan struct{} // closed by drop: nobody listens any more
-	said   tail          // on its stderr
-	used   time.Time
-	reads  sync.WaitGroup
-}
+var (
+	errEnded   = errors.New("ended before it was ready") // session-run exited or was killed
+	errTimeout = errors.New("has not answered in time")
+)
 
-// cell runs the code in the session's interpreter, which it starts if there is none.
-func (w *wrapped) cell(s *wire.Stream, r *wire.Run) wire.Exit {
-	w.turn.Lock()
-	defer w.turn.Unlock()
-	if len(r.Argv) != 2 { // program and interpreter type
-		return wire.Exit{Code: 126, Error: "this environment keeps no state"}
+// cell runs code in the session's interpreter, which it starts if there is none.
+func (e *environment) cell(r *agentless.Run) (wire.Exit, error) {
+	e.turn.Lock()
+	defer e.turn.Unlock()
+	if len(r.Argv) != 2 { // the program, and the type of interpreter
+		return wire.Exit{}, &agentless.Refused{Err: errors.New("this environment keeps no state")}
 	}
-	in, fresh := w.state, false
-	if in != nil && !in.alive(w.b.cfg.PingAfter, w.b.cfg.ReadyTimeout) {
-		in.drop()
-		in, w.state = nil, nil
+	in, fresh := e.interpreter, false
+	if in != nil && !in.isAlive(e.b.cfg.PingAfter, e.b.cfg.ReadyTimeout) {
+		in.end()
+		in, e.interpreter = nil, nil
 	}
 	if in == nil {
-		p, err := w.start(r.Argv[0])
+		p, err := e.start(r)
 		if err != nil {
-			return wire.Exit{Code: 126, Error: err.Error(), Lost: true}
+			return wire.Exit{Code: 126, Error: err.Error(), Lost: true}, nil
 		}
 		in, fresh = listen(p), true
 	}
-	go obey(s, in.p)
+	defer r.OnStop(in.p.kill)()
 	if fresh {
-		if err := in.expect("ready", w.b.cfg.ReadyTimeout); err != nil {
-			return w.lose(s, in, wire.Exit{Code: 126, Error: "the environment's session-run " + err.Error(), Fresh: true})
+		if err := in.expect("ready", e.b.cfg.ReadyTimeout); err != nil {
+			return e.lose(r, in, wire.Exit{Code: 126, Error: "the environment's session-run " + err.Error(), Fresh: true}), nil
 		}
 	}
 	answer, err := in.execute(r.Argv[1], r.Code)
 	switch {
 	case errors.Is(err, errEnded):
-		return w.lose(s, in, wire.Exit{Fresh: fresh})
+		return e.lose(r, in, wire.Exit{Fresh: fresh}), nil
 	case err != nil:
-		in.said.add("the environment's session-run " + err.Error() + "; it was ended\n")
-		return w.lose(s, in, wire.Exit{Code: 126, Fresh: fresh})
+		fmt.Fprintf(&in.said, "the environment's session-run %v; it was ended\n", err)
+		return e.lose(r, in, wire.Exit{Code: 126, Fresh: fresh}), nil
 	}
-	w.state = in
+	e.interpreter = in
 	in.used = time.Now()
-	send(s, wire.TypeStdout, answer.Stdout)
-	send(s, wire.TypeStderr, answer.Stderr)
-	return wire.Exit{Code: exitCode(*answer.ExitCode), Fresh: fresh}
+	_, _ = io.WriteString(r.Stdout, answer.Stdout)
+	_, _ = io.WriteString(r.Stderr, answer.Stderr)
+	return wire.Exit{Code: exitCode(*answer.ExitCode), Fresh: fresh}, nil
 }
 
-// lose ends the interpreter, and with it its state. Its own end is the exit where that has no code.
-func (w *wrapped) lose(s *wire.Stream, in *interpreter, exit wire.Exit) wire.Exit {
-	w.state = nil
-	ended := in.drop()
+// lose ends the interpreter and its state. An exit without a code gets that of the interpreter.
+func (e *environment) lose(r *agentless.Run, in *interpreter, exit wire.Exit) wire.Exit {
+	e.interpreter = nil
+	ended := in.end()
 	if exit.Code == 0 {
 		ended.Fresh = exit.Fresh
 		exit = ended
 		if exit.Code == 0 {
 			exit.Code = 1
-			in.said.add("the environment's session-run ended without a result\n")
+			fmt.Fprintln(&in.said, "the environment's session-run ended without a result")
 		}
 	} else {
-		w.b.log.Warn("an environment's session-run failed", "runner", w.spec.Runner, "sandbox", w.spec.ID, "exit_code", ended.Code)
+		e.b.log.Warn("an environment's session-run failed",
+			"runner", e.spec.Runner, "sandbox", e.spec.ID, "exit_code", ended.Code)
 	}
 	exit.Lost = true
-	send(s, wire.TypeStderr, in.said.String())
+	if said := strings.TrimSpace(in.said.String()); said != "" {
+		_, _ = io.WriteString(r.Stderr, said+"\n")
+	}
 	return exit
 }
 
-func send(s *wire.Stream, t wire.Type, text string) {
-	if text != "" {
-		_ = s.Send(context.Background(), wire.Frame{Type: t, Data: []byte(text)})
-	}
-}
-
-// exitCode brings a wrapper's number into range; Python writes death by a signal as a negative one.
+// exitCode brings a wrapper's number into range. Python reports death by signal n as -n.
 func exitCode(n int) int {
 	if n < 0 && n >= -64 {
 		return 128 - n
@@ -119,13 +112,21 @@ func exitCode(n int) int {
 	return n
 }
 
-// errEnded is the error of an interpreter that has ended by itself or was killed.
-var errEnded = errors.New("ended before it was ready")
+// interpreter is a running session-run. One goroutine at a time uses it.
+type interpreter struct {
+	p      *process
+	frames chan message // closed after the last one; err is then the reason
+	err    error
+	gone   chan struct{} // closed by end: nobody receives frames any more
+	said   sandbox.Tail  // what it prints to stderr
+	used   time.Time
+	reads  sync.WaitGroup
+}
 
-// listen takes frames from a started session-run.
+// listen receives frames from a started session-run.
 func listen(p *process) *interpreter {
 	in := &interpreter{p: p, frames: make(chan message), gone: make(chan struct{})}
-	in.reads.Go(func() { in.said.read(p.stderr) })
+	in.reads.Go(func() { _, _ = io.Copy(&in.said, p.stderr) })
 	in.reads.Go(func() {
 		defer close(in.frames)
 		for {
@@ -144,7 +145,7 @@ func listen(p *process) *interpreter {
 	return in
 }
 
-// readMessage allocates no more than what really comes.
+// readMessage allocates no more than what arrives.
 func readMessage(r io.Reader) (message, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -177,7 +178,7 @@ func (in *interpreter) send(m message) error {
 	return nil
 }
 
-// next is the next frame that is not small talk. A nil timer waits for as long as the process lives.
+// next returns the next frame and answers pings before it. With a nil timeout it waits until the process ends.
 func (in *interpreter) next(timeout <-chan time.Time) (message, error) {
 	for {
 		select {
@@ -198,13 +199,9 @@ func (in *interpreter) next(timeout <-chan time.Time) (message, error) {
 	}
 }
 
-var errTimeout = errors.New("has not answered in time")
-
-// expect waits for a frame of that type and refuses any other.
+// expect waits for a frame of a type. Any other is an error.
 func (in *interpreter) expect(typ string, limit time.Duration) error {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	m, err := in.next(timer.C)
+	m, err := in.next(time.After(limit))
 	switch {
 	case errors.Is(err, errTimeout):
 		return fmt.Errorf("did not say %q within %v", typ, limit)
@@ -215,7 +212,7 @@ func (in *interpreter) expect(typ string, limit time.Duration) error {
 }
 
 func (in *interpreter) execute(language string, code []byte) (message, error) {
-	id := rand.Text() // nothing that ran before can have answered to it
+	id := rand.Text() // code that ran before cannot have answered to it
 	if err := in.send(message{Type: "execute", ID: id, Interpreter: language, Code: string(code)}); err != nil {
 		return message{}, err
 	}
@@ -226,8 +223,8 @@ func (in *interpreter) execute(language string, code []byte) (message, error) {
 	return m, err
 }
 
-// alive says whether the interpreter can take another cell. One that has been idle for long is asked.
-func (in *interpreter) alive(idle, limit time.Duration) bool {
+// isAlive reports whether the interpreter can take another cell. It pings one that was idle for long.
+func (in *interpreter) isAlive(idle, limit time.Duration) bool {
 	select {
 	case <-in.p.done:
 		return false
@@ -239,59 +236,24 @@ func (in *interpreter) alive(idle, limit time.Duration) bool {
 	return in.send(message{Type: "ping"}) == nil && in.expect("pong", limit) == nil
 }
 
-// shutdown asks the interpreter to leave, for a moment.
+// shutdown asks the interpreter to exit, then ends it.
 func (in *interpreter) shutdown() {
-	_ = in.p.stdin.SetWriteDeadline(time.Now().Add(leaveGrace))
+	_ = in.p.stdin.SetWriteDeadline(time.Now().Add(shutdownGrace))
 	if in.send(message{Type: "shutdown"}) == nil {
 		select {
 		case <-in.p.done:
-		case <-time.After(leaveGrace):
+		case <-time.After(shutdownGrace):
 		}
 	}
-	in.drop()
+	in.end()
 }
 
-// drop ends the interpreter and says how it ended.
-func (in *interpreter) drop() wire.Exit {
+// end kills the interpreter and returns how it ended.
+func (in *interpreter) end() wire.Exit {
 	in.p.kill()
 	<-in.p.done
 	close(in.gone)
 	in.reads.Wait()
 	in.p.close()
 	return in.p.exit()
-}
-
-// tail keeps the last of what a program prints to stderr besides its protocol.
-type tail struct {
-	mu sync.Mutex
-	b  []byte
-}
-
-const maxSaid = 4 << 10
-
-func (t *tail) read(r io.Reader) {
-	buf := make([]byte, 4096)
-	for {
-		n, err := r.Read(buf)
-		t.add(string(buf[:n]))
-		if err != nil {
-			return
-		}
-	}
-}
-
-func (t *tail) add(text string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, text...)
-	t.b = t.b[max(0, len(t.b)-maxSaid):]
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s := strings.TrimSpace(string(t.b)); s != "" {
-		return s + "\n"
-	}
-	return ""
 }

@@ -2,105 +2,57 @@ package wrapper
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
 
-// path is the PATH of wrappers.
-const path = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
-
-// cookie marks the processes of a wrapper in their environment, for hosts without control groups.
-const cookie = "MCP_CODE_SANDBOX_WRAPPER="
-
 const (
-	// drainGrace is how long output may still come of a pipe after everything that we know of has been killed.
+	// path is the PATH of wrappers.
+	path = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
+	// cookie marks a wrapper's processes in their environment, for hosts without cgroups.
+	cookie = "MCP_CODE_SANDBOX_WRAPPER="
+
+	// drainGrace bounds how long a pipe is read after its processes were killed.
 	drainGrace = 500 * time.Millisecond
 	// sweepTime bounds the search for processes that left their session.
 	sweepTime = 2 * time.Second
 )
 
-// thread is the OS thread that starts every wrapper. It lives as long as the backend, because a process is told of the death
-// of the thread that started it.
-type thread struct {
-	jobs chan func()
-	quit chan struct{}
-	done chan struct{}
-}
+// launch sets the limits of a process, in kilobytes and in blocks of 512 bytes, and executes the program.
+const launch = `ulimit -c 0
+if [ -n "$1" ]; then ulimit -d "$1" || exit 126; fi
+if [ -n "$2" ]; then ulimit -f "$2" || exit 126; fi
+exec "$0"`
 
-func newThread() *thread {
-	t := &thread{jobs: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
-	go func() {
-		defer close(t.done)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		for {
-			select {
-			case job := <-t.jobs:
-				job()
-			case <-t.quit:
-				return
-			}
-		}
-	}()
-	return t
-}
-
-var errClosed = errors.New("the backend is closed")
-
-// do calls f on the thread and waits for it.
-func (t *thread) do(f func() error) error {
-	errc := make(chan error, 1)
-	select {
-	case t.jobs <- func() { errc <- f() }:
-		return <-errc
-	case <-t.done:
-		return errClosed
-	}
-}
-
-// close ends the thread. It is called once.
-func (t *thread) close() {
-	close(t.quit)
-	<-t.done
-}
-
-// process is a started program of a wrapper, with all that it starts.
+// process is a started program of a wrapper, with everything that it starts.
 type process struct {
 	id    string
 	cmd   *exec.Cmd
-	group Group
+	group Group // nil: it is found by its cookie
 
-	stdin          *os.File
-	stdout, stderr *os.File
+	stdin, stdout, stderr *os.File
 
 	mu     sync.Mutex
 	reaped bool
 
-	done chan struct{} // closed when nothing is left of it
+	done chan struct{} // closed when nothing of it is left
 }
 
-// launch sets the limits that a process carries itself, in kilobytes and blocks of 512 bytes.
-const launch = `ulimit -c 0; if [ -n "$1" ]; then ulimit -d "$1" || exit 126; fi; if [ -n "$2" ]; then ulimit -f "$2" || exit 126; fi; exec "$0"`
-
-func (b *Backend) start(id string, l sandbox.Limits, program string) (_ *process, err error) {
-	p := &process{id: id, done: make(chan struct{})}
-	var theirs []*os.File
+// start starts a program of the sandbox.
+func (b *Backend) start(spec sandbox.Spec, number int, program string) (_ *process, err error) {
+	p := &process{id: spec.ID + "-" + strconv.Itoa(number), done: make(chan struct{})}
 	defer func() {
-		for _, f := range theirs {
-			f.Close()
-		}
 		if err != nil {
 			p.close()
 			if p.group != nil {
@@ -108,65 +60,42 @@ func (b *Backend) start(id string, l sandbox.Limits, program string) (_ *process
 			}
 		}
 	}()
-	pipe := func(ours **os.File, writing bool) (*os.File, error) {
-		r, w, err := os.Pipe()
-		if err != nil {
-			return nil, err
-		}
-		if writing {
-			*ours, theirs = w, append(theirs, r)
-			return r, nil
-		}
-		*ours, theirs = r, append(theirs, w)
-		return w, nil
-	}
 	if b.cfg.NewGroup != nil {
-		if p.group, err = b.cfg.NewGroup(id, l); err != nil {
+		if p.group, err = b.cfg.NewGroup(p.id, spec.Limits); err != nil {
 			return nil, fmt.Errorf("make a cgroup: %w", err)
 		}
 	}
 	var data, file string
-	if p.group == nil && l.MemoryBytes > 0 {
+	if l := spec.Limits; p.group == nil && l.MemoryBytes > 0 {
 		data = strconv.FormatInt(l.MemoryBytes>>10, 10)
 	}
-	if l.FileBytes > 0 {
+	if l := spec.Limits; l.FileBytes > 0 {
 		file = strconv.FormatInt(l.FileBytes>>9+1, 10)
 	}
-	cmd := exec.Command("/bin/sh", "-c", launch, program, data, file)
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=" + path, cookie + id}
+	p.cmd = exec.Command("/bin/sh", "-c", launch, program, data, file)
+	p.cmd.Dir = "/"
+	p.cmd.Env = []string{"PATH=" + path, cookie + p.id}
 	if b.cfg.ProjectDir != "" {
-		cmd.Env = append(cmd.Env, "PROJECT_DIR="+b.cfg.ProjectDir, "PROJECT_MOUNT="+b.cfg.ProjectMount)
+		p.cmd.Env = append(p.cmd.Env, "PROJECT_DIR="+b.cfg.ProjectDir, "PROJECT_MOUNT="+b.cfg.ProjectMount)
 	}
-	for _, end := range []struct {
-		set     func(*os.File)
-		ours    **os.File
-		writing bool
-	}{
-		{func(f *os.File) { cmd.Stdin = f }, &p.stdin, true},
-		{func(f *os.File) { cmd.Stdout = f }, &p.stdout, false},
-		{func(f *os.File) { cmd.Stderr = f }, &p.stderr, false},
-	} {
-		f, err := pipe(end.ours, end.writing)
-		if err != nil {
-			return nil, err
-		}
-		end.set(f)
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: UID, Gid: UID}
+		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: UID, Gid: UID}
 	}
-	p.cmd = cmd
-	err = b.thread.do(func() error {
+	theirs, err := p.connect()
+	defer closeAll(theirs)
+	if err != nil {
+		return nil, err
+	}
+	err = b.thread.Do(func() error {
 		if p.group == nil {
-			return cmd.Start()
+			return p.cmd.Start()
 		}
-		return p.group.Start(cmd.SysProcAttr, cmd.Start)
+		return p.group.Start(p.cmd.SysProcAttr, p.cmd.Start)
 	})
-	if err != nil && cmd.Process != nil { // started, but the thread could not leave its group
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+	if err != nil && p.cmd.Process != nil { // started, but the thread could not leave its group
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", program, err)
@@ -174,7 +103,32 @@ func (b *Backend) start(id string, l sandbox.Limits, program string) (_ *process
 	return p, nil
 }
 
-// kill ends the process and its session. wait does the rest.
+// connect makes pipes for the program and returns its ends of them. These are not os/exec's pipes: the
+// output may be read after Wait, and reads and writes have deadlines.
+func (p *process) connect() (theirs []*os.File, err error) {
+	ends := make([]*os.File, 3)
+	for i, ours := range []**os.File{&p.stdin, &p.stdout, &p.stderr} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return ends, err
+		}
+		if *ours, ends[i] = r, w; i == 0 {
+			*ours, ends[i] = w, r
+		}
+	}
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = ends[0], ends[1], ends[2]
+	return ends, nil
+}
+
+func (p *process) close() { closeAll([]*os.File{p.stdin, p.stdout, p.stderr}) }
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // a nil file returns an error
+	}
+}
+
+// kill kills the process and its session. wait does the rest.
 func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,17 +141,13 @@ func (p *process) kill() {
 // wait returns when the program has ended and everything it started has been killed.
 func (p *process) wait() sandbox.Usage {
 	pid := p.cmd.Process.Pid
-	// Not reaped yet: until then nobody else gets the number.
-	for {
-		if err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != unix.EINTR {
-			break
-		}
-	}
-	p.kill()
+	proc.AwaitExit(pid)
+	proc.AwaitExitBlocking(pid) // on kernels that cannot watch it
+	p.kill()                    // its session; the pid cannot be reused before Wait
 	p.mu.Lock()
 	p.reaped = true
 	p.mu.Unlock()
-	used, _ := p.usage()
+	used := p.usage()
 	if p.group != nil {
 		p.group.Close()
 	} else {
@@ -211,7 +161,7 @@ func (p *process) wait() sandbox.Usage {
 	return used
 }
 
-// sweep kills the processes that carry the cookie, until there are none.
+// sweep kills the processes with the cookie until none is left.
 func sweep(id string) {
 	mark := []byte(cookie + id)
 	for deadline := time.Now().Add(sweepTime); time.Now().Before(deadline); {
@@ -220,7 +170,7 @@ func sweep(id string) {
 		for _, name := range environs {
 			text, err := os.ReadFile(name)
 			pid, perr := strconv.Atoi(filepath.Base(filepath.Dir(name)))
-			if err == nil && perr == nil && pid != os.Getpid() && hasLine(text, mark) {
+			if err == nil && perr == nil && pid != os.Getpid() && hasVariable(text, mark) {
 				found = true
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
@@ -232,43 +182,29 @@ func sweep(id string) {
 	}
 }
 
-func hasLine(text, want []byte) bool {
-	for v := range bytes.SplitSeq(text, []byte{0}) {
-		if bytes.Equal(v, want) {
-			return true
-		}
-	}
-	return false
+func hasVariable(environ, variable []byte) bool {
+	return slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return bytes.Equal(v, variable) })
 }
 
-func (p *process) usage() (sandbox.Usage, error) {
+func (p *process) usage() sandbox.Usage {
 	if p.group == nil {
-		return sandbox.Usage{}, nil
+		return sandbox.Usage{}
 	}
-	return p.group.Usage()
+	u, _ := p.group.Usage()
+	return u
 }
 
-func (p *process) close() {
-	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr} {
-		if f != nil {
-			_ = f.Close()
-		}
-	}
-}
-
-// exit says how the program ended. It is valid after done.
+// exit reports how the program ended. It is valid after done.
 func (p *process) exit() wire.Exit {
-	st, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	state := p.cmd.ProcessState
 	e := wire.Exit{
-		Code:   p.cmd.ProcessState.ExitCode(),
-		UserUS: p.cmd.ProcessState.UserTime().Microseconds(),
-		SysUS:  p.cmd.ProcessState.SystemTime().Microseconds(),
+		Code: state.ExitCode(), UserUS: state.UserTime().Microseconds(), SysUS: state.SystemTime().Microseconds(),
 	}
-	if ok && st.Signaled() {
-		e.Signal = int(st.Signal())
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		e.Signal = int(status.Signal())
 		e.Code = 128 + e.Signal
 	}
-	if ru, ok := p.cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+	if ru, ok := state.SysUsage().(*syscall.Rusage); ok {
 		e.MaxRSSB = ru.Maxrss << 10
 	}
 	return e
