@@ -8,15 +8,13 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net/http"
 	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"mcp-code-sandbox/internal/backend/docker"
+	"mcp-code-sandbox/internal/control"
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/logging"
@@ -28,44 +26,32 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-const (
-	// closeTimeout is how long ending may take before the rest is left to the kernel and the next start.
-	closeTimeout = 10 * time.Second
-	// recordRetention is how long the record of a run is kept.
-	recordRetention = 30 * 24 * time.Hour
-)
+// closeTimeout bounds a shutdown. The kernel and the next start clean up after a longer one.
+const closeTimeout = 10 * time.Second
 
-// app is the parts that every command that runs code needs, wired together once.
+// app holds the parts that every command that runs code needs.
 type app struct {
 	settings *settings
 	env      map[string]string
 	log      *slog.Logger
 	keys     keys
-	signer   *signedurl.Signer
-	executor *executor.Executor
-	sessions *session.Manager
-	metrics  http.Handler
-	registry *prometheus.Registry // what metrics shows
+	instance *instance.Instance
+	store    *store.Store
+	metrics  *prometheus.Registry
 
 	isolation    isolation
 	environments environments
-	services     *services // nil: there is no configuration file of any
+	services     *services // nil: no configuration file
+	signer       *signedurl.Signer
+	sessions     *session.Manager
+	executor     *executor.Executor
 
-	tasks    *tasks
-	instance *instance.Instance
-	store    *store.Store
-	closers  []func(context.Context) error // last first
+	tasks   *tasks
+	closers []func(context.Context) error // last first
 }
 
-// keys are the installation's secrets.
-type keys struct {
-	installation secret.Value // names session directories
-	token        secret.Value
-	tokenIsOurs  bool // not the operator's: it may be shown to them
-	files        secret.Value
-}
-
-// newApp builds the parts, for a server whose links start with baseURL. Whatever it made is gone when it fails.
+// newApp opens every part. baseURL is the address that file links start with. On error nothing is
+// left behind.
 func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err error) {
 	s := inv.settings
 	if err := makeRoot(s.Root); err != nil {
@@ -77,99 +63,29 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 			a.Close()
 		}
 	}()
-	var logFile io.Closer
-	a.log, logFile = logging.New(logging.Config{
-		Level: slog.Level(s.LogLevel), JSON: s.LogFormat == "json", Out: inv.stderr, File: s.LogFile,
-	})
-	a.onClose(func(context.Context) error { return logFile.Close() })
-
-	for _, w := range s.warnings(inv.env) {
-		a.log.Warn(w.name+": "+w.problem, "fix", w.fix)
-	}
+	a.openLog(inv.stderr)
 	if a.keys, err = loadKeys(s); err != nil {
 		return nil, err
 	}
 	if a.instance, err = instance.Acquire(s.Root); err != nil {
 		return nil, err
 	}
-	a.onClose(func(context.Context) error { return a.instance.Close() })
-
-	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
-	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
-	if err := a.isolation.checkAsked(s); err != nil {
+	a.closeLast(a.instance)
+	if err := a.openIsolation(ctx, inv); err != nil {
 		return nil, err
 	}
-	if s.Backend == backendDocker {
-		if err := a.isolation.reachEngine(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if engine, ok := a.isolation.driver.(*docker.Backend); ok {
-		if err := engine.CheckRuntime(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if inv.keepReady {
-		a.isolation.keepReady(s, a.instance.Dir(), a.log)
-	}
-	if p := a.isolation.pool; p != nil {
-		a.onClose(p.Close)
-	}
-	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
-	if note := a.isolation.ignored(s, inv.env); note != "" {
-		a.log.Warn(note, "fix", fixIgnored)
-	}
-
 	if a.store, err = store.Open(ctx, filepath.Join(s.Root, "state.db")); err != nil {
 		return nil, err
 	}
-	a.onClose(func(context.Context) error { return a.store.Close() })
-
+	a.closeLast(a.store)
 	a.environments = environments{settings: s, env: inv.env, catalogue: a.isolation.catalogue, log: a.log}
 	a.environments.change(a.environments.discover(ctx))
 	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, time.Duration(s.URLTTL), time.Now)
-
-	registry := prometheus.NewRegistry()
-	a.registry = registry
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	a.metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
-
-	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "sandbox_ready_sandboxes", Help: "Sandboxes that wait for a session.",
-	}, a.isolation.ready))
-	if a.services, err = a.newServices(ctx, baseURL, registry); err != nil {
+	a.metrics = newMetrics(&a.isolation)
+	if a.services, err = a.newServices(ctx, baseURL, a.metrics); err != nil {
 		return nil, err
 	}
-
-	quota := workspace.Usage{Bytes: int64(s.WorkspaceBytes), Files: s.WorkspaceFiles}
-	a.sessions = session.New(session.Config{
-		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()), Backend: a.isolation.sessions, Owner: a.isolation.owner,
-		MakeWorkspace: a.isolation.makeWorkspace(),
-		Limits: sandbox.Limits{
-			MemoryBytes: int64(s.MemoryLimit), CPUs: s.CPULimit, PIDs: s.PIDsLimit,
-			TmpBytes: int64(s.TmpBytes),
-			// A little more than the quota, so that a file that is stopped by its size has exceeded it.
-			FileBytes: int64(s.WorkspaceBytes) + 4096,
-		},
-		Quota: quota, CallerBytes: int64(s.CallerBytes), CallerFiles: s.CallerFiles, CallerSessions: s.CallerSessions, MaxSessions: s.MaxSessions, EvictIdle: time.Duration(s.EvictIdle), MaxRunsPerSession: s.MaxRunsPerSession,
-		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),
-		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
-		Dial: a.services.dial(),
-	})
-	a.executor = executor.New(executor.Config{
-		Services: a.services.granter(),
-		Sessions: a.sessions, Runners: a.environments.runners, Signer: a.signer, Store: a.store,
-		Logger: a.log, Metrics: executor.NewMetrics(registry), ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: s.maxExecTimeout(),
-		MaxCodeBytes: int(s.MaxCodeBytes), MaxOutputBytes: int(s.MaxOutputBytes), ResultMemory: int64(s.ResultMemory.byteSize), MaxUploadBytes: int(s.MaxUploadBytes),
-		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
-		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
-	})
-	for name, pool := range a.executor.Shares() {
-		a.showShares(name, pool)
-	}
-	a.onClose(a.sessions.Close)
-	a.onClose(a.executor.Close) // first: what runs in the background closes its own sessions
-	a.serveControl()
+	a.openSessions()
 
 	a.tasks = newTasks()
 	a.onClose(a.tasks.close)
@@ -180,7 +96,91 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	return a, nil
 }
 
+func (a *app) openLog(stderr io.Writer) {
+	s := a.settings
+	log, file := logging.New(logging.Config{Level: slog.Level(s.LogLevel), JSON: s.LogFormat == "json", Out: stderr, File: s.LogFile})
+	a.log = log
+	a.closeLast(file)
+	for _, w := range s.warnings(a.env) {
+		log.Warn(w.name+": "+w.problem, "fix", w.fix)
+	}
+}
+
+// openIsolation opens the backend, and a pool before it if the command wants one.
+func (a *app) openIsolation(ctx context.Context, inv *invocation) error {
+	s := a.settings
+	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
+	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
+	if err := a.isolation.checkAsked(s); err != nil {
+		return err
+	}
+	if s.Backend == backendDocker {
+		if err := a.isolation.reachEngine(ctx); err != nil {
+			return err
+		}
+	}
+	if engine, ok := a.isolation.driver.(*docker.Backend); ok {
+		if err := engine.CheckRuntime(ctx); err != nil {
+			return err
+		}
+	}
+	if inv.keepReady {
+		a.isolation.keepReady(s, a.instance.Dir(), a.log)
+	}
+	if p := a.isolation.pool; p != nil {
+		a.onClose(p.Close)
+	}
+	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
+	if note := a.isolation.ignored(s, a.env); note != "" {
+		a.log.Warn(note, "fix", fixIgnored)
+	}
+	return nil
+}
+
+// openSessions makes the sessions, the executor that runs code in them, and the operator's control
+// of both.
+func (a *app) openSessions() {
+	s := a.settings
+	quota := workspace.Usage{Bytes: int64(s.WorkspaceBytes), Files: s.WorkspaceFiles}
+	a.sessions = session.New(session.Config{
+		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()),
+		Backend: a.isolation.sessions, Owner: a.isolation.owner, MakeWorkspace: a.isolation.makeWorkspace(), Dial: a.services.dial(),
+		Limits: sandbox.Limits{
+			MemoryBytes: int64(s.MemoryLimit), CPUs: s.CPULimit, PIDs: s.PIDsLimit, TmpBytes: int64(s.TmpBytes),
+			// Above the quota: a file that reaches this size has exceeded it.
+			FileBytes: int64(s.WorkspaceBytes) + 4096,
+		},
+		Quota: quota, CallerBytes: int64(s.CallerBytes), CallerFiles: s.CallerFiles, CallerSessions: s.CallerSessions,
+		MaxSessions: s.MaxSessions, MaxRunsPerSession: s.MaxRunsPerSession, EvictIdle: time.Duration(s.EvictIdle),
+		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),
+		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
+	})
+	a.onClose(a.sessions.Close)
+	a.executor = executor.New(executor.Config{
+		Sessions: a.sessions, Runners: a.environments.runners, Services: a.services.granter(), Signer: a.signer, Store: a.store,
+		ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: s.maxExecTimeout(), MaxCodeBytes: int(s.MaxCodeBytes),
+		MaxOutputBytes: int(s.MaxOutputBytes), ResultMemory: int64(s.ResultMemory.byteSize), MaxUploadBytes: int(s.MaxUploadBytes),
+		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
+		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
+		Metrics: executor.NewMetrics(a.metrics), Logger: a.log,
+	})
+	a.onClose(a.executor.Close) // before the sessions: background runs close their own
+	for name, pool := range a.executor.Shares() {
+		a.showShares(name, pool)
+	}
+	if c, err := control.Serve(a.instance.Dir(), a.sessions, a.log); err != nil {
+		a.log.Warn("mcp-code-sandbox sessions cannot reach this server", "error", err)
+	} else {
+		a.closeLast(c)
+	}
+}
+
 func (a *app) onClose(f func(context.Context) error) { a.closers = append(a.closers, f) }
+
+// closeLast has Close close c after everything that is opened later.
+func (a *app) closeLast(c io.Closer) {
+	a.onClose(func(context.Context) error { return c.Close() })
+}
 
 // Close ends every run and sandbox and leaves nothing behind.
 func (a *app) Close() error {
@@ -195,95 +195,35 @@ func (a *app) Close() error {
 	return errors.Join(errs...)
 }
 
-// keepClean cleans up after dead instances and forgets old records, now and then at every interval.
-func (a *app) keepClean(ctx context.Context) {
-	tick := time.NewTicker(time.Duration(a.settings.CleanupInterval))
-	defer tick.Stop()
-	for {
-		a.clean(ctx)
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+// keys are the installation's secrets.
+type keys struct {
+	installation secret.Value // names session directories
+	token        secret.Value
+	tokenIsOurs  bool // generated, so the server may show it to the operator
+	files        secret.Value
 }
 
-func (a *app) clean(ctx context.Context) {
-	dead, err := instance.Dead(a.settings.Root)
-	if err != nil {
-		a.log.Warn("cannot look for dead instances", "error", err)
-	}
-	isDead := map[string]bool{} // their locks are held by this instance
-	for _, d := range dead {
-		isDead[d.ID()] = true
-	}
-	err = a.isolation.Reap(ctx, func(id string) bool { return !isDead[id] && instance.Alive(a.settings.Root, id) })
-	if err != nil && ctx.Err() == nil {
-		a.log.Warn("cannot clean up after dead instances; trying again later", "error", err)
-	}
-	for _, d := range dead {
-		if err != nil {
-			d.Abandon()
-			continue
+// loadKeys returns the operator's secrets, and generates and stores the others.
+func loadKeys(s *settings) (keys, error) {
+	var errs []error
+	load := func(chosen secret.Value, name string) secret.Value {
+		if !chosen.IsZero() {
+			return chosen
 		}
-		if err := d.Close(); err != nil {
-			a.log.Warn("cannot remove the directory of a dead instance", "instance", d.ID(), "error", err)
-			continue
-		}
-		a.log.Info("cleaned up after a dead instance", "instance", d.ID())
+		value, _, err := secret.Load(filepath.Join(s.Root, "keys"), name)
+		errs = append(errs, err)
+		return value
 	}
-	if err := a.store.PurgeResults(ctx, time.Now().Add(-executor.ResultRetention), a.instance.ID()); err != nil && ctx.Err() == nil {
-		a.log.Warn("cannot forget old results", "error", err)
+	k := keys{
+		installation: load(secret.Value{}, "installation"), token: load(s.APIToken, "api-token"), tokenIsOurs: s.APIToken.IsZero(),
+		files: load(s.FileSecret, "file-secret"),
 	}
-	if err := a.store.Purge(ctx, time.Now().Add(-recordRetention)); err != nil && ctx.Err() == nil {
-		a.log.Warn("cannot forget old records", "error", err)
-	}
+	return k, errors.Join(errs...)
 }
 
-// ready starts a sandbox, and says why if that cannot be done.
-func (a *app) ready(ctx context.Context) error { return a.tasks.do(ctx, a.probe) }
-
-func (a *app) probe(ctx context.Context) error {
-	return a.judge(a.isolation.Probe(ctx))
-}
-
-// judge returns an error when the checks of the backend, or the lack of runners, say that no code can be run.
-func (a *app) judge(checks []sandbox.Check) error {
-	for _, c := range checks {
-		if c.Status == sandbox.Fail {
-			return &sandbox.Error{Op: c.Name, Err: errors.New(c.Detail), Fix: c.Fix}
-		}
-	}
-	if len(a.environments.runners()) == 0 {
-		return &sandbox.Error{Op: "find runners", Err: errors.New("no language environment can be used"), Fix: a.isolation.installFix(a.settings)}
-	}
-	return nil
-}
-
-// installationName tells the containers of one installation from another's. It tells nothing of the key.
+// installationName identifies the containers of one installation without revealing its key.
 func installationName(key secret.Value) string {
 	mac := hmac.New(sha256.New, []byte(key.Reveal()))
 	mac.Write([]byte("name of the installation"))
 	return hex.EncodeToString(mac.Sum(nil)[:12])
-}
-
-// loadKeys takes the operator's secrets, and makes and keeps those that are not given.
-func loadKeys(s *settings) (k keys, err error) {
-	dir := filepath.Join(s.Root, "keys")
-	if k.installation, _, err = secret.Load(dir, "installation"); err != nil {
-		return k, err
-	}
-	if k.token = s.APIToken; k.token.IsZero() {
-		k.tokenIsOurs = true
-		if k.token, _, err = secret.Load(dir, "api-token"); err != nil {
-			return k, err
-		}
-	}
-	if k.files = s.FileSecret; k.files.IsZero() {
-		if k.files, _, err = secret.Load(dir, "file-secret"); err != nil {
-			return k, err
-		}
-	}
-	return k, nil
 }

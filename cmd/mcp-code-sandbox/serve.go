@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"net/http"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/httpapi"
 	"mcp-code-sandbox/internal/mcpserver"
-	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/tools"
 	"mcp-code-sandbox/internal/version"
@@ -21,64 +23,67 @@ import (
 
 type serveCmd struct{}
 
-// Run serves until ctx ends. Then runs are cancelled, sandboxes ended, and nothing is left.
+// Run serves MCP over HTTP until ctx ends. Then it cancels all runs and leaves nothing behind.
 func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
-	s := inv.settings
-	l, note, err := listen(ctx, s, false)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	base := baseURL(s, l)
-	inv.keepReady = true
-	a, err := newApp(ctx, inv, base)
-	if err != nil {
-		return err
-	}
-	m, err := newMCP(a)
-	if err != nil {
-		return errors.Join(err, a.Close())
-	}
-	defer limitMemory(inv.env, doctor.System().Memory(), a.log)()
-	if note != "" {
-		a.log.Warn("[HTTP] " + note)
-	}
-	banner(inv.stderr, a, base, isTerminal(inv.stderr))
-	a.tasks.start(a.reportReadiness)
-	a.tasks.start(a.warm)
-
 	page, err := httpapi.NewPage(web.Files())
 	if err != nil {
-		return errors.Join(err, a.Close())
+		return err
 	}
-	server := httpapi.NewServer(newHandler(a, base, m.Handler(), page), a.log)
-	limited := httpapi.Limit(l, httpapi.MaxConnections())
-	a.showShares("connections", limited.Shares())
-	a.showShares("starts", a.sessions.Starts())
-	for name, pool := range m.Shares() {
-		a.showShares(name, pool)
+	inv.keepReady = true
+	f, err := openFrontend(ctx, inv, page)
+	if err != nil {
+		return err
 	}
+	banner(inv.stderr, f.app, f.base, isTerminal(inv.stderr))
+	f.tasks.start(f.warm)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(limited) }()
-	a.log.Info("[HTTP] serving", "address", l.Addr().String(), "instance", a.instance.ID())
+	go func() { served <- f.serveHTTP() }()
+	f.log.Info("[HTTP] serving", "address", f.listener.Addr().String(), "instance", f.instance.ID())
 	select {
 	case err = <-served:
 	case <-ctx.Done():
-		a.log.Info("shutting down")
+		f.log.Info("shutting down")
 	}
-	return errors.Join(err, shutdown(server, m), a.Close())
+	return errors.Join(err, f.close())
 }
 
-// warm makes what sandboxes share before the first run needs it, of the runners there are now.
-func (a *app) warm(ctx context.Context) {
-	if p := a.isolation.pool; p != nil {
-		p.Cool(a.environments.runners().Names())
+// frontend is an app with an MCP server and an HTTP server.
+type frontend struct {
+	*app
+	base     string // where clients reach the HTTP server
+	listener net.Listener
+	http     *http.Server
+	mcp      *mcpserver.Server
+	undo     func() // restores the memory limit
+}
+
+// openFrontend listens and opens everything, but serves nothing yet. Without a page, MCP runs over
+// stdio, and HTTP serves file links only, on any port.
+func openFrontend(ctx context.Context, inv *invocation, page *httpapi.Page) (_ *frontend, err error) {
+	f := &frontend{}
+	listener, note, err := listen(ctx, inv.settings, page == nil)
+	if err != nil {
+		return nil, err
 	}
-	for _, r := range a.environments.runners() {
-		if r.Zygote != nil {
-			a.isolation.warm(ctx, a.sessions.Spec(r))
-		}
+	f.listener, f.base = listener, baseURL(inv.settings, listener)
+	if f.app, err = newApp(ctx, inv, f.base); err != nil {
+		return nil, errors.Join(err, listener.Close())
 	}
+	if f.mcp, err = newMCP(f.app); err != nil {
+		return nil, errors.Join(err, f.app.Close(), listener.Close())
+	}
+	var overHTTP http.Handler
+	level := slog.LevelInfo
+	if page != nil {
+		overHTTP, level = f.mcp.Handler(), slog.LevelWarn
+	}
+	f.http = httpapi.NewServer(newHandler(f.app, f.base, overHTTP, page), f.log)
+	f.undo = limitMemory(inv.env, doctor.System().Memory(), f.log)
+	if note != "" {
+		f.log.Log(ctx, level, "[HTTP] "+note)
+	}
+	f.tasks.start(f.reportReadiness)
+	return f, nil
 }
 
 // newMCP makes the MCP server with the tools.
@@ -101,50 +106,43 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 	})
 }
 
-// newHandler is the whole HTTP side; mcpHandler and page, which calls it, are nil where MCP speaks over stdio.
+// newHandler makes the HTTP side. mcpHandler and page are nil if MCP runs over stdio.
 func newHandler(a *app, base string, mcpHandler http.Handler, page *httpapi.Page) http.Handler {
 	proxy, api, login := a.services.handlers()
 	var users httpapi.Users
 	if a.services != nil && a.services.users {
 		users = people{a.services.login}
 	}
+	s := a.settings
 	return httpapi.New(httpapi.Config{
-		Users: users, Proxy: proxy, API: api, Login: login,
-		MCP: mcpHandler, Files: a.executor, Signer: a.signer, Token: a.keys.token,
-		AllowedHosts: allowedHosts(a.settings, base), AllowedOrigins: a.settings.AllowedOrigins, TrustedProxies: prefixes(a.settings.TrustedProxies),
-		MaxUploadBytes: int64(a.settings.MaxUploadBytes), Ready: a.ready, Metrics: a.metrics, Page: page, Logger: a.log,
+		Users: users, Proxy: proxy, API: api, Login: login, MCP: mcpHandler, Page: page, Files: a.executor, Signer: a.signer,
+		Token: a.keys.token, AllowedHosts: allowedHosts(s, base), AllowedOrigins: s.AllowedOrigins, TrustedProxies: prefixes(s.TrustedProxies),
+		MaxUploadBytes: int64(s.MaxUploadBytes), Ready: a.ready, Metrics: promhttp.HandlerFor(a.metrics, promhttp.HandlerOpts{}), Logger: a.log,
 	})
 }
 
-// shutdown ends calls and streams first: the HTTP server waits for them.
-func shutdown(server *http.Server, m *mcpserver.Server) error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	err := m.Close(ctx)
-	if serr := server.Shutdown(ctx); serr != nil {
-		server.Close()
-		err = errors.Join(err, serr)
+// serveHTTP serves until close.
+func (f *frontend) serveHTTP() error {
+	limited := httpapi.Limit(f.listener, httpapi.MaxConnections())
+	f.showShares("connections", limited.Shares())
+	f.showShares("starts", f.sessions.Starts())
+	for name, pool := range f.mcp.Shares() {
+		f.showShares(name, pool)
 	}
-	return err
+	return f.http.Serve(limited)
 }
 
-// reportReadiness tries a sandbox once, so that the log says at the start what would otherwise be learnt at the first run.
-func (a *app) reportReadiness(ctx context.Context) {
-	checks := a.isolation.Probe(ctx)
-	if ctx.Err() != nil {
-		return
+// close ends MCP calls and streams first, because the HTTP server waits for them.
+func (f *frontend) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	err := f.mcp.Close(ctx)
+	if serr := f.http.Shutdown(ctx); serr != nil {
+		f.http.Close()
+		err = errors.Join(err, serr)
 	}
-	lacks := "code can be run here, but not with everything: "
-	if err := a.judge(checks); err != nil {
-		a.log.Error("no code can be run here; mcp-code-sandbox doctor says more", "error", err)
-		lacks = ""
-	}
-	for _, c := range checks {
-		if c.Status == sandbox.Warn && (c.Name != "network" || a.settings.Network != "off") {
-			a.log.Warn(lacks+c.Name+": "+c.Detail, "fix", c.Fix)
-		}
-	}
-	for _, p := range a.environments.missing() {
-		a.log.Warn("a runner is missing something", "runner", p.Runner, "problem", p.Problem, "fix", p.Fix)
-	}
+	err = errors.Join(err, f.app.Close())
+	f.listener.Close() // already closed if it was served
+	f.undo()
+	return err
 }

@@ -281,13 +281,3 @@ func escapeJSON(text string) string {
 	}
 	return b.String()
 }
-
-// serveControl lets the operator see and end sessions. A server works without.
-func (a *app) serveControl() {
-	s, err := control.Serve(a.instance.Dir(), a.sessions, a.log)
-	if err != nil {
-		a.log.Warn("mcp-code-sandbox sessions will not reach this server", "error", err)
-		return
-	}
-	a.onClose(func(context.Context) error { return s.Close() })
-}

@@ -4,46 +4,24 @@ import (
 	"context"
 	"errors"
 	"io"
-
-	"mcp-code-sandbox/internal/doctor"
-	"mcp-code-sandbox/internal/httpapi"
 )
 
 type stdioCmd struct{}
 
-// Run serves one client on stdin and stdout until ctx ends, or stdin does and what was asked has been answered. Nothing but MCP
-// messages goes to stdout. File links are served over HTTP, on the configured port or a free one.
+// Run serves one client on stdin and stdout until ctx ends, or until stdin ends and every call is
+// answered. Only MCP messages go to stdout. File links are served over HTTP.
 func (*stdioCmd) Run(ctx context.Context, inv *invocation) error {
-	s := inv.settings
-	l, note, err := listen(ctx, s, true)
+	f, err := openFrontend(ctx, inv, nil)
 	if err != nil {
 		return err
 	}
-	defer l.Close()
-	base := baseURL(s, l)
-	a, err := newApp(ctx, inv, base)
-	if err != nil {
-		return err
-	}
-	m, err := newMCP(a)
-	if err != nil {
-		return errors.Join(err, a.Close())
-	}
-	defer limitMemory(inv.env, doctor.System().Memory(), a.log)()
-	if note != "" {
-		a.log.Info("[HTTP] " + note)
-	}
-	a.tasks.start(a.reportReadiness)
-
-	server := httpapi.NewServer(newHandler(a, base, nil, nil), a.log)
-	go server.Serve(httpapi.Limit(l, httpapi.MaxConnections()))
-	a.log.Info("[MCP] serving on stdin and stdout; file links at "+base, "instance", a.instance.ID())
-
-	err = m.ServeStdio(ctx, readCloser(inv.stdin), writeCloser(inv.stdout))
+	go f.serveHTTP()
+	f.log.Info("[MCP] serving on stdin and stdout; file links at "+f.base, "instance", f.instance.ID())
+	err = f.mcp.ServeStdio(ctx, readCloser(inv.stdin), writeCloser(inv.stdout))
 	if ctx.Err() != nil || errors.Is(err, io.EOF) {
-		err = nil // asked to end, or the client has gone: both are how it ends
+		err = nil // the operator or the client has ended it
 	}
-	return errors.Join(err, shutdown(server, m), a.Close())
+	return errors.Join(err, f.close())
 }
 
 func readCloser(r io.Reader) io.ReadCloser {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// tasks are the things that go on beside requests and need the app's parts. They end before the parts do.
+// tasks are the goroutines of an app that no request started. They end before its parts close.
 type tasks struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -17,14 +17,14 @@ type tasks struct {
 	wg     sync.WaitGroup
 }
 
-var errEnding = errors.New("the server is shutting down")
+var errClosing = errors.New("the server is shutting down")
 
 func newTasks() *tasks {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &tasks{ctx: ctx, cancel: cancel}
 }
 
-// start runs f in a goroutine of its own, with a context that ends with the tasks.
+// start runs f in a goroutine. Its context ends when the tasks close.
 func (t *tasks) start(f func(context.Context)) {
 	if t.enter() == nil {
 		go func() {
@@ -34,7 +34,7 @@ func (t *tasks) start(f func(context.Context)) {
 	}
 }
 
-// do runs f, whose context ends with ctx or with the tasks. It returns errEnding once they have ended.
+// do runs f. Its context ends with ctx, or when the tasks close. After that it returns errClosing.
 func (t *tasks) do(ctx context.Context, f func(context.Context) error) error {
 	if err := t.enter(); err != nil {
 		return err
@@ -50,16 +50,16 @@ func (t *tasks) enter() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
-		return errEnding
+		return errClosing
 	}
 	t.wg.Add(1)
 	return nil
 }
 
-// tasksTimeout leaves most of closeTimeout to what comes after the tasks.
+// tasksTimeout leaves most of closeTimeout to the parts that close after the tasks.
 const tasksTimeout = 3 * time.Second
 
-// close ends all of them and waits until they have, but not for ever: what hangs goes with the process.
+// close ends all tasks and waits for them, up to tasksTimeout.
 func (t *tasks) close(ctx context.Context) error {
 	t.mu.Lock()
 	t.closed = true
@@ -76,6 +76,6 @@ func (t *tasks) close(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		return errors.New("something in the background did not end in time")
+		return errors.New("a background task did not end in time")
 	}
 }
