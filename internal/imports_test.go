@@ -21,6 +21,7 @@ var layers = [][]string{
 	{"internal/proxy"},
 	{"internal/oauth", "internal/oauth/oauthtest"},
 	{"internal/serviceconfig"},
+	{"internal/session/storage", "internal/session/cpuweight"},
 	{"internal/session"},
 	{"internal/executor", "internal/session/sessiontest"},
 	{"internal/tools"},

@@ -31,7 +31,8 @@ func (b blockingLog) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestAdmitBesideDeletion: while the files of one caller's closed session are deleted, which can take long, others open sessions.
+// TestAdmitBesideDeletion: while the files of one caller's closed session are deleted, which can
+// take long, others open sessions.
 func TestAdmitBesideDeletion(t *testing.T) {
 	log := blockingLog{slog.DiscardHandler, "deleting a closed session", &sync.Once{}, make(chan struct{}), make(chan struct{})}
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) {

@@ -68,7 +68,8 @@ func TestCloseSession(t *testing.T) {
 		put(t, m, "x", "a.txt", "first")
 		put(t, m, "other", "a.txt", "other's")
 
-		// Its runs end as cancelled, one that was about to start included; another session's goes on.
+		// Its runs end as cancelled, one that was about to start included; another session's goes
+		// on.
 		held := open(t, m, session.Local, "x")
 		defer held.Release()
 		var wg sync.WaitGroup
@@ -130,7 +131,8 @@ func TestCloseSession(t *testing.T) {
 	})
 }
 
-// TestRetention: what was closed is deleted in time, whatever hostile code has made of it; nothing else ever is.
+// TestRetention: what was closed is deleted in time, whatever hostile code has made of it; nothing
+// else ever is.
 func TestRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b sessiontest.Backend
@@ -234,7 +236,8 @@ func plant(t *testing.T, dir, outside string) {
 	}
 }
 
-// TestTwoServersCloseOneSession: a server notices that another one has closed a session, at the next use or clean-up.
+// TestTwoServersCloseOneSession: a server notices that another one has closed a session, at the
+// next use or clean-up.
 func TestTwoServersCloseOneSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b1, b2 := &sessiontest.Backend{}, &sessiontest.Backend{Program: forever}
@@ -276,7 +279,8 @@ func TestTwoServersCloseOneSession(t *testing.T) {
 	})
 }
 
-// TestCloseRaces: of many who close one is told that it did; those who use it meanwhile get a session, the old or a new one.
+// TestCloseRaces: of many who close one is told that it did; those who use it meanwhile get a
+// session, the old or a new one.
 func TestCloseRaces(t *testing.T) {
 	var b sessiontest.Backend
 	m := newManager(t, &b, func(c *session.Config) { c.ClosedRetention = time.Hour })

@@ -5,44 +5,96 @@ import (
 	"fmt"
 	"time"
 
+	"mcp-code-sandbox/internal/wire"
 	"mcp-code-sandbox/internal/workspace"
 )
 
 const (
-	firstWalk = 100 * time.Millisecond // after the run began
-	cleanTime = 5 * time.Second        // in a workspace beyond all limits: time to delete, while it does not grow
-	fullWalk  = 10 * time.Millisecond  // firstWalk in such a workspace
-	minWalk   = 250 * time.Millisecond // between two walks
-	walkShare = 10                     // a walk may take a tenth of the time
-	lastWalk  = 10 * time.Second       // bounds the walk after a run
+	lastWalk = 10 * time.Second // bounds a walk outside of a run
 
-	// fullFileBytes is enough for the code of a run in a full workspace and for temporary files, which programs need that do
-	// nothing but delete; that the workspace does not grow is for watchDisk to see.
+	// fullFileBytes is the largest file that a run may write in a full workspace: enough for its
+	// code and for temporary files of programs that only delete. watchDisk sees to it that files
+	// shrink.
 	fullFileBytes = 1 << 20
 
-	// overshootBytes is added to twice the quota: what is beyond can only be removed without code.
+	// overshootBytes is added to twice the quota. What exceeds that can only be deleted without
+	// code.
 	overshootBytes = 64 << 20
-
-	// overshootFiles is likewise by how many files a caller may exceed its share and still run code to delete some.
+	// overshootFiles is by how many files a caller may exceed its limit and still run code to
+	// delete.
 	overshootFiles = 10_000
+
+	// fileSlack lets a file that is stopped by its size exceed the rest of the caller's limit.
+	fileSlack = 4096
 )
 
-// measure walks the workspace if nobody has, so that diskLimit knows what was there before, and if it held too much: files may have
-// been deleted since, and not by code.
+// isMeasured reports whether any limit applies to what the session holds.
+func (s *Session) isMeasured() bool {
+	return s.m.cfg.Quota != (workspace.Usage{}) || s.limitsUsage()
+}
+
+// knownUsage returns what the workspace holds, as last measured, plus later uploads.
+func (s *Session) knownUsage() (u workspace.Usage, ok bool) {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	if s.usage == nil {
+		return workspace.Usage{}, false
+	}
+	return *s.usage, true
+}
+
+func (s *Session) setUsage(u workspace.Usage) {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	s.usage = &u
+	s.account.Set(s.m.countable(u))
+}
+
+// addFile adds a file to the known usage. It returns false if the usage is unknown.
+func (s *Session) addFile(bytes int64) bool {
+	s.usageMu.Lock()
+	defer s.usageMu.Unlock()
+	if s.usage == nil || s.usage.Unknown() {
+		return false
+	}
+	s.usage = &workspace.Usage{Bytes: s.usage.Bytes + bytes, Files: s.usage.Files + 1}
+	s.account.Set(s.m.countable(*s.usage))
+	return true
+}
+
+// countable returns what a usage counts for. A tree that cannot be measured counts for the most
+// that a workspace can grow to.
+func (m *Manager) countable(u workspace.Usage) workspace.Usage {
+	most := workspace.Usage{Bytes: 1 << 50, Files: 1 << 30}
+	if q := m.cfg.Quota.Bytes; q > 0 {
+		most.Bytes = 2*q + overshootBytes
+	}
+	if q := m.cfg.Quota.Files; q > 0 {
+		most.Files = 2*q + overshootFiles
+	}
+	return workspace.Usage{Bytes: min(u.Bytes, most.Bytes), Files: min(u.Files, most.Files)}
+}
+
+// measure walks the workspace before a run if its usage is unknown or exceeds the quota: somebody
+// may have deleted files since, without code.
 func (s *Session) measure(ctx context.Context) {
 	if !s.isMeasured() {
 		return
 	}
-	s.usageMu.Lock()
-	known := s.usage != nil && !exceeds(*s.usage, s.m.cfg.Quota)
-	s.usageMu.Unlock()
-	if known {
-		return
+	if u, ok := s.knownUsage(); !ok || u.Exceeds(s.m.cfg.Quota) {
+		s.walk(ctx)
 	}
-	s.walk(ctx)
 }
 
-// walk measures the workspace.
+// settle measures the workspace after its sandboxes have ended, if the account may be wrong: code
+// may have written since, and deleted files that were open have counted.
+func (s *Session) settle(ctx context.Context, wasLive bool) {
+	u, ok := s.knownUsage()
+	if s.isMeasured() && (wasLive || !ok || s.m.countable(u) != s.account.Usage()) {
+		s.walk(ctx)
+	}
+}
+
 func (s *Session) walk(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastWalk)
 	defer cancel()
@@ -51,128 +103,93 @@ func (s *Session) walk(ctx context.Context) {
 	}
 }
 
-// isMeasured reports whether anything limits what the session holds, so that its runs are measured.
-func (s *Session) isMeasured() bool {
-	return s.m.cfg.Quota != (workspace.Usage{}) || s.limitsUsage()
-}
-
-// settle measures the workspace of a session whose sandboxes have ended if the account may differ from it: code may have written
-// since, and files that were deleted but open have counted.
-func (s *Session) settle(ctx context.Context, wasLive bool) {
-	s.usageMu.Lock()
-	same := s.usage != nil && s.m.countable(*s.usage) == s.m.stored.holds(s.entry)
-	s.usageMu.Unlock()
-	if s.isMeasured() && (wasLive || !same) {
-		s.walk(ctx)
-	}
-}
-
-func (s *Session) setUsage(u workspace.Usage) {
-	s.usageMu.Lock()
-	defer s.usageMu.Unlock()
-	s.usage = &u
-	s.m.stored.setEntry(s.entry, s.m.countable(u))
-}
-
-// grow adds a file to what is known of the workspace, and reports whether anything is.
-func (s *Session) grow(bytes int64) bool {
-	s.usageMu.Lock()
-	defer s.usageMu.Unlock()
-	if s.usage == nil || s.usage.Unknown() {
-		return false
-	}
-	s.usage = &workspace.Usage{Bytes: s.usage.Bytes + bytes, Files: s.usage.Files + 1}
-	s.m.stored.setEntry(s.entry, s.m.countable(*s.usage))
-	return true
-}
-
-// staleBytes and staleFiles are by how much meta.json may be wrong about a session's size before it is written for that alone.
-const (
-	staleBytes = 64 << 10
-	staleFiles = 100
-)
-
-// isStale reports whether meta.json is far from what the session holds.
-func (s *Session) isStale() bool {
-	s.usageMu.Lock()
-	defer s.usageMu.Unlock()
-	if s.usage == nil {
-		return false
-	}
-	now := s.m.countable(*s.usage)
-	return max(now.Bytes-s.noted.Bytes, s.noted.Bytes-now.Bytes) > staleBytes || max(now.Files-s.noted.Files, s.noted.Files-now.Files) > staleFiles
-}
-
-// measured puts into a session's meta.json what it holds, if that is known.
-func (s *Session) measured(md *meta) {
-	s.usageMu.Lock()
-	defer s.usageMu.Unlock()
-	if s.usage != nil {
-		use := s.m.countable(*s.usage)
-		md.Bytes, md.Files, s.noted = &use.Bytes, &use.Files, use
-	}
-}
-
-// diskLimit is what the workspace may hold during a run, and whether it holds too much already. Such a
-// workspace may not grow, but code that deletes files must be able to run in it. The limit never rises above
-// twice the quota, however large the last run managed to make the workspace before it was stopped.
-func (s *Session) diskLimit() (limit workspace.Usage, full bool) {
-	q := s.m.cfg.Quota
-	s.usageMu.Lock()
-	defer s.usageMu.Unlock()
-	if s.usage == nil || !exceeds(*s.usage, q) {
-		return q, false
-	}
-	return workspace.Usage{
-		Bytes: min(max(q.Bytes, s.usage.Bytes), 2*q.Bytes),
-		Files: min(max(q.Files, s.usage.Files), 2*q.Files),
-	}, true
-}
-
-// checkDisk returns an error that is workspace.ErrQuota when the workspace is so far beyond its quota that no code may run in it:
-// a run can make a full workspace grow a little before it is stopped, so without this the next one, and the next, would go on.
-// One that nobody can measure is left to fresh runs, which may then write nothing at all.
+// checkDisk returns an error if the limits of the session, the caller or the disk forbid a run.
 func (s *Session) checkDisk(ctx context.Context, persistent bool) error {
+	if err := s.checkQuota(ctx, persistent); err != nil {
+		return err
+	}
+	if err := s.checkCaller(); err != nil {
+		return err
+	}
+	return s.checkShortage()
+}
+
+// checkQuota returns workspace.ErrQuota if the workspace exceeds twice its quota: each run can make
+// a full workspace grow a little before it is stopped. A tree that cannot be measured is left to
+// fresh runs, which may write nothing in it.
+func (s *Session) checkQuota(ctx context.Context, persistent bool) error {
 	if _, full := s.diskLimit(); !full {
 		return nil
 	}
-	var most workspace.Usage // many files, which code makes in no time, are for code to delete
+	var most workspace.Usage // of bytes only: code makes many files fast, and may delete them
 	if q := s.m.cfg.Quota; q.Bytes > 0 {
 		most.Bytes = 2*q.Bytes + overshootBytes
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastWalk)
 	defer cancel()
 	u, err := s.ws.Usage(ctx, most)
-	if tooMuch := exceeds(u, most) && !u.Unknown() || persistent && u.Unknown(); err != nil || !tooMuch {
+	tooMuch := u.Exceeds(most)
+	if u.Unknown() {
+		tooMuch = persistent
+	}
+	if err != nil || !tooMuch {
 		return nil
 	}
 	return fmt.Errorf("%w: the session's files take more than twice the room that they may, so its code may not run. "+
 		"Delete some of them without code, or close the session", workspace.ErrQuota)
 }
 
-// fullFileLimit is the largest file that a fresh run may write in a full workspace.
-func (s *Session) fullFileLimit(code string) int64 {
-	s.usageMu.Lock()
-	defer s.usageMu.Unlock()
-	if s.usage != nil && s.usage.Unknown() {
-		return 1
+// checkCaller returns a *CallerError if the caller's limit is reached, unless code may run to
+// delete files.
+func (s *Session) checkCaller() error {
+	if !s.limitsUsage() {
+		return nil
 	}
-	return max(fullFileBytes, 2*int64(len(code)))
+	over := s.m.excess(s.caller)
+	if over.Bytes < 0 && over.Files < 0 {
+		return nil
+	}
+	u, _ := s.knownUsage()
+	if u.Files > 0 && over.Bytes <= overshootBytes && over.Files <= overshootFiles {
+		return nil
+	}
+	return s.callerError(over)
 }
 
-// diskUsage is what the workspace held when it was last measured, at least the limit, in the fields that are limited.
-func (s *Session) diskUsage(limit workspace.Usage) workspace.Usage {
-	s.usageMu.Lock()
-	defer s.usageMu.Unlock()
-	if s.usage != nil && limit.Bytes > 0 {
-		limit.Bytes = max(limit.Bytes, s.usage.Bytes)
+// diskLimit returns what the workspace may hold during a run, and whether it exceeds the quota.
+// Such a workspace may not grow, but code may run in it to delete files. The limit never exceeds
+// twice the quota, however much the last run wrote before it was stopped.
+func (s *Session) diskLimit() (limit workspace.Usage, full bool) {
+	q := s.m.cfg.Quota
+	u, ok := s.knownUsage()
+	if !ok || !u.Exceeds(q) {
+		return q, false
 	}
-	if s.usage != nil && limit.Files > 0 {
-		limit.Files = max(limit.Files, s.usage.Files)
-	}
-	return limit
+	return workspace.Usage{
+		Bytes: min(max(q.Bytes, u.Bytes), 2*q.Bytes),
+		Files: min(max(q.Files, u.Files), 2*q.Files),
+	}, true
 }
 
-func exceeds(u, limit workspace.Usage) bool {
-	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
+// runLimits returns the limits that the agent enforces. callerBound says that the file size limit
+// comes from the rest of the caller's.
+func (s *Session) runLimits(req RunRequest, full bool) (limits wire.RunLimits, callerBound bool) {
+	limits = wire.RunLimits{TmpBytes: s.m.cfg.Limits.TmpBytes, FileBytes: s.m.cfg.Limits.FileBytes}
+	if req.Persistent { // an interpreter keeps its limit for life, even if there is room again
+		return limits, false
+	}
+	fullLimit := max(fullFileBytes, 2*int64(len(req.Code)))
+	if u, _ := s.knownUsage(); u.Unknown() {
+		fullLimit = 1
+	}
+	if full {
+		limits.FileBytes = fullLimit
+	}
+	if s.limitsUsage() && s.m.cfg.CallerBytes > 0 {
+		left := max(-s.m.excess(s.caller).Bytes, fullLimit) + fileSlack
+		if limits.FileBytes == 0 || left < limits.FileBytes {
+			return wire.RunLimits{TmpBytes: limits.TmpBytes, FileBytes: left}, true
+		}
+	}
+	return limits, false
 }

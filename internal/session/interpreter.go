@@ -2,20 +2,23 @@ package session
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
 	"mcp-code-sandbox/internal/runner"
-	"mcp-code-sandbox/internal/wire"
 )
 
-// interpreterKey names an interpreter of a session that lives on between runs.
+// turnWait is how long a run waits for its turn in an interpreter before it asks KeepWaiting.
+const turnWait = 60 * time.Second
+
+// interpreterKey identifies an interpreter of a session.
 type interpreterKey struct {
 	runner  string
 	network bool
 }
 
-// String is the interpreter's name in meta.json.
+// String returns the interpreter's name in meta.json.
 func (k interpreterKey) String() string {
 	if k.network {
 		return k.runner + "+network"
@@ -23,22 +26,54 @@ func (k interpreterKey) String() string {
 	return k.runner
 }
 
-// Behind is what a run waits for: the run that has the interpreter, and those that got in line before it.
-type Behind struct {
-	RunID string    // of the run that has the interpreter, as its request named it
-	Since time.Time // when that one got it
-	Ahead int       // runs before this one, that one included
+// hasStateLocked reports whether the session has an interpreter, whose variables would be lost.
+func (s *Session) hasStateLocked() bool {
+	for _, sb := range s.sandboxes {
+		if len(sb.interpreters) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
-// turn is a run's place in the line for an interpreter. The first in line has the interpreter.
+// interpretersLocked returns the names of the session's interpreters, sorted.
+func (s *Session) interpretersLocked() []string {
+	names := map[string]struct{}{}
+	for _, sb := range s.sandboxes {
+		for key := range sb.interpreters {
+			names[key.String()] = struct{}{}
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// addInterpreter records that an interpreter is about to live in the sandbox.
+func (sb *sessionSandbox) addInterpreter(key interpreterKey) {
+	sb.s.m.mu.Lock()
+	defer sb.s.m.mu.Unlock()
+	if sb.interpreters == nil {
+		sb.interpreters = map[interpreterKey]bool{}
+	}
+	sb.interpreters[key] = true
+}
+
+// Behind says which runs another run waits for.
+type Behind struct {
+	RunID string    // of the run that has the interpreter
+	Since time.Time // when that run got it
+	Ahead int       // runs before the waiting one, including that run
+}
+
+// turn is a run's place in the queue for an interpreter. The first in the queue has the
+// interpreter.
 type turn struct {
 	runID string
 	since time.Time     // when it became the first; guarded by m.mu
 	moved chan struct{} // gets a value when a run before it has left
 }
 
-// takeTurn waits until no other run uses the interpreter, in the order of the calls. It asks req.KeepWaiting every turnWait, and
-// gives up with ErrBusy. Until done is called, the session is not evicted.
+// takeTurn waits until it is the run's turn in the interpreter. It asks req.KeepWaiting every
+// turnWait and gives up with ErrBusy. Until done is called, the session is not evicted.
 func (s *Session) takeTurn(ctx context.Context, key interpreterKey, req RunRequest) (done func(), err error) {
 	t := &turn{runID: req.ID, since: time.Now(), moved: make(chan struct{}, 1)}
 	s.m.mu.Lock()
@@ -52,7 +87,8 @@ func (s *Session) takeTurn(ctx context.Context, key interpreterKey, req RunReque
 	var last Behind
 	for {
 		behind := s.behind(key, t)
-		if changed := behind == nil && last.Ahead > 0 || behind != nil && *behind != last; changed && req.Queued != nil {
+		changed := behind == nil && last.Ahead > 0 || behind != nil && *behind != last
+		if changed && req.Queued != nil {
 			req.Queued(behind)
 		}
 		if behind == nil {
@@ -75,43 +111,41 @@ func (s *Session) takeTurn(ctx context.Context, key interpreterKey, req RunReque
 	}
 }
 
-// behind returns what t waits for, nil when it is the first in line.
+// behind returns what t waits for, or nil if it is the first in the queue.
 func (s *Session) behind(key interpreterKey, t *turn) *Behind {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	line := s.turns[key]
-	if line[0] == t {
+	queue := s.turns[key]
+	if queue[0] == t {
 		return nil
 	}
-	return &Behind{RunID: line[0].runID, Since: line[0].since, Ahead: slices.Index(line, t)}
+	return &Behind{RunID: queue[0].runID, Since: queue[0].since, Ahead: slices.Index(queue, t)}
 }
 
-// leaveTurn takes t out of the line and tells those behind it.
+// leaveTurn removes t from the queue and notifies the runs behind it.
 func (s *Session) leaveTurn(key interpreterKey, t *turn) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	line := s.turns[key]
-	i := slices.Index(line, t)
-	line = slices.Delete(line, i, i+1)
-	if s.turns[key] = line; len(line) == 0 {
+	queue := s.turns[key]
+	i := slices.Index(queue, t)
+	queue = slices.Delete(queue, i, i+1)
+	if s.turns[key] = queue; len(queue) == 0 {
 		delete(s.turns, key)
 		s.m.wakeLocked() // the session may be idle now
 		return
 	}
 	if i == 0 {
-		line[0].since = time.Now()
+		queue[0].since = time.Now()
 	}
-	for _, next := range line[i:] {
-		select {
-		case next.moved <- struct{}{}:
-		default: // it has not looked since the last one
-		}
+	for _, next := range queue[i:] {
+		notify(next.moved)
 	}
 }
 
-// noteSwitch remembers which of the runner's two interpreters, with and without network, ran last. It reports whether the run
-// before used the other one and that one is still alive: the code may expect its variables.
-func (s *Session) noteSwitch(r runner.Runner, network bool) bool {
+// recordNetwork records whether the runner's last persistent run had network. It reports whether
+// the run before used the other interpreter, which is still alive: the code may expect its
+// variables.
+func (s *Session) recordNetwork(r runner.Runner, network bool) (switched bool) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	before, known := s.network[r.Name]
@@ -119,34 +153,7 @@ func (s *Session) noteSwitch(r runner.Runner, network bool) bool {
 		s.network = map[string]bool{}
 	}
 	s.network[r.Name] = network
-	other := s.boxes[boxKey{environment(r), !network}]
-	return known && before != network && other != nil && other.interpreters[interpreterKey{r.Name, !network}] && !other.dead()
-}
-
-// maxDisplayBytes bounds the displays of a run together, and maxDisplays their number. What is beyond them is dropped.
-const (
-	maxDisplayBytes = 16 << 20
-	maxDisplays     = 64
-)
-
-// displays counts what a run shows.
-type displays struct {
-	bytes  int // of all, those that were dropped included
-	count  int // of those that are complete
-	beyond bool
-}
-
-func (d *displays) add(f wire.Frame, show func(Display)) {
-	d.bytes = min(d.bytes, maxDisplayBytes) + len(f.Data)
-	d.beyond = d.beyond || d.bytes > maxDisplayBytes || d.count >= maxDisplays
-	part := Display{MIME: f.MIME, Data: f.Data, More: f.More, Beyond: d.beyond}
-	if d.beyond {
-		part.Data = nil
-	}
-	if !f.More {
-		d.count++
-	}
-	if show != nil {
-		show(part)
-	}
+	other := s.sandboxes[sandboxKey{environment(r), !network}]
+	return known && before != network && other != nil &&
+		other.interpreters[interpreterKey{r.Name, !network}] && !other.isDead()
 }

@@ -198,7 +198,8 @@ func TestManySessions(t *testing.T) {
 	})
 }
 
-// goroutines counts those of sandboxes and their connections. (The runtime has others that come and go.)
+// goroutines counts those of sandboxes and their connections. (The runtime has others that come and
+// go.)
 func goroutines() int {
 	buf := make([]byte, 4<<20)
 	stacks := string(buf[:runtime.Stack(buf, true)])
@@ -262,7 +263,8 @@ func (b readyBackend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.San
 	return b.Backend.Start(ctx, spec)
 }
 
-// TestReadySandbox: what is bound to a sandbox is bound to the id that it has, not to the one that was asked for.
+// TestReadySandbox: what is bound to a sandbox is bound to the id that it has, not to the one that
+// was asked for.
 func TestReadySandbox(t *testing.T) {
 	var b sessiontest.Backend
 	m := newManager(t, &b, func(c *session.Config) {

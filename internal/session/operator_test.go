@@ -69,8 +69,8 @@ func TestStopSession(t *testing.T) {
 	})
 }
 
-// TestStoredInfos: what disk tells the operator of a session is its size, and its last use: to the second of one that is not in use,
-// otherwise to the minute.
+// TestStoredInfos: what disk tells the operator of a session is its size, and its last use: to the
+// second of one that is not in use, otherwise to the minute.
 func TestStoredInfos(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := t.TempDir()

@@ -8,30 +8,115 @@ import (
 	"time"
 )
 
-// roomWait is how long a caller that is entitled to room waits for a run to end by itself. Then the
-// largest holder loses one.
+// roomWait is how long a caller that is entitled to room waits for a run to end. Then the caller
+// that holds the most loses one.
 const roomWait = 2 * time.Second
 
-// Preemption is why a run was stopped for another caller.
-type Preemption struct {
-	Held int // sessions with a live sandbox that the run's caller had
-	Of   int // how many there may be
-}
-
-// roomWaiter is a run that waits until its session may have a sandbox. It is guarded by m.mu.
+// roomWaiter is a run that waits until its session may have a sandbox. m.mu guards it.
 type roomWaiter struct {
 	caller Caller
 	due    bool          // it has waited for roomWait
-	moved  chan struct{} // gets a value when it should look again
+	wake   chan struct{} // gets a value when it should try again
 }
 
-// activeRun is a run whose code is in its sandbox.
-type activeRun struct {
-	since      time.Time
-	background func() bool // may be nil
+// take returns the sandbox for a request. It waits if the server is full but the caller is entitled
+// to room.
+func (m *Manager) take(ctx context.Context, req sandboxRequest) (*sessionSandbox, error) {
+	m.mu.Lock()
+	sb, err := m.takeLocked(req)
+	if !m.shouldWaitLocked(req.s.caller, err) {
+		m.countRefusalLocked(req.s.caller, err)
+		m.unlock()
+		return sb, err
+	}
+	w := &roomWaiter{caller: req.s.caller, wake: make(chan struct{}, 1)}
+	m.waiting = append(m.waiting, w)
+	m.unlock()
+	return m.awaitRoom(ctx, w, req)
 }
 
-// heldLocked is what a caller counts as holding when it asks. Shares do not bind the operator.
+func (m *Manager) shouldWaitLocked(caller Caller, err error) bool {
+	return errors.Is(err, ErrMaxSessions) && m.canPreemptLocked(caller)
+}
+
+// awaitRoom waits until w gets a sandbox or is no longer entitled to one. Waiters are served in the
+// order of what their callers hold. When any of them is due, the next in line preempts a run.
+func (m *Manager) awaitRoom(ctx context.Context, w *roomWaiter, req sandboxRequest) (sb *sessionSandbox, err error) {
+	timer := time.NewTimer(roomWait)
+	defer timer.Stop()
+	for {
+		due := false
+		select {
+		case <-w.wake:
+		case <-timer.C:
+			due = true
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-m.ctx.Done():
+			err = ErrClosed
+		}
+		m.mu.Lock()
+		w.due = w.due || due
+		if err == nil && m.nextWaiterLocked() != w {
+			m.wakeLocked()
+			m.mu.Unlock()
+			continue
+		}
+		if err == nil {
+			req.waiter = w
+			req.preempt = slices.ContainsFunc(m.waiting, func(w *roomWaiter) bool { return w.due })
+			sb, err = m.takeLocked(req)
+		}
+		if m.shouldWaitLocked(w.caller, err) {
+			m.unlock()
+			err = nil
+			continue
+		}
+		m.waiting = slices.DeleteFunc(m.waiting, func(other *roomWaiter) bool { return other == w })
+		m.wakeLocked()
+		m.countRefusalLocked(w.caller, err)
+		m.unlock()
+		return sb, err
+	}
+}
+
+// nextWaiterLocked returns the waiter whose caller holds least; of equals, the first to arrive.
+func (m *Manager) nextWaiterLocked() *roomWaiter {
+	if len(m.waiting) == 0 {
+		return nil
+	}
+	return slices.MinFunc(m.waiting, func(a, b *roomWaiter) int {
+		return cmp.Compare(m.heldLocked(a.caller), m.heldLocked(b.caller))
+	})
+}
+
+// wakeLocked makes the next waiter try again, since something may have become free.
+func (m *Manager) wakeLocked() {
+	if w := m.nextWaiterLocked(); w != nil {
+		notify(w.wake)
+	}
+}
+
+// notify puts a value into a channel with room for one, unless it already has one.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// isFullLocked reports whether a session without a sandbox needs room to be made. Free places
+// belong to the waiters.
+func (m *Manager) isFullLocked(w *roomWaiter) bool {
+	reserved := len(m.waiting)
+	if w != nil {
+		reserved = 0
+	}
+	return m.cfg.MaxSessions > 0 && m.live+reserved >= m.cfg.MaxSessions
+}
+
+// heldLocked returns what a caller counts as holding when it asks. The operator counts as holding
+// nothing.
 func (m *Manager) heldLocked(asking Caller) int {
 	if asking == Local {
 		return 0
@@ -39,14 +124,14 @@ func (m *Manager) heldLocked(asking Caller) int {
 	return m.held[asking]
 }
 
-// isEntitledLocked reports whether asking may take a session's place from another caller, though its
-// interpreter was just used or its code runs: only one that is beyond an equal share gives, never the
-// operator. Two callers with equal shares take nothing from each other.
+// isEntitledLocked reports whether asking may take a place from another caller, even if the session
+// there runs code or was just used. Only a caller with more than an equal share loses one, and
+// never the operator. Two callers with equal shares take nothing from each other.
 func (m *Manager) isEntitledLocked(asking, from Caller) bool {
 	return from != asking && from != Local && m.held[from] >= m.heldLocked(asking)+2
 }
 
-// canPreemptLocked reports whether anybody has to give asking a place.
+// canPreemptLocked reports whether asking is entitled to a place of any caller.
 func (m *Manager) canPreemptLocked(asking Caller) bool {
 	for holder := range m.held {
 		if m.isEntitledLocked(asking, holder) {
@@ -56,59 +141,90 @@ func (m *Manager) canPreemptLocked(asking Caller) bool {
 	return false
 }
 
-// preemptLocked stops the runs of one session to make room for one of asking's, and returns its
-// sandboxes. It reports false if nobody has to give a place.
-func (m *Manager) preemptLocked(asking Caller) (makeWay []*box, forgotten []*Session, ok bool) {
-	victim := m.preemptVictimLocked(asking)
-	if victim == nil {
-		return nil, nil, false
-	}
-	why := &Preemption{Held: m.held[victim.caller], Of: m.cfg.MaxSessions}
-	m.log.Info("stopping a session's runs to make room for another caller", "session_id", victim.id, "held", why.Held)
-	m.kindLocked(victim.caller).Preemptions++
-	m.rememberEvictedLocked(victim)
-	makeWay, forgotten = m.evictLocked(victim)
-	for _, b := range makeWay {
-		b.preempted = why
-		b.close()
-	}
-	return makeWay, forgotten, true
+// Preemption says why a run was stopped for another caller.
+type Preemption struct {
+	Held int // sessions with a sandbox that the run's caller had
+	Of   int // how many the server may have
 }
 
-// preemptVictimLocked chooses the session to stop: of the largest holder one whose runs are all in
-// the background, then the one that has run for the shortest time. Those that only start come last.
+// preemptLocked stops the runs of one session to make room for one of asking's, and returns its
+// sandboxes. It returns nil if asking is not entitled to a place.
+func (m *Manager) preemptLocked(asking Caller) []*sessionSandbox {
+	victim := m.preemptVictimLocked(asking)
+	if victim == nil {
+		return nil
+	}
+	why := &Preemption{Held: m.held[victim.caller], Of: m.cfg.MaxSessions}
+	m.log.Info("stopping a session's runs to make room for another caller",
+		"session_id", victim.id, "held", why.Held)
+	m.stats.of(victim.caller).Preemptions++
+	m.rememberEvictedLocked(victim)
+	sandboxes := m.retireAllLocked(victim)
+	for _, sb := range sandboxes {
+		sb.preempted = why
+		sb.close()
+	}
+	return sandboxes
+}
+
 func (m *Manager) preemptVictimLocked(asking Caller) (victim *Session) {
 	for _, s := range m.sessions {
-		if len(s.boxes) == 0 || !m.isEntitledLocked(asking, s.caller) {
+		if len(s.sandboxes) == 0 || !m.isEntitledLocked(asking, s.caller) {
 			continue
 		}
-		if victim == nil || m.compareForPreemptLocked(s, victim) < 0 {
+		if victim == nil || m.comparePreemptionLocked(s, victim) < 0 {
 			victim = s
 		}
 	}
 	return victim
 }
 
-func (m *Manager) compareForPreemptLocked(a, b *Session) int {
-	first := func(a, b bool) int { // true before false
-		if a == b {
-			return 0
-		}
-		if a {
-			return -1
-		}
-		return 1
-	}
+// comparePreemptionLocked orders sessions by who is preempted first: one of the caller that holds
+// the most, one that already runs code, one whose runs are all in the background, the newest.
+func (m *Manager) comparePreemptionLocked(a, b *Session) int {
 	return cmp.Or(
 		cmp.Compare(m.held[b.caller], m.held[a.caller]),
-		first(len(a.active) > 0, len(b.active) > 0),
-		first(a.inBackgroundLocked(), b.inBackgroundLocked()),
+		trueFirst(len(a.active) > 0, len(b.active) > 0),
+		trueFirst(a.isInBackgroundLocked(), b.isInBackgroundLocked()),
 		b.newestRunLocked().Compare(a.newestRunLocked()),
 		cmp.Compare(a.key, b.key),
 	)
 }
 
-func (s *Session) inBackgroundLocked() bool {
+func trueFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+// activeRun is a run whose code is in its sandbox.
+type activeRun struct {
+	since      time.Time
+	background func() bool // may be nil
+}
+
+// addActive records a run whose code is about to be sent, until done is called.
+func (s *Session) addActive(background func() bool) (done func()) {
+	r := &activeRun{since: time.Now(), background: background}
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if s.active == nil {
+		s.active = map[*activeRun]struct{}{}
+	}
+	s.active[r] = struct{}{}
+	return func() {
+		s.m.mu.Lock()
+		defer s.m.mu.Unlock()
+		delete(s.active, r)
+	}
+}
+
+// isInBackgroundLocked reports whether nobody waits for any run of the session.
+func (s *Session) isInBackgroundLocked() bool {
 	for r := range s.active {
 		if r.background == nil || !r.background() {
 			return false
@@ -124,118 +240,4 @@ func (s *Session) newestRunLocked() (newest time.Time) {
 		}
 	}
 	return newest
-}
-
-// noteActive remembers a run whose code is about to be sent, until done is called.
-func (s *Session) noteActive(background func() bool) (done func()) {
-	r := &activeRun{since: time.Now(), background: background}
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	if s.active == nil {
-		s.active = map[*activeRun]struct{}{}
-	}
-	s.active[r] = struct{}{}
-	return func() {
-		s.m.mu.Lock()
-		defer s.m.mu.Unlock()
-		delete(s.active, r)
-	}
-}
-
-// take calls takeLocked, and waits where the server is full but has to make room for the caller.
-func (m *Manager) take(ctx context.Context, want wanted) (*box, error) {
-	m.mu.Lock()
-	b, forgotten, err := m.takeLocked(want)
-	var w *roomWaiter
-	if errors.Is(err, ErrMaxSessions) && m.canPreemptLocked(want.s.caller) {
-		w = &roomWaiter{caller: want.s.caller, moved: make(chan struct{}, 1)}
-		m.waiting = append(m.waiting, w)
-	}
-	if w == nil {
-		m.countRefusalLocked(want.s.caller, err)
-	}
-	m.mu.Unlock()
-	m.forget(forgotten)
-	if w == nil {
-		return b, err
-	}
-	return m.awaitRoom(ctx, w, want)
-}
-
-// awaitRoom waits until w gets a sandbox or loses its right to one. Waiters are served in the order
-// of what their callers hold; when one is due, the next in line preempts a run.
-func (m *Manager) awaitRoom(ctx context.Context, w *roomWaiter, want wanted) (*box, error) {
-	timer := time.NewTimer(roomWait)
-	defer timer.Stop()
-	for {
-		due := false
-		select {
-		case <-w.moved:
-		case <-timer.C:
-			due = true
-		case <-ctx.Done():
-			m.mu.Lock()
-			m.leaveRoomLocked(w)
-			m.mu.Unlock()
-			return nil, context.Cause(ctx)
-		case <-m.ctx.Done():
-			m.mu.Lock()
-			m.leaveRoomLocked(w)
-			m.mu.Unlock()
-			return nil, ErrClosed
-		}
-		m.mu.Lock()
-		w.due = w.due || due
-		if m.nextWaiterLocked() != w {
-			m.wakeLocked()
-			m.mu.Unlock()
-			continue
-		}
-		want.waiter, want.preempt = w, slices.ContainsFunc(m.waiting, func(w *roomWaiter) bool { return w.due })
-		b, forgotten, err := m.takeLocked(want)
-		if again := errors.Is(err, ErrMaxSessions) && m.canPreemptLocked(w.caller); !again {
-			m.leaveRoomLocked(w)
-			m.countRefusalLocked(w.caller, err)
-			m.mu.Unlock()
-			m.forget(forgotten)
-			return b, err
-		}
-		m.mu.Unlock()
-		m.forget(forgotten)
-	}
-}
-
-// nextWaiterLocked returns the waiter whose caller holds least; of equals, the one that came first.
-func (m *Manager) nextWaiterLocked() *roomWaiter {
-	if len(m.waiting) == 0 {
-		return nil
-	}
-	return slices.MinFunc(m.waiting, func(a, b *roomWaiter) int {
-		return cmp.Compare(m.heldLocked(a.caller), m.heldLocked(b.caller))
-	})
-}
-
-// wakeLocked has the next waiter look again: something may have become free.
-func (m *Manager) wakeLocked() {
-	if w := m.nextWaiterLocked(); w != nil {
-		select {
-		case w.moved <- struct{}{}:
-		default: // it has not looked since the last time
-		}
-	}
-}
-
-func (m *Manager) leaveRoomLocked(w *roomWaiter) {
-	m.waiting = slices.DeleteFunc(m.waiting, func(other *roomWaiter) bool { return other == w })
-	m.wakeLocked()
-}
-
-// isFullLocked reports whether a session without a sandbox needs room to be made. What is free
-// belongs to those that wait.
-func (m *Manager) isFullLocked(w *roomWaiter) bool {
-	reserved := len(m.waiting)
-	if w != nil {
-		reserved = 0
-	}
-	return m.cfg.MaxSessions > 0 && m.live+reserved >= m.cfg.MaxSessions
 }

@@ -29,8 +29,8 @@ func wantFull(t *testing.T, m *session.Manager, caller session.Caller) {
 	}
 }
 
-// TestIdleNotebooksLockNobodyOut: one caller's notebooks, just used, make room at once for those who
-// hold less, down to an equal share. Then nobody takes anything from anybody.
+// TestIdleNotebooksLockNobodyOut: one caller's notebooks, just used, make room at once for those
+// who hold less, down to an equal share. Then nobody takes anything from anybody.
 func TestIdleNotebooksLockNobodyOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, b := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 10 })
@@ -70,8 +70,8 @@ func TestIdleNotebooksLockNobodyOut(t *testing.T) {
 	})
 }
 
-// TestOperatorsNotebooks: shares do not bind the operator. It gets a place from every caller that has
-// two, and loses only what has been idle for EvictIdle.
+// TestOperatorsNotebooks: shares do not bind the operator. It gets a place from every caller that
+// has two, and loses only what has been idle for EvictIdle.
 func TestOperatorsNotebooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 4 })
@@ -122,8 +122,9 @@ func endless(t *testing.T, ctx context.Context, m *session.Manager, caller sessi
 	return results
 }
 
-// TestEndlessRunsLockNobodyOut: a caller whose runs never end has to give those up that it has beyond
-// an equal share: background runs first, then the one started last. The operator's are never stopped.
+// TestEndlessRunsLockNobodyOut: a caller whose runs never end has to give those up that it has
+// beyond an equal share: background runs first, then the one started last. The operator's are never
+// stopped.
 func TestEndlessRunsLockNobodyOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 10 })
@@ -180,8 +181,8 @@ func TestOperatorsRunsGoOn(t *testing.T) {
 	})
 }
 
-// TestRoomWithoutPreemption: a session that ends while somebody waits makes room, and a session that the
-// largest holder would start meanwhile does not get it.
+// TestRoomWithoutPreemption: a session that ends while somebody waits makes room, and a session
+// that the largest holder would start meanwhile does not get it.
 func TestRoomWithoutPreemption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 4 })
@@ -222,8 +223,8 @@ func TestRoomWithoutPreemption(t *testing.T) {
 	})
 }
 
-// TestWaitersInOrder: those who wait for room get it in the order of what they hold, not of how often
-// they ask. One that goes away, or that loses its right, holds nobody up.
+// TestWaitersInOrder: those who wait for room get it in the order of what they hold, not of how
+// often they ask. One that goes away, or that loses its right, holds nobody up.
 func TestWaitersInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 6 })

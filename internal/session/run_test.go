@@ -192,7 +192,8 @@ func (s *muteSandbox) Close(context.Context) error {
 }
 func (s *muteSandbox) Wait(context.Context) (sandbox.Exit, error) { return sandbox.Exit{}, nil }
 
-// An agent that does not even read cannot hold a run up, nor make it look as if it had been started.
+// An agent that does not even read cannot hold a run up, nor make it look as if it had been
+// started.
 func TestMuteAgent(t *testing.T) {
 	for _, cause := range []sandbox.Cause{sandbox.CauseTimeout, sandbox.CauseCancelled} {
 		synctest.Test(t, func(t *testing.T) {
@@ -220,7 +221,8 @@ func TestMuteAgent(t *testing.T) {
 	}
 }
 
-// Many runs that need one sandbox wait for one start; who gives up does not take it from the others.
+// Many runs that need one sandbox wait for one start; who gives up does not take it from the
+// others.
 func TestStartIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &sessiontest.Backend{OnStart: func(ctx context.Context, _ sandbox.Spec) error {
@@ -307,7 +309,8 @@ func TestDeadSandboxIsReplaced(t *testing.T) {
 	}
 }
 
-// A sandbox whose runner was installed anew, which has emptied the directory that it sees, is replaced.
+// A sandbox whose runner was installed anew, which has emptied the directory that it sees, is
+// replaced.
 func TestRunnerInstalledAnew(t *testing.T) {
 	libraries := filepath.Join(t.TempDir(), "libraries")
 	if err := os.Mkdir(libraries, 0o700); err != nil {
@@ -370,7 +373,8 @@ func TestDiskQuota(t *testing.T) {
 				if tt.want.Cause == "" {
 					return
 				}
-				// The session is over its quota: code may delete, but write no more than a temporary file.
+				// The session is over its quota: code may delete, but write no more than a
+				// temporary file.
 				b.Program = func(p *sessiontest.Process) wire.Exit {
 					if p.Limits.FileBytes != 1<<20 {
 						t.Errorf("code in a full workspace may write files of %d bytes", p.Limits.FileBytes)
@@ -398,7 +402,8 @@ func TestDiskQuota(t *testing.T) {
 	}
 }
 
-// TestDiskQuotaOvershoot: runs that are each stopped for filling a full workspace do not make it grow without end.
+// TestDiskQuotaOvershoot: runs that are each stopped for filling a full workspace do not make it
+// grow without end.
 func TestDiskQuotaOvershoot(t *testing.T) {
 	program := func(p *sessiontest.Process) wire.Exit {
 		if err := os.WriteFile(filepath.Join(p.Spec.Workspace, rand.Text()), make([]byte, 40<<20), 0o600); err != nil {
@@ -490,7 +495,8 @@ func TestDiskQuotaMadeRoom(t *testing.T) {
 	}
 }
 
-// A workspace that cannot be measured counts as over its quota: the next run has time to clean up, and no more.
+// A workspace that cannot be measured counts as over its quota: the next run has time to clean up,
+// and no more.
 func TestDiskQuotaHidden(t *testing.T) {
 	for _, quota := range []workspace.Usage{{Bytes: 2 << 20}, {Files: 1000}} {
 		synctest.Test(t, func(t *testing.T) { testDiskQuotaHidden(t, quota) })

@@ -1,19 +1,34 @@
+// Package session maps (caller, id) to a workspace and to the sandboxes that run code in it.
+//
+// It starts a sandbox on first use, reuses it for many runs, and ends it when it is idle or when
+// another session needs the room. It supervises each run from outside: time, output, disk. It knows
+// no MCP, no HTTP and no links.
+//
+// session.go is the life of a session, sandbox.go that of a sandbox, run.go and supervise.go that
+// of a run. room.go and evict.go decide which session gets a sandbox when there are too few,
+// disk.go, watch.go and shortage.go who may write, snapshot.go which files a run has changed.
 package session
 
 import (
+	"cmp"
 	"container/list"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"mcp-code-sandbox/internal/session/storage"
 	"mcp-code-sandbox/internal/workspace"
 )
+
+// filesDir is the workspace in a session's directory, beside meta.json.
+const filesDir = "files"
 
 // Session is a caller's long-lived place to work. Its methods are safe for concurrent use.
 type Session struct {
@@ -23,179 +38,147 @@ type Session struct {
 	key    string
 	dir    string // <root>/<key>
 
-	loadMu sync.Mutex
-	ws     *workspace.Workspace // set once, under loadMu
-	info   fs.FileInfo          // of the directory that ws has open; likewise
-	entry  *entry               // in m.stored; likewise
+	loadMu  sync.Mutex           // guards what follows, which load sets once
+	ws      *workspace.Workspace // nil before load
+	info    fs.FileInfo          // of the directory that ws has open
+	account *storage.Entry
 
-	usageMu sync.Mutex
-	usage   *workspace.Usage // as of the last complete walk, and what was uploaded since; nil before the first
-	noted   workspace.Usage  // what of it meta.json holds
+	usageMu    sync.Mutex
+	usage      *workspace.Usage // as of the last complete walk, plus later uploads; nil before it
+	savedUsage workspace.Usage  // as meta.json has it
 
-	// The rest is guarded by m.mu.
-	refs     int // of Open, Lookup and runs
-	runs     int
-	active   map[*activeRun]struct{} // of runs, those whose code was sent
-	unused   bool                    // this server has made its directory, and nothing has come of it; see Keep
-	stops    uint64                  // how often StopSession has ended its runs
-	begun    uint64                  // how many runs have been begun in it
-	kept     kept
-	boxes    map[boxKey]*box
-	ending   map[*box]struct{} // retired, but there may be something left of them
-	idle     *list.Element     // in m.idle
-	lastUsed time.Time
-	saved    time.Time                  // the last_used that meta.json holds
-	reserved bool                       // see Reserve
-	turns    map[interpreterKey][]*turn // runs that have or wait for an interpreter; only where there are any
-	network  map[string]bool            // of each runner's last persistent run
-	ended    chan struct{}              // not nil once the session is being closed; closed when it is
-	gone     bool                       // taken out by forgetLocked
+	// m.mu guards the rest.
+	refs      int // of Open, Lookup and runs
+	lastUsed  time.Time
+	saved     time.Time // last_used as meta.json has it
+	unused    bool      // this server made the directory and nothing was put into it; see Keep
+	discarded bool      // forgotten while unused: closeForgotten deletes the directory
+	forgotten bool
+	ended     chan struct{} // set when the session begins to close; closed when that is done
+
+	runs      int
+	active    map[*activeRun]struct{} // the runs whose code was sent
+	begun     uint64                  // runs so far
+	stops     uint64                  // calls of StopSession so far
+	reserved  bool                    // see Reserve
+	kept      kept
+	sandboxes map[sandboxKey]*sessionSandbox
+	ending    map[*sessionSandbox]struct{} // retired ones
+	idle      *list.Element                // in m.idle
+	turns     map[interpreterKey][]*turn   // runs that have or wait for an interpreter
+	network   map[string]bool              // of each runner's last persistent run
 }
 
-// ID is the id the caller chose.
+// ID returns the id that the caller chose.
 func (s *Session) ID() string { return s.id }
 
-// Key is the session's name on disk. It tells nothing about caller or id.
+// Key returns the name of the session's directory. It reveals neither the caller nor the id.
 func (s *Session) Key() string { return s.key }
 
-// Workspace is the session's files. It is valid until Release.
+// Workspace returns the session's files. They are valid until Release.
 func (s *Session) Workspace() *workspace.Workspace { return s.ws }
 
-// LastUsed is when the session was last used through this server, or what meta.json, which may lag behind by a
-// minute, said about it when the session was opened.
+// LastUsed returns when this server last used the session, or the time in meta.json, which may lag
+// by a minute.
 func (s *Session) LastUsed() time.Time {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
+	return s.lastUsedLocked()
+}
+
+func (s *Session) lastUsedLocked() time.Time {
 	if s.saved.After(s.lastUsed) {
 		return s.saved
 	}
 	return s.lastUsed
 }
 
-// Live reports whether the session has a sandbox in this server: what lives on in it has its state.
+// Live reports whether the session has a sandbox in this server, and so may have interpreters.
 func (s *Session) Live() bool {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	return len(s.boxes) > 0
+	return len(s.sandboxes) > 0
 }
 
-// Release says that the holder of the session, who got it from Open or Lookup, is done with it.
-// A session that nobody holds and that has no sandbox costs nothing.
-func (s *Session) Release() {
-	s.m.mu.Lock()
-	s.refs--
-	gone := s.m.forgetLocked(s)
-	s.m.mu.Unlock()
-	s.m.forget(gone)
+// Open returns the caller's session with that id. On first use it makes the session's directory and
+// meta.json. The session must be released. Errors are *IDError, *CallerError, ErrClosed, or the
+// file system's.
+func (m *Manager) Open(caller Caller, id string) (*Session, error) {
+	return m.get(caller, id, true)
 }
 
-// Reserve keeps every other holder from reserving the session until release is called. It returns ErrBusy when somebody has, or when
-// any run is going. Runs may still begin beside the reservation.
-func (s *Session) Reserve() (release func(), err error) {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	if s.reserved || s.runs > 0 {
-		return nil, ErrBusy
+// Lookup is Open for a session that must exist. It returns ErrNotFound otherwise and makes nothing.
+func (m *Manager) Lookup(caller Caller, id string) (*Session, error) {
+	return m.get(caller, id, false)
+}
+
+// maxTries is how often a session is opened again that another server closed meanwhile.
+const maxTries = 3
+
+func (m *Manager) get(caller Caller, id string, create bool) (*Session, error) {
+	if err := CheckID(id); err != nil {
+		return nil, err
 	}
-	s.reserved = true
-	return func() {
-		s.m.mu.Lock()
-		defer s.m.mu.Unlock()
-		s.reserved = false
-	}, nil
+	key := m.Key(caller, id)
+	for try := 0; ; try++ {
+		s, err := m.hold(caller, id, key, create)
+		if err != nil {
+			return nil, err
+		}
+		if err = m.admit(s, create); err == nil {
+			err = s.load(create)
+		}
+		if err == nil && s.isCurrent() {
+			if create {
+				s.claim()
+				s.save(saveInterval)
+			}
+			return s, nil
+		}
+		if err == nil {
+			m.abandon(s)
+		}
+		s.Release()
+		moved := err == nil || create && errors.Is(err, fs.ErrNotExist)
+		if !moved || try == maxTries {
+			return nil, cmp.Or(err, ErrNotFound)
+		}
+	}
 }
 
-// forgetLocked takes s out of the books if nothing needs it, and returns it for forget to finish.
-func (m *Manager) forgetLocked(s *Session) []*Session {
-	if s.refs > 0 || len(s.boxes) > 0 || s.gone {
-		return nil
-	}
-	s.gone = true
-	s.keepLocked(kept{})
-	if s.unused && s.ended == nil {
-		s.ended = make(chan struct{}) // whoever asks for the session waits for forget
-	} else {
-		m.dropLocked(s)
-	}
-	return []*Session{s}
-}
-
-// forget closes what forgetLocked took out. It must be called without m.mu.
-func (m *Manager) forget(sessions []*Session) {
-	for _, s := range sessions {
-		m.mu.Lock()
-		discard := m.sessions[s.key] == s // see forgetLocked
+// hold returns the session with that key and adds a reference. It waits for one that is closing.
+func (m *Manager) hold(caller Caller, id, key string, create bool) (*Session, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for {
+		if m.closed {
+			return nil, ErrClosed
+		}
+		s := m.sessions[key]
+		if s == nil || s.ended == nil {
+			break
+		}
 		m.mu.Unlock()
-		if discard {
-			s.discard()
-		} else if s.ws != nil {
-			s.saveAfter(minSave)
-			s.disclaim()
+		<-s.ended // soon: closing is bounded in time
+		m.mu.Lock()
+	}
+	s := m.sessions[key]
+	if s == nil {
+		s = &Session{m: m, caller: caller, id: id, key: key, dir: filepath.Join(m.cfg.Root, key),
+			sandboxes: map[sandboxKey]*sessionSandbox{}}
+		m.sessions[key] = s
+	}
+	s.refs++
+	if create {
+		s.lastUsed = time.Now()
+		if s.idle != nil {
+			m.idle.MoveToBack(s.idle)
 		}
-		if s.ws != nil {
-			_ = s.ws.Close()
-		}
-		if discard {
-			m.mu.Lock()
-			m.dropLocked(s)
-			m.mu.Unlock()
-			close(s.ended)
-		}
 	}
+	return s, nil
 }
 
-// Keep makes the session stay when it is released. Without it, one that was made for a call that
-// ran no code and stored no file is gone then, and does not count.
-func (s *Session) Keep() {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	s.unused = false
-}
-
-// discard deletes a session that nothing has come of, unless it has files, or another server on the same root uses it.
-func (s *Session) discard() {
-	user, err := os.Readlink(filepath.Join(s.dir, userLink))
-	entries, _ := os.ReadDir(filepath.Join(s.dir, filesDir))
-	if len(entries) > 0 || err == nil && user != s.m.name || err != nil && s.ws != nil {
-		return
-	}
-	if err := removeTree(context.Background(), s.dir); err != nil {
-		s.m.log.Warn("cannot delete the directory of a session that was not used", "session_id", s.id, "err", err)
-		return
-	}
-	s.m.stored.drop(s.dir)
-}
-
-const (
-	filesDir     = "files"
-	metaFile     = "meta.json"
-	saveInterval = time.Minute // how far meta.json's last_used may lag behind the use of a session that this server has
-	minSave      = time.Second // how far behind that of others
-)
-
-// meta is the content of meta.json. It is for people and for later servers; nothing but a generation's links is authorised by it.
-type meta struct {
-	Caller     string     `json:"caller"`
-	ID         string     `json:"id"`
-	Created    time.Time  `json:"created"`
-	LastUsed   time.Time  `json:"last_used"`
-	ClosedAt   *time.Time `json:"closed_at"`            // null while the session is open
-	Generation string     `json:"generation,omitempty"` // see links.go
-	Bytes      *int64     `json:"bytes,omitempty"`      // what the files took when they were last measured
-	Files      *int       `json:"files,omitempty"`      // their number, likewise
-	State      []string   `json:"state,omitempty"`      // the runners that have had an interpreter that lives on
-	Evicted    []string   `json:"evicted,omitempty"`    // those whose interpreter was evicted, until a run has said so
-}
-
-// usage is what the session held when it was last measured, or nil.
-func (md meta) usage() *workspace.Usage {
-	if md.Bytes == nil || md.Files == nil {
-		return nil // unknown, or written by an earlier release
-	}
-	return &workspace.Usage{Bytes: *md.Bytes, Files: *md.Files}
-}
-
-// load opens the workspace, once. Without create a session that is not on disk is ErrNotFound.
+// load opens the workspace, once. Without create, a session that is not on disk is ErrNotFound.
 func (s *Session) load(create bool) error {
 	s.loadMu.Lock()
 	defer s.loadMu.Unlock()
@@ -206,23 +189,25 @@ func (s *Session) load(create bool) error {
 	if create {
 		made, err := s.makeDirs(files)
 		if err != nil {
-			s.m.stored.drop(s.dir) // there is none
+			s.m.stored.Drop(s.dir)
 			return fmt.Errorf("make the session's directory: %w", err)
 		}
 		s.m.mu.Lock()
 		s.unused = made
 		s.m.mu.Unlock()
-	} else if _, err := os.Lstat(files); errors.Is(err, fs.ErrNotExist) {
-		return ErrNotFound
 	}
-	ws, err := workspace.Open(files, s.m.cfg.Owner)
+	info, err := os.Lstat(files)
+	var ws *workspace.Workspace
+	if err == nil {
+		ws, err = workspace.Open(files, s.m.cfg.Owner)
+	}
 	if !create && errors.Is(err, fs.ErrNotExist) {
 		return ErrNotFound
 	}
 	if err != nil {
 		return fmt.Errorf("open the session's workspace: %w", err)
 	}
-	// It has another owner when it is new, and when another backend made it.
+	// A new workspace, and one that another backend made, has another owner.
 	owned, err := ws.Owned()
 	if err == nil && !owned {
 		err = ws.Adopt(s.m.ctx)
@@ -231,32 +216,27 @@ func (s *Session) load(create bool) error {
 		_ = ws.Close()
 		return fmt.Errorf("give the session's workspace to the sandbox: %w", err)
 	}
-	info, err := os.Lstat(files)
-	if err != nil {
-		_ = ws.Close()
-		return fmt.Errorf("open the session's workspace: %w", err)
-	}
 	s.ws, s.info = ws, info
-	md, err := s.readMeta()
+	md, err := readMeta(s.dir)
 	s.m.mu.Lock()
 	s.saved = md.LastUsed
 	s.m.mu.Unlock()
 	if use := md.usage(); use != nil {
-		s.noted = *use
+		s.savedUsage = *use
 	}
 	var use *workspace.Usage
 	if create && errors.Is(err, fs.ErrNotExist) {
 		use = &workspace.Usage{} // it is new
 	}
-	s.entry = s.m.stored.put(s.dir, s.caller, s.id, time.Time{}, use)
+	s.account = s.m.stored.Put(s.dir, s.caller.ID, s.id, time.Time{}, use)
 	if create && err != nil {
-		s.save()
+		s.save(saveInterval)
 	}
 	return nil
 }
 
-// makeDirs makes <root>/<key>, which is the server's alone, and in it the directory that the sandbox sees, unless it is there.
-// Nothing but the server can write to <key>, so its entries may be handled by path.
+// makeDirs makes <root>/<key>, which only the server can access, and the workspace in it. It
+// reports whether the workspace is new.
 func (s *Session) makeDirs(files string) (made bool, err error) {
 	err = os.Mkdir(files, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -274,68 +254,245 @@ func (s *Session) makeDirs(files string) (made bool, err error) {
 	return err == nil, err
 }
 
-func (s *Session) readMeta() (meta, error) {
-	var md meta
-	b, err := os.ReadFile(filepath.Join(s.dir, metaFile))
-	if err == nil {
-		err = json.Unmarshal(b, &md)
+// isCurrent reports whether the session's directory is still the one that was opened. Another
+// server on the same root may have closed the session.
+func (s *Session) isCurrent() bool {
+	s.loadMu.Lock()
+	info := s.info
+	s.loadMu.Unlock()
+	if info == nil {
+		return true // not opened yet
 	}
-	return md, err
+	now, err := os.Lstat(filepath.Join(s.dir, filesDir))
+	return err == nil && os.SameFile(info, now)
 }
 
-// save writes meta.json. A failure costs the record of the last use and nothing else, so it is only logged.
-func (s *Session) save() { s.saveAfter(saveInterval) }
-
-// saveAfter is save unless meta.json lags behind by less than that.
-func (s *Session) saveAfter(lag time.Duration) {
-	lock := s.m.metaLock(s.key)
-	lock.Lock()
-	defer lock.Unlock()
+// Keep makes the session outlive its release. Without it, a session that was made for a call which
+// ran no code and stored no file is deleted then.
+func (s *Session) Keep() {
 	s.m.mu.Lock()
-	used, saved, ended := s.lastUsed, s.saved, s.ended != nil
-	s.m.mu.Unlock()
-	if ended || used.Sub(saved) < lag && !s.isStale() {
-		return
-	}
-	md, err := s.readMeta()
-	if err != nil { // none yet, or damaged
-		md = s.newMeta(used)
-	}
-	if md.LastUsed.Before(used) {
-		md.LastUsed = used
-	}
-	s.measured(&md)
-	if err := s.writeMeta(md); err != nil {
-		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
-		return
-	}
-	s.m.mu.Lock()
-	s.saved = used
-	s.m.mu.Unlock()
+	defer s.m.mu.Unlock()
+	s.unused = false
 }
 
-// writeMeta replaces meta.json in one step: other servers may read it at any time.
-func (s *Session) writeMeta(md meta) (err error) {
-	md.Created, md.LastUsed = md.Created.UTC(), md.LastUsed.UTC()
-	b, err := json.MarshalIndent(md, "", "  ")
-	if err != nil {
-		return err
+// Reserve keeps other holders from reserving the session until release is called. It returns
+// ErrBusy while another reservation or any run is in progress. Runs may still begin beside the
+// reservation.
+func (s *Session) Reserve() (release func(), err error) {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if s.reserved || s.runs > 0 {
+		return nil, ErrBusy
 	}
-	f, err := os.CreateTemp(s.dir, ".meta-*")
-	if err != nil {
-		return err
+	s.reserved = true
+	return func() {
+		s.m.mu.Lock()
+		defer s.m.mu.Unlock()
+		s.reserved = false
+	}, nil
+}
+
+// Release ends what Open or Lookup began. A session without references and sandboxes costs nothing.
+func (s *Session) Release() {
+	s.m.mu.Lock()
+	defer s.m.unlock()
+	s.refs--
+	s.m.forgetLocked(s)
+}
+
+// forgetLocked removes s from the manager if nothing needs it. unlock then closes it.
+func (m *Manager) forgetLocked(s *Session) {
+	if s.refs > 0 || len(s.sandboxes) > 0 || s.forgotten {
+		return
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
+	s.forgotten = true
+	s.keepLocked(kept{})
+	if s.unused && s.ended == nil {
+		s.discarded = true
+		s.ended = make(chan struct{}) // hold waits until the directory is deleted
+	} else {
+		m.dropLocked(s)
+	}
+	m.forgotten = append(m.forgotten, s)
+}
+
+// dropLocked makes the key free for another Session. Holders of s can still use its files.
+func (m *Manager) dropLocked(s *Session) {
+	if m.sessions[s.key] == s {
+		delete(m.sessions, s.key)
+	}
+}
+
+func (m *Manager) closeForgotten(s *Session) {
+	if s.discarded {
+		s.discard()
+	} else if s.ws != nil {
+		s.save(minSave)
+		s.disclaim()
+	}
+	if s.ws != nil {
+		_ = s.ws.Close()
+	}
+	if s.discarded {
+		m.finishEnd(s)
+	}
+}
+
+// discard deletes an unused session, unless it has files or another server on the same root uses
+// it.
+func (s *Session) discard() {
+	user, err := os.Readlink(filepath.Join(s.dir, userLink))
+	entries, _ := os.ReadDir(filepath.Join(s.dir, filesDir))
+	if len(entries) > 0 || err == nil && user != s.m.name || err != nil && s.ws != nil {
+		return
+	}
+	if err := workspace.RemoveAll(context.Background(), s.dir); err != nil {
+		s.m.log.Warn("cannot delete the directory of an unused session", "session_id", s.id, "err", err)
+		return
+	}
+	s.m.stored.Drop(s.dir)
+}
+
+// cleanupLoop ends sandboxes that have been idle, or have lived, for too long.
+func (m *Manager) cleanupLoop() {
+	timer := time.NewTimer(m.nextCleanup(time.Now()))
+	defer timer.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-timer.C:
 		}
-	}()
-	if _, err = f.Write(append(b, '\n')); err != nil {
-		_ = f.Close()
+		now := time.Now()
+		m.cleanup(now)
+		timer.Reset(m.nextCleanup(now))
+	}
+}
+
+func (m *Manager) cleanup(now time.Time) {
+	m.mu.Lock()
+	if ttl := m.cfg.IdleTTL; ttl > 0 {
+		for e := m.idle.Front(); e != nil; e = m.idle.Front() {
+			s := e.Value.(*Session)
+			if now.Sub(s.lastUsed) < ttl {
+				break // the others have been used later
+			}
+			m.log.Debug("session idle, ending its sandboxes", "session_id", s.id)
+			m.retireAllLocked(s)
+		}
+	}
+	for sb := range m.sandboxes {
+		if sb.isExpired(now) {
+			m.retireLocked(sb)
+		}
+	}
+	held := slices.Collect(maps.Values(m.sessions))
+	for _, s := range held {
+		s.refs++
+	}
+	m.unlock()
+	for _, s := range held {
+		if s.isCurrent() {
+			s.save(saveInterval)
+		} else {
+			m.abandon(s)
+		}
+		s.Release()
+	}
+}
+
+// minCleanup keeps the loops from spinning with tiny settings.
+const minCleanup = 100 * time.Millisecond
+
+// nextCleanup returns how long the loop may sleep. What becomes idle meanwhile expires later.
+func (m *Manager) nextCleanup(now time.Time) time.Duration {
+	next := time.Hour
+	for _, d := range []time.Duration{m.cfg.CleanupInterval, m.cfg.IdleTTL, m.cfg.MaxLifetime} {
+		if d > 0 {
+			next = min(next, d)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.idle.Front(); e != nil && m.cfg.IdleTTL > 0 {
+		next = min(next, e.Value.(*Session).lastUsed.Add(m.cfg.IdleTTL).Sub(now))
+	}
+	if m.cfg.MaxLifetime > 0 {
+		for sb := range m.sandboxes {
+			if !sb.retired {
+				next = min(next, sb.created.Add(m.cfg.MaxLifetime).Sub(now))
+			}
+		}
+	}
+	return max(next, minCleanup)
+}
+
+// CloseSession ends the caller's session with that id, its sandboxes and its runs, which get the
+// cause cancelled. Then Lookup returns ErrNotFound, Open makes an empty session, and OpenRetained
+// still finds the files for ClosedRetention. It returns ErrNotFound if the session does not exist.
+func (m *Manager) CloseSession(ctx context.Context, caller Caller, id string) error {
+	s, err := m.Lookup(caller, id)
+	if err != nil {
 		return err
 	}
-	if err = f.Close(); err != nil {
-		return err
+	defer s.Release()
+	m.mu.Lock()
+	if s.ended != nil { // closed since Lookup
+		m.mu.Unlock()
+		return ErrNotFound
 	}
-	return os.Rename(f.Name(), filepath.Join(s.dir, metaFile))
+	sandboxes := m.endLocked(s)
+	m.mu.Unlock()
+	defer m.finishEnd(s)
+
+	// Closing goes on even if the client is gone.
+	ctx = context.WithoutCancel(ctx)
+	wait, cancel := context.WithTimeout(ctx, endWait)
+	defer cancel()
+	for _, sb := range sandboxes {
+		select {
+		case <-sb.gone:
+		case <-wait.Done():
+			// Its processes are being killed, it gets no run, and its own goroutine waits for it.
+			m.log.Info("a sandbox of a closed session takes long to end", "session_id", id)
+		}
+	}
+	s.settle(ctx, len(sandboxes) > 0)
+	if err := s.retain(time.Now()); err != nil {
+		return fmt.Errorf("close the session: %w", err)
+	}
+	m.log.Info("session closed", "session_id", id)
+	return nil
+}
+
+// endLocked ends the session's runs and sandboxes, which it returns, and refuses new ones. hold
+// waits until finishEnd is called. The caller has a reference to s.
+func (m *Manager) endLocked(s *Session) []*sessionSandbox {
+	s.ended = make(chan struct{})
+	m.retireAllLocked(s)
+	for sb := range s.ending { // including those retired earlier that still have a run
+		sb.close()
+	}
+	return slices.Collect(maps.Keys(s.ending))
+}
+
+// finishEnd lets Open make another session with the same id.
+func (m *Manager) finishEnd(s *Session) {
+	m.mu.Lock()
+	m.dropLocked(s)
+	m.mu.Unlock()
+	close(s.ended)
+}
+
+// abandon ends a session that another server on the same root has closed.
+func (m *Manager) abandon(s *Session) {
+	m.mu.Lock()
+	if s.ended != nil {
+		m.mu.Unlock()
+		return
+	}
+	m.endLocked(s)
+	m.mu.Unlock()
+	m.finishEnd(s)
+	m.log.Info("session was closed by another server", "session_id", s.id)
 }

@@ -10,30 +10,32 @@ import (
 )
 
 const (
-	// maxKept is how many files a session remembers between runs, and maxKeptByAll how many all of a server's do together.
+	// maxKept and maxKeptByAll are how many files one session, and all sessions of a server
+	// together, remember between runs.
 	maxKept      = 20_000
 	maxKeptByAll = 1_000_000
 )
 
-// userLink is the link, beside the workspace, that names the server which used the session last, while that one remembers it.
+// userLink is a link beside the workspace that names the server which remembers the session's
+// files.
 const userLink = "user"
 
-// kept is what the workspace held when the session's last run had ended. While nobody can have changed anything since, it spares the
-// next run a walk.
+// kept is the content of the workspace after the session's last run. It saves the next run a walk
+// if nothing can have changed since.
 type kept struct {
 	scan   *workspace.Scan
-	begun  uint64 // s.begun then
-	writes uint64 // the workspace's, then
+	begun  uint64 // Session.begun then
+	writes uint64 // Workspace.Writes then
 }
 
-// keepLocked replaces what the session remembers, within the bounds. Nothing is remembered of a session in which something may
-// go on to write: an interpreter that lives on, or a sandbox that ends.
+// keepLocked replaces what the session remembers, within the bounds. It keeps nothing if something
+// may still write: an interpreter, or a sandbox that is ending.
 func (s *Session) keepLocked(k kept) {
 	if s.kept.scan != nil {
 		s.m.kept -= s.kept.scan.Indexed()
 	}
 	s.kept = kept{}
-	if k.scan == nil || s.statefulLocked() || len(s.ending) > 0 {
+	if k.scan == nil || s.hasStateLocked() || len(s.ending) > 0 {
 		return
 	}
 	if n := k.scan.Indexed(); n <= maxKept && s.m.kept+n <= maxKeptByAll {
@@ -42,7 +44,7 @@ func (s *Session) keepLocked(k kept) {
 	}
 }
 
-// snapshot returns what the workspace holds now, before a run.
+// snapshot returns the content of the workspace before a run.
 func (s *Session) snapshot(ctx context.Context) (*workspace.Scan, error) {
 	s.m.mu.Lock()
 	k := s.kept
@@ -52,7 +54,8 @@ func (s *Session) snapshot(ctx context.Context) (*workspace.Scan, error) {
 		ctx, cancel := context.WithTimeout(ctx, lastWalk)
 		defer cancel()
 		var err error
-		if k.scan, err = s.ws.Scan(ctx, workspace.ScanOptions{Limit: s.m.cfg.Quota, Index: true}); err != nil {
+		k.scan, err = s.ws.Scan(ctx, workspace.ScanOptions{Limit: s.m.cfg.Quota, Index: true})
+		if err != nil {
 			return nil, err
 		}
 		s.setUsage(k.scan.Usage())
@@ -61,7 +64,7 @@ func (s *Session) snapshot(ctx context.Context) (*workspace.Scan, error) {
 	return k.scan, nil
 }
 
-// scan looks at the workspace after a run. It remembers what is there for the next one.
+// scan scans the workspace after a run, and remembers the result for the next run.
 func (s *Session) scan(opt workspace.ScanOptions) (*workspace.Scan, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), lastWalk)
 	defer cancel()
@@ -82,7 +85,8 @@ func (s *Session) scan(opt workspace.ScanOptions) (*workspace.Scan, error) {
 	return found, nil
 }
 
-// claim notes that this server uses the session. What another one, on the same root, may have changed is not remembered.
+// claim records that this server uses the session. If another server on the same root has used it,
+// nothing is remembered: that one may have changed files.
 func (s *Session) claim() {
 	path := filepath.Join(s.dir, userLink)
 	if last, err := os.Readlink(path); err == nil && last == s.m.name {
@@ -93,12 +97,12 @@ func (s *Session) claim() {
 	s.m.mu.Unlock()
 	temp := filepath.Join(s.dir, ".user-"+rand.Text())
 	if err := os.Symlink(s.m.name, temp); err != nil {
-		return // nothing is remembered, then
+		return // then nothing is remembered
 	}
 	if err := os.Rename(temp, path); err != nil {
 		_ = os.Remove(temp)
 	}
 }
 
-// disclaim says that nothing is remembered any more. Should it hit the claim of another, that one looks again, and no more.
+// disclaim removes the claim. If it is another server's, that one only has to scan again.
 func (s *Session) disclaim() { _ = os.Remove(filepath.Join(s.dir, userLink)) }

@@ -17,9 +17,11 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// A run's changes are its own, whoever wrote to the workspace after the run before it, of which the session remembers what it left.
+// A run's changes are its own, whoever wrote to the workspace after the run before it, of which the
+// session remembers what it left.
 func TestChanges(t *testing.T) {
-	// The program makes the files that the code names. A run of "wait" lasts until the test says so.
+	// The program makes the files that the code names. A run of "wait" lasts until the test says
+	// so.
 	var waiting, goOn chan struct{}
 	program := func(p *sessiontest.Process) wire.Exit {
 		if string(p.Code) == "wait" {

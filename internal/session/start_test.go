@@ -25,7 +25,8 @@ func runAs(m *session.Manager, caller session.Caller, id string) error {
 	return err
 }
 
-// TestStartsAreFair: a hundred starts of one caller delay another caller's first by one start, not by a hundred.
+// TestStartsAreFair: a hundred starts of one caller delay another caller's first by one start, not
+// by a hundred.
 func TestStartsAreFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -61,8 +62,8 @@ func TestStartsAreFair(t *testing.T) {
 	})
 }
 
-// TestQueueIsNoStartTime: a start that waits for longer than one may take still succeeds; one that waits for too long is told to
-// try again, never that something is broken.
+// TestQueueIsNoStartTime: a start that waits for longer than one may take still succeeds; one that
+// waits for too long is told to try again, never that something is broken.
 func TestQueueIsNoStartTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &sessiontest.Backend{OnStart: func(context.Context, sandbox.Spec) error {
@@ -93,7 +94,8 @@ func TestQueueIsNoStartTime(t *testing.T) {
 	})
 }
 
-// TestSlowStart: a start that takes too long is tried once more, and is busy then, whoever's timeout it was.
+// TestSlowStart: a start that takes too long is tried once more, and is busy then, whoever's
+// timeout it was.
 func TestSlowStart(t *testing.T) {
 	slow := fmt.Errorf("the agent did not answer: %w", context.DeadlineExceeded)
 	for name, onStart := range map[string]func(context.Context, sandbox.Spec) error{

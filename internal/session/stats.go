@@ -2,7 +2,7 @@ package session
 
 import "errors"
 
-// Stats are numbers about a Manager at one moment, by kind of caller. They name nobody.
+// Stats are numbers about a Manager at one moment, by kind of caller. They identify no caller.
 type Stats struct {
 	Local  CallerStats // of the operator
 	Others CallerStats // of all other callers together
@@ -11,38 +11,31 @@ type Stats struct {
 // CallerStats are the numbers of one kind of caller.
 type CallerStats struct {
 	Sessions      int // known to this process
-	LiveSessions  int // of them, those with a sandbox
+	LiveSessions  int // sessions with a sandbox
 	LiveSandboxes int
-	Interpreters  int // that live on
+	Interpreters  int
 	ActiveRuns    int
 	Waiting       int // runs that wait for room
 	Counters
 }
 
-// Counters count up. Those of evictions and preemptions are of the caller that lost something.
+// Counters only grow. An eviction or preemption counts for the caller that lost something.
 type Counters struct {
-	Evictions   uint64 // idle sessions that lost their sandboxes for another one
+	Evictions   uint64 // idle sessions that lost their sandboxes to another one
 	Preemptions uint64 // sessions whose runs were stopped for another caller
 	Refusals    uint64 // runs that found no room
 }
 
-// kind is what a Manager counts about one kind of caller.
-type kind struct {
-	Counters
-	runs int
-}
-
-// kindLocked is that of the caller: the operator's, or that of all others.
-func (m *Manager) kindLocked(c Caller) *kind {
+func (st *Stats) of(c Caller) *CallerStats {
 	if c == Local {
-		return &m.kinds[0]
+		return &st.Local
 	}
-	return &m.kinds[1]
+	return &st.Others
 }
 
 func (m *Manager) countRefusalLocked(c Caller, err error) {
 	if errors.Is(err, ErrMaxSessions) {
-		m.kindLocked(c).Refusals++
+		m.stats.of(c).Refusals++
 	}
 }
 
@@ -50,37 +43,32 @@ func (m *Manager) countRefusalLocked(c Caller, err error) {
 func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var st Stats
-	for i, of := range []*CallerStats{&st.Local, &st.Others} {
-		of.Counters, of.ActiveRuns = m.kinds[i].Counters, m.kinds[i].runs
-	}
-	of := func(c Caller) *CallerStats {
-		if c == Local {
-			return &st.Local
-		}
-		return &st.Others
-	}
+	st := m.stats
 	for _, s := range m.sessions {
-		of(s.caller).Sessions++
-		of(s.caller).Interpreters += len(s.interpretersLocked())
+		st.of(s.caller).Sessions++
+		st.of(s.caller).Interpreters += len(s.interpretersLocked())
 	}
 	for c, n := range m.held {
-		of(c).LiveSessions += n
+		st.of(c).LiveSessions += n
 	}
-	for b := range m.boxes {
-		of(b.s.caller).LiveSandboxes++
+	for sb := range m.sandboxes {
+		st.of(sb.s.caller).LiveSandboxes++
 	}
 	for _, w := range m.waiting {
-		of(w.caller).Waiting++
+		st.of(w.caller).Waiting++
 	}
 	return st
 }
 
 // Total returns the gauges of all callers together.
-func (s Stats) Total() CallerStats {
-	a, b := s.Local, s.Others
+func (st Stats) Total() CallerStats {
+	a, b := st.Local, st.Others
 	return CallerStats{
-		Sessions: a.Sessions + b.Sessions, LiveSessions: a.LiveSessions + b.LiveSessions, LiveSandboxes: a.LiveSandboxes + b.LiveSandboxes,
-		Interpreters: a.Interpreters + b.Interpreters, ActiveRuns: a.ActiveRuns + b.ActiveRuns, Waiting: a.Waiting + b.Waiting,
+		Sessions:      a.Sessions + b.Sessions,
+		LiveSessions:  a.LiveSessions + b.LiveSessions,
+		LiveSandboxes: a.LiveSandboxes + b.LiveSandboxes,
+		Interpreters:  a.Interpreters + b.Interpreters,
+		ActiveRuns:    a.ActiveRuns + b.ActiveRuns,
+		Waiting:       a.Waiting + b.Waiting,
 	}
 }

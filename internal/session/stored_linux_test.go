@@ -37,7 +37,8 @@ func store(tb testing.TB, m *session.Manager, caller session.Caller, id string, 
 	return err
 }
 
-// TestCallerBytes: uploads at once do not exceed the caller's bytes, and closed sessions make room, oldest first.
+// TestCallerBytes: uploads at once do not exceed the caller's bytes, and closed sessions make room,
+// oldest first.
 func TestCallerBytes(t *testing.T) {
 	const limit = 8 << 20
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.CallerBytes, c.ClosedRetention = limit, 1<<62 })
@@ -93,7 +94,8 @@ func TestCallerBytes(t *testing.T) {
 	f.Close()
 }
 
-// TestCallerSessions: the number of a caller's sessions is limited, and a later server on the same root knows them.
+// TestCallerSessions: the number of a caller's sessions is limited, and a later server on the same
+// root knows them.
 func TestCallerSessions(t *testing.T) {
 	root := t.TempDir()
 	limit := func(c *session.Config) {
@@ -127,8 +129,8 @@ func TestCallerSessions(t *testing.T) {
 	}
 }
 
-// TestRefusedCallLeavesNothing: a session whose first call is refused does not exist after it, and does not count. Calls that
-// succeed beside refused ones keep it.
+// TestRefusedCallLeavesNothing: a session whose first call is refused does not exist after it, and
+// does not count. Calls that succeed beside refused ones keep it.
 func TestRefusedCallLeavesNothing(t *testing.T) {
 	root := t.TempDir()
 	begun := make(chan struct{})
@@ -247,7 +249,8 @@ func storeFiles(tb testing.TB, m *session.Manager, caller session.Caller, id str
 	return nil
 }
 
-// TestCallerFiles: the files of a caller are counted as its bytes are, by later servers as well, and closed sessions make room.
+// TestCallerFiles: the files of a caller are counted as its bytes are, by later servers as well,
+// and closed sessions make room.
 func TestCallerFiles(t *testing.T) {
 	root := t.TempDir()
 	limit := func(c *session.Config) { c.Root, c.CallerFiles, c.ClosedRetention = root, 600, 1<<62 }
@@ -286,7 +289,8 @@ func TestCallerFiles(t *testing.T) {
 	}
 }
 
-// TestUploadReserveFiles: uploads of users stop where the reserve of inodes begins, and the operator's do not.
+// TestUploadReserveFiles: uploads of users stop where the reserve of inodes begins, and the
+// operator's do not.
 func TestUploadReserveFiles(t *testing.T) {
 	root := t.TempDir()
 	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=64m,nr_inodes=400"); err != nil {

@@ -7,71 +7,85 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/session/storage"
 	"mcp-code-sandbox/internal/wire"
 	"mcp-code-sandbox/internal/workspace"
 )
 
 const (
-	// fileSlack lets a file that is stopped by its size exceed the room that there is.
-	fileSlack = 4096
-	// heldTimeout is how long an agent may take to look at the files that its runs have open.
+	firstWalk = 100 * time.Millisecond // after the run began
+	fullWalk  = 10 * time.Millisecond  // the same in a full workspace, or if the disk is nearly short
+	cleanTime = 5 * time.Second        // how long a run may take to shrink a full workspace
+	minWalk   = 250 * time.Millisecond // between two walks
+	walkShare = 10                     // walks take at most 1/walkShare of the time
+
+	// heldTimeout is how long an agent may take to count the open files of its runs.
 	heldTimeout = 2 * time.Second
-	// nearLook is how often the free disk is looked at while it has less than nearReserve times the reserve.
-	nearLook    = 25 * time.Millisecond
+	// nearPoll is how often the free disk is read while it has less than nearReserve times the
+	// reserve.
+	nearPoll    = 25 * time.Millisecond
 	nearReserve = 3
-	// idleLook is how often the free disk is looked at while interpreters are idle, and idleStep how much less of it must be free for
-	// their sessions to be measured.
-	idleLook = time.Second
-	idleStep = 64 << 20
-	// idleFiles is likewise how many files fewer there must be room for.
+	// idlePoll is how often the free disk is read while interpreters are idle. Their sessions are
+	// measured after it has lost idleBytes or idleFiles.
+	idlePoll  = time.Second
+	idleBytes = 64 << 20
 	idleFiles = 10_000
 )
 
-// diskWatch watches what a session writes while a run of it goes. The session's other runs have watches of their own.
+// diskWatch watches what a session writes during one run. See docs/notes-session.md.
 type diskWatch struct {
 	s       *Session
-	b       *box
 	limit   workspace.Usage
-	full    bool
-	over    func()
+	full    bool            // the workspace exceeded the quota when the run began
+	was     workspace.Usage // what it held then, but at least limit
+	base    workspace.Usage // what it counted for then
+	free    int64           // free bytes of the disk then
 	began   time.Time
-	was     workspace.Usage // see diskUsage
-	base    workspace.Usage // what the session held when it began
-	free    int64           // bytes that the disk had then
 	reserve workspace.Usage
-	grown   atomic.Int64 // bytes since then, as last measured
-	made    atomic.Int64 // files, likewise
-	starved atomic.Bool  // over was called because the disk is short
+	over    func() // called once when a limit is exceeded
 
-	cancel context.CancelFunc
+	grownBytes atomic.Int64 // since then, as last measured
+	grownFiles atomic.Int64
+	starved    atomic.Bool // over was called because the disk is short
+
+	cancel context.CancelFunc // nil: nothing is watched
 	timer  *time.Timer
 	done   chan struct{}
 }
 
-// watchDisk calls over once if the session's files, deleted ones that are open included, outgrow the limit or the caller's share, or if
-// the disk is short and the caller has written the most. After stop has returned it does nothing any more. A run that is over before the
-// first walk costs a timer.
-func (s *Session) watchDisk(b *box, limit workspace.Usage, full bool, over func()) *diskWatch {
-	w := &diskWatch{s: s, b: b, limit: limit, full: full, over: over, began: time.Now(), was: s.diskUsage(limit)}
-	if limit == (workspace.Usage{}) && !s.limitsUsage() {
+func (s *Session) newDiskWatch() *diskWatch {
+	limit, full := s.diskLimit()
+	w := &diskWatch{s: s, limit: limit, full: full, was: limit, began: time.Now()}
+	if u, ok := s.knownUsage(); ok {
+		w.base = s.m.countable(u)
+		if limit.Bytes > 0 {
+			w.was.Bytes = max(limit.Bytes, u.Bytes)
+		}
+		if limit.Files > 0 {
+			w.was.Files = max(limit.Files, u.Files)
+		}
+	}
+	return w
+}
+
+// watchDisk calls over if the session's files, including deleted ones that are open, exceed the
+// limit or the caller's limit, or if the disk is short and the caller has written the most. It does
+// nothing after stop has returned. A run that ends before the first walk costs a timer.
+func (s *Session) watchDisk(over func()) *diskWatch {
+	w := s.newDiskWatch()
+	if !s.isMeasured() {
 		return w
 	}
-	s.usageMu.Lock()
-	if s.usage != nil {
-		w.base = s.m.countable(*s.usage)
-	}
-	s.usageMu.Unlock()
 	disk, _ := s.ws.Disk()
-	w.free = disk.FreeBytes
-	w.reserve = s.reserve()
-	w.done = make(chan struct{})
+	w.over, w.free, w.reserve, w.done = over, disk.FreeBytes, s.reserve(), make(chan struct{})
 	var ctx context.Context
 	ctx, w.cancel = context.WithCancel(context.Background())
-	s.m.watchMu.Lock()
-	s.m.watches[w] = struct{}{}
-	s.m.watchMu.Unlock()
+	guard := &s.m.disk
+	guard.mu.Lock()
+	guard.watches[w] = struct{}{}
+	guard.mu.Unlock()
 	first := firstWalk
-	if full || w.isNear(disk) {
+	if w.full || w.isNear(disk) {
 		first = fullWalk
 	}
 	w.timer = time.AfterFunc(first, func() {
@@ -89,29 +103,30 @@ func (w *diskWatch) stop() {
 	if !w.timer.Stop() {
 		<-w.done
 	}
-	w.s.m.watchMu.Lock()
-	defer w.s.m.watchMu.Unlock()
-	delete(w.s.m.watches, w)
-	for o := range w.s.m.watches {
-		if o.s == w.s {
+	guard := &w.s.m.disk
+	guard.mu.Lock()
+	defer guard.mu.Unlock()
+	delete(guard.watches, w)
+	for other := range guard.watches {
+		if other.s == w.s {
 			return
 		}
 	}
-	if w.s.m.stopped == w.s {
-		w.s.m.stopped = nil
+	if guard.stopped == w.s {
+		guard.stopped = nil
 	}
 }
 
 func (w *diskWatch) watch(ctx context.Context) {
-	var next time.Time // of the walks, which cost more than a look at the disk
+	var next time.Time // of the walks, which cost more than reading the free disk
 	for {
 		pause := minWalk
 		if disk, err := w.s.ws.Disk(); err == nil {
-			if sh := shortageOf(disk, w.reserve); sh != enough {
+			if sh := storage.ShortageOf(disk, w.reserve); sh != storage.None {
 				w.s.m.stopWriter(ctx, sh, disk)
 			}
 			if w.isNear(disk) {
-				pause = nearLook
+				pause = nearPoll
 			}
 		}
 		if now := time.Now(); !now.Before(next) {
@@ -129,24 +144,25 @@ func (w *diskWatch) watch(ctx context.Context) {
 	}
 }
 
-// isNear reports whether the disk is close to being short.
+// isNear reports whether the disk is nearly short.
 func (w *diskWatch) isNear(d workspace.Disk) bool {
-	return shortageOf(d, workspace.Usage{Bytes: nearReserve * w.reserve.Bytes, Files: nearReserve * w.reserve.Files}) != enough
+	near := workspace.Usage{Bytes: nearReserve * w.reserve.Bytes, Files: nearReserve * w.reserve.Files}
+	return storage.ShortageOf(d, near) != storage.None
 }
 
-// isOver measures and reports whether the run must be stopped for what its session holds.
+// isOver measures the session and reports whether it holds too much.
 func (w *diskWatch) isOver(ctx context.Context, now time.Time) bool {
-	bound := w.limit
+	limit := w.limit
 	if w.full && now.Sub(w.began) < cleanTime {
-		bound = w.was
+		limit = w.was
 	}
-	u, ok := w.measure(ctx, bound)
-	return ok && (exceeds(u, bound) || w.exceedsCaller(u))
+	u, ok := w.measure(ctx, limit)
+	return ok && (u.Exceeds(limit) || w.exceedsCaller(u))
 }
 
-// measure walks the workspace, at most until bound is exceeded, and adds what the walk does not see.
-func (w *diskWatch) measure(ctx context.Context, bound workspace.Usage) (workspace.Usage, bool) {
-	u, err := w.s.ws.Usage(ctx, bound)
+// measure walks the workspace until limit is exceeded, and adds deleted files that are open.
+func (w *diskWatch) measure(ctx context.Context, limit workspace.Usage) (workspace.Usage, bool) {
+	u, err := w.s.ws.Usage(ctx, limit)
 	if err != nil {
 		return u, false
 	}
@@ -156,25 +172,28 @@ func (w *diskWatch) measure(ctx context.Context, bound workspace.Usage) (workspa
 	if held.Hidden {
 		use.Bytes = max(use.Bytes, w.base.Bytes+w.unexplained())
 	}
-	w.grown.Store(use.Bytes - w.base.Bytes)
-	w.made.Store(int64(use.Files - w.base.Files))
-	w.s.m.stored.setEntry(w.s.entry, use)
+	w.grownBytes.Store(use.Bytes - w.base.Bytes)
+	w.grownFiles.Store(int64(use.Files - w.base.Files))
+	w.s.account.Set(use)
 	if !u.Unknown() {
 		u.Bytes = use.Bytes
 	}
 	return u, true
 }
 
-// isHoarding reports whether an interpreter that was interrupted for what it wrote still has it, in files that nobody can delete.
+// isHoarding reports whether an interpreter that was interrupted for what it wrote still has it
+// open, in deleted files that nobody else can free.
 func (w *diskWatch) isHoarding() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), lastWalk)
 	defer cancel()
 	u, ok := w.measure(ctx, workspace.Usage{})
 	seen, err := w.s.ws.Usage(ctx, workspace.Usage{})
-	return ok && err == nil && u.Bytes-seen.Bytes >= minGrowth && (exceeds(u, w.limit) || w.exceedsCaller(u))
+	return ok && err == nil && storage.OfBytes.IsGrowth(u.Bytes-seen.Bytes) &&
+		(u.Exceeds(w.limit) || w.exceedsCaller(u))
 }
 
-// exceedsCaller reports whether the caller's share is used up while the session, which holds so much, has grown.
+// exceedsCaller reports whether the caller exceeds its limit and the session, which holds u, has
+// grown.
 func (w *diskWatch) exceedsCaller(u workspace.Usage) bool {
 	if !w.s.limitsUsage() {
 		return false
@@ -183,16 +202,13 @@ func (w *diskWatch) exceedsCaller(u workspace.Usage) bool {
 	return over.Bytes > 0 && u.Bytes > w.base.Bytes || over.Files > 0 && u.Files > w.base.Files
 }
 
-// growth is by how much the session has grown in what the disk is short of, as last measured.
-func (w *diskWatch) growth(sh shortage) int64 {
-	if sh == ofFiles {
-		return w.made.Load()
-	}
-	return w.grown.Load()
+// growth returns by how much the session has grown in the short resource, as last measured.
+func (w *diskWatch) growth(sh storage.Shortage) int64 {
+	return sh.Of(workspace.Usage{Bytes: w.grownBytes.Load(), Files: int(w.grownFiles.Load())})
 }
 
-// unexplained is by how much the disk has filled since the watch began, less what other sessions have written. It stands in for
-// what cannot be seen of a run that hides open files.
+// unexplained returns by how much the disk has filled since the watch began, less what other
+// sessions have written. It is the estimate for a run that hides its open files.
 func (w *diskWatch) unexplained() int64 {
 	disk, err := w.s.ws.Disk()
 	if err != nil || w.free == 0 {
@@ -200,11 +216,12 @@ func (w *diskWatch) unexplained() int64 {
 	}
 	taken := w.free - disk.FreeBytes
 	others := map[*Session]int64{}
-	w.s.m.watchMu.Lock()
-	defer w.s.m.watchMu.Unlock()
-	for o := range w.s.m.watches {
-		if o.s != w.s {
-			others[o.s] = max(others[o.s], o.grown.Load())
+	guard := &w.s.m.disk
+	guard.mu.Lock()
+	defer guard.mu.Unlock()
+	for other := range guard.watches {
+		if other.s != w.s {
+			others[other.s] = max(others[other.s], other.grownBytes.Load())
 		}
 	}
 	for _, grown := range others {
@@ -213,28 +230,23 @@ func (w *diskWatch) unexplained() int64 {
 	return max(taken, 0)
 }
 
-// held is what deleted files take that are open in the session's sandboxes.
+// held returns the size of deleted files that are open in the session's sandboxes.
 func (s *Session) held(ctx context.Context) (sum sandbox.Held) {
 	s.m.mu.Lock()
-	var boxes []*box
-	for b := range s.m.boxes {
-		if b.s == s {
-			boxes = append(boxes, b)
+	var sandboxes []*sessionSandbox
+	for sb := range s.m.sandboxes {
+		if sb.s == s {
+			sandboxes = append(sandboxes, sb)
 		}
 	}
 	s.m.mu.Unlock()
-	for _, b := range boxes {
-		select {
-		case <-b.ready:
-		default:
+	for _, sb := range sandboxes {
+		if !sb.isReady() || sb.err != nil {
 			continue
 		}
-		if b.err != nil {
-			continue
-		}
-		h, err := b.held(ctx)
+		h, err := sb.held(ctx)
 		if err != nil {
-			h.Hidden = b.conn.Err() == nil
+			h.Hidden = sb.conn.Err() == nil
 		}
 		sum.Bytes += h.Bytes
 		sum.Hidden = sum.Hidden || h.Hidden
@@ -242,15 +254,15 @@ func (s *Session) held(ctx context.Context) (sum sandbox.Held) {
 	return sum
 }
 
-func (b *box) held(ctx context.Context) (sandbox.Held, error) {
-	if m, ok := b.sb.(sandbox.Meter); ok {
+func (sb *sessionSandbox) held(ctx context.Context) (sandbox.Held, error) {
+	if m, ok := sb.inner.(sandbox.Meter); ok {
 		if h, err := m.Held(); !errors.Is(err, errors.ErrUnsupported) {
 			return h, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, heldTimeout)
 	defer cancel()
-	stream, err := b.conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{Held: true}})
+	stream, err := sb.conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{Held: true}})
 	if err != nil {
 		return sandbox.Held{}, err
 	}
@@ -268,15 +280,14 @@ func (b *box) held(ctx context.Context) (sandbox.Held, error) {
 
 // idleLoop watches what interpreters write between their cells.
 func (m *Manager) idleLoop() {
-	tick := time.NewTicker(idleLook)
+	tick := time.NewTicker(idlePoll)
 	defer tick.Stop()
-	step := int64(idleStep)
+	bytes, files := int64(idleBytes), int64(idleFiles)
 	if q := m.cfg.Quota.Bytes; q > 0 {
-		step = min(step, q/4)
+		bytes = min(bytes, q/4)
 	}
-	few := int64(idleFiles)
 	if q := m.cfg.Quota.Files; q > 0 {
-		few = min(few, int64(q)/4)
+		files = min(files, int64(q)/4)
 	}
 	var last workspace.Disk
 	var next time.Time
@@ -286,14 +297,15 @@ func (m *Manager) idleLoop() {
 			return
 		case <-tick.C:
 		}
-		sessions := m.idleInterpreters()
+		sessions := m.holdIdleInterpreters()
 		if len(sessions) == 0 {
 			last = workspace.Disk{}
 			continue
 		}
 		disk, err := sessions[0].ws.Disk()
-		last.FreeBytes, last.FreeFiles = max(last.FreeBytes, disk.FreeBytes), max(last.FreeFiles, disk.FreeFiles)
-		filled := last.FreeBytes-disk.FreeBytes >= step || last.FreeFiles-disk.FreeFiles >= few
+		last.FreeBytes = max(last.FreeBytes, disk.FreeBytes)
+		last.FreeFiles = max(last.FreeFiles, disk.FreeFiles)
+		filled := last.FreeBytes-disk.FreeBytes >= bytes || last.FreeFiles-disk.FreeFiles >= files
 		if began := time.Now(); err == nil && filled && began.After(next) {
 			for _, s := range sessions {
 				m.checkIdle(s, disk)
@@ -306,12 +318,13 @@ func (m *Manager) idleLoop() {
 	}
 }
 
-// idleInterpreters holds the sessions that have an interpreter and no run.
-func (m *Manager) idleInterpreters() (sessions []*Session) {
+// holdIdleInterpreters returns the sessions that have an interpreter and no run. They must be
+// released.
+func (m *Manager) holdIdleInterpreters() (sessions []*Session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for e := m.idle.Front(); e != nil; e = e.Next() {
-		if s := e.Value.(*Session); s.statefulLocked() && s.ws != nil {
+		if s := e.Value.(*Session); s.hasStateLocked() && s.ws != nil {
 			s.refs++
 			sessions = append(sessions, s)
 		}
@@ -319,30 +332,21 @@ func (m *Manager) idleInterpreters() (sessions []*Session) {
 	return sessions
 }
 
-// checkIdle ends the sandboxes of an idle session that has grown beyond what it may hold, or that grows while the disk is short.
+// checkIdle ends the sandboxes of an idle session that holds too much, or grows while the disk is
+// short.
 func (m *Manager) checkIdle(s *Session, disk workspace.Disk) {
-	limit, full := s.diskLimit()
-	w := &diskWatch{s: s, limit: limit, was: s.diskUsage(limit), full: full, began: time.Now(), free: disk.FreeBytes}
-	s.usageMu.Lock()
-	if s.usage != nil {
-		w.base = m.countable(*s.usage)
-	}
-	s.usageMu.Unlock()
+	w := s.newDiskWatch()
+	w.free = disk.FreeBytes
 	ctx, cancel := context.WithTimeout(m.ctx, lastWalk)
 	defer cancel()
 	over := w.isOver(ctx, w.began)
-	if sh := shortageOf(disk, s.reserve()); sh.isGrowth(w.growth(sh)) {
-		over = true
-	}
-	if !over {
+	if sh := storage.ShortageOf(disk, s.reserve()); !over && !sh.IsGrowth(w.growth(sh)) {
 		return
 	}
 	m.mu.Lock()
-	var forgotten []*Session
+	defer m.unlock()
 	if s.runs == 0 {
 		m.log.Warn("ending the sandboxes of an idle session whose files grew too much", "session_id", s.id)
-		_, forgotten = m.evictLocked(s)
+		m.retireAllLocked(s)
 	}
-	m.mu.Unlock()
-	m.forget(forgotten)
 }

@@ -14,7 +14,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestWeightFallsWithUse: a sandbox yields the more the longer it computes, and has its full weight back when it is asked again.
+// TestWeightFallsWithUse: a sandbox yields the more the longer it computes, and has its full weight
+// back when it is asked again.
 func TestWeightFallsWithUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
@@ -43,8 +44,9 @@ func TestWeightFallsWithUse(t *testing.T) {
 	})
 }
 
-// TestCallersHaveEqualWeights: however many sandboxes a caller computes in, another caller's one weighs as much as all of them.
-// A lone caller's weigh what they always do, and so do the operator's.
+// TestCallersHaveEqualWeights: however many sandboxes a caller computes in, another caller's one
+// weighs as much as all of them. A lone caller's weigh what they always do, and so do the
+// operator's.
 func TestCallersHaveEqualWeights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		end := make(chan struct{})
@@ -81,7 +83,8 @@ func TestCallersHaveEqualWeights(t *testing.T) {
 	})
 }
 
-// TestForkBombIsEnded: code that goes on to fork at its limit is ended, though its agent does not answer.
+// TestForkBombIsEnded: code that goes on to fork at its limit is ended, though its agent does not
+// answer.
 func TestForkBombIsEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &sessiontest.Backend{IgnoreKill: true, Program: func(p *sessiontest.Process) wire.Exit {
@@ -105,7 +108,8 @@ func TestForkBombIsEnded(t *testing.T) {
 	})
 }
 
-// TestForkBombIsEndedEarly: code whose processes all fork is ended long before its limit, and code that only has many processes is not.
+// TestForkBombIsEndedEarly: code whose processes all fork is ended long before its limit, and code
+// that only has many processes is not.
 func TestForkBombIsEndedEarly(t *testing.T) {
 	for _, tt := range []struct {
 		name         string

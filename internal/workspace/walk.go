@@ -31,8 +31,8 @@ type Disk struct {
 	Files, FreeFiles int64
 }
 
-// exceeds reports whether u is more than a nonzero field of limit.
-func (u Usage) exceeds(limit Usage) bool {
+// Exceeds reports whether u is more than a nonzero field of limit.
+func (u Usage) Exceeds(limit Usage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
 }
 
@@ -43,7 +43,7 @@ func (w *Workspace) Usage(ctx context.Context, stopAt Usage) (Usage, error) {
 	errEnough := errors.New("enough")
 	err := w.walk(ctx, max(maxEntries, stopAt.Files+1), func(_ string, fi fs.FileInfo) error {
 		m.add(fi)
-		if m.exceeds(stopAt) {
+		if m.Exceeds(stopAt) {
 			return errEnough
 		}
 		return nil

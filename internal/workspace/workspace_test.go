@@ -298,7 +298,7 @@ func TestUsageBounds(t *testing.T) {
 		t.Fatalf("Usage = %+v, %v", all, err)
 	}
 	for _, stop := range []Usage{{Files: 5}, {Bytes: all.Bytes / 4}} {
-		if u, err := w.Usage(t.Context(), stop); err != nil || !u.exceeds(stop) || u.Files > 7 {
+		if u, err := w.Usage(t.Context(), stop); err != nil || !u.Exceeds(stop) || u.Files > 7 {
 			t.Errorf("Usage(%+v) = %+v, %v; want an early stop", stop, u, err)
 		}
 	}

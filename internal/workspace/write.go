@@ -134,7 +134,7 @@ func (w *Workspace) room(quota Usage) (int64, error) {
 	switch {
 	case err != nil:
 		return 0, err
-	case u.exceeds(quota):
+	case u.Exceeds(quota):
 		return 0, full(quota)
 	case quota.Bytes <= 0:
 		return math.MaxInt64, nil
@@ -153,7 +153,7 @@ func (w *Workspace) checkQuota(quota Usage, replaces bool) error {
 		return nil
 	}
 	u, err := w.Usage(context.Background(), allowed)
-	if err == nil && u.exceeds(allowed) {
+	if err == nil && u.Exceeds(allowed) {
 		err = full(quota)
 	}
 	return err

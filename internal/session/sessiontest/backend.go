@@ -1,5 +1,5 @@
-// Package sessiontest has a backend for tests: its sandboxes isolate nothing, but a scripted agent in the
-// same process speaks the real wire protocol for them.
+// Package sessiontest has a backend for tests: its sandboxes isolate nothing, but a scripted agent
+// in the same process speaks the real wire protocol for them.
 package sessiontest
 
 import (
