@@ -92,7 +92,7 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	if !v.users && len(connections) == 0 {
 		return v, nil
 	}
-	v.login, err = oauth.New(ctx, oauth.Config{
+	v.login, err = oauth.New(oauth.Config{
 		Issuer: baseURL, Resource: base + "/mcp", Upstream: file.Login, Store: a.store, Vault: vault,
 		Keys: executiontoken.NewKeys(root, "access", older...), APIToken: a.keys.token,
 		Services: v.states, Connections: connections, Logger: a.log, Closed: a.isolation.closed,

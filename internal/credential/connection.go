@@ -19,43 +19,44 @@ import (
 )
 
 const (
-	// refreshEarly is how long before its end a token is refreshed, so that no request leaves with one that ends on the way.
+	// refreshEarly is how long before its expiry a token is refreshed, so that it lasts for the request.
 	refreshEarly = 30 * time.Second
-	// refreshTimeout bounds one refresh. The lease lasts longer: nobody else may begin while one could still succeed.
+	// refreshTimeout bounds one refresh. The lease is longer, so that refreshes never overlap.
 	refreshTimeout = 20 * time.Second
 	leaseTime      = refreshTimeout + 10*time.Second
-	// leasePoll is how often a process looks whether another one's refresh is done.
+	// leasePoll is how often a process checks whether another one has refreshed the token.
 	leasePoll = 50 * time.Millisecond
-	// storeTimeout is for writing what a service has already given: by then the one who asked may be gone.
+	// storeTimeout bounds storing a new token, which must succeed even if the request was canceled.
 	storeTimeout = 10 * time.Second
 )
 
-// OAuthClient is how this server is known to a service's authorization server.
+// OAuthClient is this server's registration at a service's authorization server.
 type OAuthClient struct {
 	Service, ClientID                         string
 	ClientSecret                              secret.Value // zero: a public client
-	AuthorizationURL, TokenURL, RevocationURL string       // without the last, disconnecting only forgets
+	AuthorizationURL, TokenURL, RevocationURL string       // RevocationURL may be empty
 	Scopes                                    []string
 	// Parameters are added to the authorization request, such as "audience" or "access_type".
 	Parameters map[string]string
 }
 
-// Connection is callers' connections to one service by OAuth. It is a [Source], and safe for concurrent use.
+// Connection connects callers to one service by OAuth. It is safe for concurrent use.
 type Connection struct {
 	vault  *Vault
 	client OAuthClient
 	http   *http.Client
-	style  atomic.Int64       // the oauth2.AuthStyle that worked; zero: not known yet
+	style  atomic.Int64       // the oauth2.AuthStyle that worked; zero: unknown
 	flight singleflight.Group // one refresh per caller in this process
 }
 
 var _ Source = (*Connection)(nil)
 
-// OAuth returns the connections to a service. A nil client is one with a timeout that follows no redirect.
+// OAuth returns the connections to a service. If client is nil, it uses one with a timeout that follows no
+// redirect.
 func (v *Vault) OAuth(c OAuthClient, client *http.Client) *Connection {
 	if client == nil {
 		transport := http.DefaultTransport.(*http.Transport).Clone()
-		transport.Proxy = nil // nothing but the settings decides where secrets go
+		transport.Proxy = nil // only the settings decide where secrets go
 		client = &http.Client{
 			Transport:     transport,
 			Timeout:       refreshTimeout,
@@ -76,16 +77,16 @@ func (c *Connection) oauth(style oauth2.AuthStyle) *oauth2.Config {
 	}
 }
 
-// ask gets a token by f, and finds out in which of the two ways the service wants to see the client's secret. Unlike the library's own
-// search it takes the service's word that a grant has ended, instead of asking again.
-func (c *Connection) ask(ctx context.Context, f func(context.Context, *oauth2.Config) (*oauth2.Token, error)) (*oauth2.Token, error) {
+// fetch gets a token with f and finds out how the service expects the client's secret: in the header or in
+// the form. Unlike package oauth2 it does not try again if the service says that the grant has ended.
+func (c *Connection) fetch(ctx context.Context, f func(context.Context, *oauth2.Config) (*oauth2.Token, error)) (*oauth2.Token, error) {
 	ctx = context.WithValue(ctx, oauth2.HTTPClient, c.http)
 	if style := oauth2.AuthStyle(c.style.Load()); style != 0 {
 		return f(ctx, c.oauth(style))
 	}
 	t, err := f(ctx, c.oauth(oauth2.AuthStyleInHeader))
 	style := oauth2.AuthStyleInHeader
-	if answer := new(oauth2.RetrieveError); errors.As(err, &answer) && answer.ErrorCode != invalidGrant && answer.Response.StatusCode < 500 {
+	if answer, ok := errors.AsType[*oauth2.RetrieveError](err); ok && answer.ErrorCode != invalidGrant && answer.Response.StatusCode < 500 {
 		t, err = f(ctx, c.oauth(oauth2.AuthStyleInParams))
 		style = oauth2.AuthStyleInParams
 	}
@@ -95,10 +96,11 @@ func (c *Connection) ask(ctx context.Context, f func(context.Context, *oauth2.Co
 	return t, err
 }
 
-// invalidGrant is RFC 6749's word for a grant that has ended.
+// invalidGrant is RFC 6749's error code for a grant that has ended.
 const invalidGrant = "invalid_grant"
 
-// AuthorizeURL is where a person allows this server to use the service. The verifier is PKCE's.
+// AuthorizeURL returns the URL on which a person allows this server to use the service. verifier is for
+// PKCE.
 func (c *Connection) AuthorizeURL(state, verifier, redirect string) string {
 	opts := []oauth2.AuthCodeOption{oauth2.S256ChallengeOption(verifier), oauth2.SetAuthURLParam("redirect_uri", redirect)}
 	for k, v := range c.client.Parameters {
@@ -107,11 +109,11 @@ func (c *Connection) AuthorizeURL(state, verifier, redirect string) string {
 	return c.oauth(0).AuthCodeURL(state, opts...)
 }
 
-// Exchange makes the caller's connection of the code that the service gave.
+// Exchange exchanges the service's code for a token and stores it.
 func (c *Connection) Exchange(ctx context.Context, caller, code, verifier, redirect string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshTimeout)
 	defer cancel()
-	t, err := c.ask(ctx, func(ctx context.Context, cfg *oauth2.Config) (*oauth2.Token, error) {
+	t, err := c.fetch(ctx, func(ctx context.Context, cfg *oauth2.Config) (*oauth2.Token, error) {
 		return cfg.Exchange(ctx, code, oauth2.VerifierOption(verifier), oauth2.SetAuthURLParam("redirect_uri", redirect))
 	})
 	if err != nil {
@@ -120,7 +122,7 @@ func (c *Connection) Exchange(ctx context.Context, caller, code, verifier, redir
 	return c.vault.Put(ctx, caller, c.client.Service, tokenOf(t))
 }
 
-// Connected reports whether the caller has a connection; it asks nobody outside.
+// Connected reports whether the caller has a connection, without asking the service.
 func (c *Connection) Connected(ctx context.Context, caller string) (bool, error) {
 	t, err := c.vault.Get(ctx, caller, c.client.Service)
 	switch {
@@ -132,8 +134,8 @@ func (c *Connection) Connected(ctx context.Context, caller string) (bool, error)
 	return t.usable(c.vault.now()) || t.Refresh != "", nil
 }
 
-// Disconnect forgets the caller's connection, and has the service revoke it where it has an address for that. The error of a revocation
-// that failed is returned; the connection is forgotten all the same.
+// Disconnect deletes the caller's connection and revokes it at the service, if that has a RevocationURL.
+// It deletes the connection even if the revocation fails, and then returns that error.
 func (c *Connection) Disconnect(ctx context.Context, caller string) error {
 	t, err := c.vault.Delete(ctx, caller, c.client.Service)
 	if errors.Is(err, ErrNotConnected) {
@@ -145,7 +147,7 @@ func (c *Connection) Disconnect(ctx context.Context, caller string) error {
 	return c.revoke(ctx, t)
 }
 
-// revoke implements RFC 7009. The refresh token goes first: with it goes the grant.
+// revoke implements RFC 7009. It revokes the refresh token first, and with it the grant.
 func (c *Connection) revoke(ctx context.Context, t Token) error {
 	if c.client.RevocationURL == "" {
 		return nil
@@ -187,8 +189,8 @@ func (c *Connection) revoke(ctx context.Context, t Token) error {
 	return errors.Join(errs...)
 }
 
-// Credential implements [Source]. A token that is about to end is refreshed first, by one of all who ask, in whatever process. When the
-// service says that the grant has ended, the connection is forgotten; any other trouble leaves it.
+// Credential implements [Source]. It refreshes a token that is about to expire; of concurrent callers in
+// all processes, one does. If the service says that the grant has ended, it deletes the connection.
 func (c *Connection) Credential(ctx context.Context, caller string) (Credential, error) {
 	t, err := c.vault.Get(ctx, caller, c.client.Service)
 	if err != nil {
@@ -202,7 +204,7 @@ func (c *Connection) Credential(ctx context.Context, caller string) (Credential,
 	return bearer(t.Access, t.Expires), nil
 }
 
-// refresh waits for the refresh of this process, which goes on whether or not the one who began it is still there.
+// refresh waits for this process's refresh, which continues even if ctx is canceled.
 func (c *Connection) refresh(ctx context.Context, caller string, old Token) (Token, error) {
 	if old.Refresh == "" {
 		if old.usable(c.vault.now()) {
@@ -222,7 +224,7 @@ func (c *Connection) refresh(ctx context.Context, caller string, old Token) (Tok
 			return r.Val.(Token), nil
 		case errors.Is(r.Err, ErrNotConnected):
 			return Token{}, r.Err
-		case old.usable(c.vault.now()): // a hiccup, and there is time left
+		case old.usable(c.vault.now()): // temporary, and the token still works
 			return old, nil
 		}
 		return Token{}, r.Err
@@ -231,7 +233,7 @@ func (c *Connection) refresh(ctx context.Context, caller string, old Token) (Tok
 	}
 }
 
-// refreshLeased waits for the lease, and looks first whether somebody else has done the work meanwhile.
+// refreshLeased waits for the lease, or until another process has refreshed the token.
 func (c *Connection) refreshLeased(ctx context.Context, caller string) (Token, error) {
 	st, owner, service := c.vault.store, c.vault.owner, c.client.Service
 	for {
@@ -243,23 +245,23 @@ func (c *Connection) refreshLeased(ctx context.Context, caller string) (Token, e
 		if !errors.Is(err, store.ErrNotFound) {
 			return Token{}, err
 		}
-		t, err := c.vault.Get(ctx, caller, service) // gone, or leased to another
+		t, err := c.vault.Get(ctx, caller, service) // deleted, or leased to another process
 		if err != nil || t.fresh(now) {
 			return t, err
 		}
 		select {
 		case <-time.After(leasePoll):
 		case <-ctx.Done():
-			return Token{}, fmt.Errorf("service %s: another process has been refreshing the token for too long", service)
+			return Token{}, fmt.Errorf("service %s: another process is still refreshing the token", service)
 		}
 	}
 }
 
-// refreshRow refreshes a row to which this process has the lease.
+// refreshRow refreshes a row that this process has leased.
 func (c *Connection) refreshRow(ctx context.Context, row store.Connection) (t Token, err error) {
 	st, owner := c.vault.store, c.vault.owner
 	defer func() {
-		if err != nil { // also after a success that was not stored
+		if err != nil { // also if the new token could not be stored
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 			defer cancel()
 			_ = st.ReleaseConnection(ctx, row.Caller, row.Service, owner)
@@ -274,14 +276,13 @@ func (c *Connection) refreshRow(ctx context.Context, row store.Connection) (t To
 	}
 	asking, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
-	got, err := c.ask(asking, func(ctx context.Context, cfg *oauth2.Config) (*oauth2.Token, error) {
+	got, err := c.fetch(asking, func(ctx context.Context, cfg *oauth2.Config) (*oauth2.Token, error) {
 		return cfg.TokenSource(ctx, &oauth2.Token{RefreshToken: old.Refresh}).Token()
 	})
 	ctx, cancelStore := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancelStore()
 	if err != nil {
-		var answer *oauth2.RetrieveError
-		if errors.As(err, &answer) && answer.ErrorCode == invalidGrant {
+		if answer, ok := errors.AsType[*oauth2.RetrieveError](err); ok && answer.ErrorCode == invalidGrant {
 			if err := st.DropConnection(ctx, row, owner); err != nil {
 				return Token{}, err
 			}
@@ -298,7 +299,7 @@ func (c *Connection) refreshRow(ctx context.Context, row store.Connection) (t To
 		return Token{}, err
 	}
 	if err := st.UpdateConnection(ctx, sealed, owner); errors.Is(err, store.ErrNotFound) {
-		// The person has disconnected meanwhile: what the service gave since must not live on.
+		// The caller has disconnected since: revoke the new token, too.
 		return Token{}, errors.Join(ErrNotConnected, c.revoke(ctx, t))
 	} else if err != nil {
 		return Token{}, err
@@ -306,19 +307,14 @@ func (c *Connection) refreshRow(ctx context.Context, row store.Connection) (t To
 	return t, nil
 }
 
-// failed tells what went wrong without the service's answer, which may hold anything.
+// failed returns an error that does not quote the service's answer.
 func (c *Connection) failed(what string, err error) error {
-	var answer *oauth2.RetrieveError
-	if errors.As(err, &answer) && answer.Response != nil {
-		code := answer.ErrorCode
-		if len(code) > 64 {
-			code = code[:64]
-		}
-		return fmt.Errorf("service %s: %s: its token endpoint answered %d %q", c.client.Service, what, answer.Response.StatusCode, code)
+	if answer, ok := errors.AsType[*oauth2.RetrieveError](err); ok && answer.Response != nil {
+		return fmt.Errorf("service %s: %s: its token endpoint answered %d %.64q",
+			c.client.Service, what, answer.Response.StatusCode, answer.ErrorCode)
 	}
-	var at *url.Error
-	if errors.As(err, &at) {
-		err = at.Err // the address may carry a query
+	if at, ok := errors.AsType[*url.Error](err); ok {
+		err = at.Err // without the URL, which may have a query
 	}
 	return fmt.Errorf("service %s: %s: %w", c.client.Service, what, err)
 }
@@ -327,10 +323,10 @@ func tokenOf(t *oauth2.Token) Token {
 	return Token{Access: t.AccessToken, Refresh: t.RefreshToken, Expires: t.Expiry}
 }
 
-// fresh reports whether the token can be used without a second thought.
+// fresh reports whether the token need not be refreshed.
 func (t Token) fresh(now time.Time) bool {
 	return t.Expires.IsZero() || now.Add(refreshEarly).Before(t.Expires)
 }
 
-// usable reports whether the token has not ended yet.
+// usable reports whether the token has not expired.
 func (t Token) usable(now time.Time) bool { return t.Expires.IsZero() || now.Before(t.Expires) }

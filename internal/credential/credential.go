@@ -1,7 +1,7 @@
-// Package credential holds what a service wants to see on a request: keys an operator configured, and tokens people
-// obtained by connecting the service, sealed in the store and refreshed when they run out.
+// Package credential provides the credentials of services: the operator's keys, and the tokens of callers
+// who connected a service. It seals tokens in the store and refreshes them before they expire.
 //
-// It knows nothing of the proxy that uses them, nor of the pages on which people connect.
+// It knows neither the proxy that uses the credentials nor the pages on which people connect.
 package credential
 
 import (
@@ -15,27 +15,23 @@ import (
 	"mcp-code-sandbox/internal/secret"
 )
 
-// ErrNotConnected says that the caller has not connected the service, or that the connection no longer works and has to
-// be made again.
+// ErrNotConnected means that the caller has not connected the service, or has to connect it again.
 var ErrNotConnected = errors.New("service not connected")
 
-// Credential is what is put on one request to a service.
+// Credential authenticates a request to a service.
 type Credential struct {
-	// Header and Value are the header field to set.
-	Header, Value string
-	// Secrets lists every text that must not come back in a response, in the form the service knows it.
-	Secrets []string
-	// Expires is when the credential stops working; zero means that nobody knows of an end.
-	Expires time.Time
+	Header, Value string    // the header field to set
+	Secrets       []string  // texts that must not appear in an answer
+	Expires       time.Time // zero: unknown
 }
 
-// Source gives the credential of a service for a caller. It is safe for concurrent use.
+// Source provides the credentials of a service. It is safe for concurrent use.
 type Source interface {
-	// Credential returns a credential that works now, or [ErrNotConnected].
+	// Credential returns a credential that is valid now, or [ErrNotConnected].
 	Credential(ctx context.Context, caller string) (Credential, error)
 }
 
-// static is an operator's own credential, the same for every caller.
+// static is an operator's credential, the same for every caller.
 type static Credential
 
 func (s static) Credential(context.Context, string) (Credential, error) { return Credential(s), nil }
@@ -47,7 +43,7 @@ func bearer(token string, expires time.Time) Credential {
 	return Credential{Header: "Authorization", Value: "Bearer " + token, Secrets: []string{token}, Expires: expires}
 }
 
-// minPassword is the length from which on a password is taken for the secret, and the user name for none.
+// minPassword is the length of a password with which the user name is not a secret.
 const minPassword = 10
 
 // Basic sends "Authorization: Basic …".
@@ -58,25 +54,25 @@ func Basic(user string, password secret.Value) Source {
 	if !password.IsZero() {
 		secrets = append(secrets, password.Reveal())
 	}
-	if len(password.Reveal()) < minPassword { // some services take their key as the user name, with "x" or "api_token" beside it
+	if len(password.Reveal()) < minPassword { // some services take their key as the user name, with the password "x"
 		secrets = append(secrets, user)
 	}
 	return static{Header: "Authorization", Value: "Basic " + coded, Secrets: secrets}
 }
 
-// Header sends a header field of the service's own, such as "DD-API-KEY".
+// Header sends a header field of the service, such as "DD-API-KEY".
 func Header(name string, value secret.Value) Source {
 	return static{Header: name, Value: value.Reveal(), Secrets: secretsIn(value.Reveal())}
 }
 
-// minPart is the length from which on a part of a value is taken for a secret by itself.
+// minPart is the length of the shortest part of a value that is a secret by itself.
 const minPart = 8
 
-// secretsIn returns a header field's value, and what of it is a secret without the rest: "SSWS key" and "Token token=key" come back
-// as "key" from services that take them apart.
+// secretsIn returns a header field's value and its secret parts. A service may parse "SSWS key" or "Token
+// token=key" and repeat only "key".
 func secretsIn(value string) []string {
 	rest := value
-	if _, after, found := strings.Cut(value, " "); found { // a scheme, which is none
+	if _, after, found := strings.Cut(value, " "); found { // the scheme is not a secret
 		rest = after
 	}
 	secrets := []string{value}

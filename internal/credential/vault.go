@@ -16,15 +16,16 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// ErrWrongKey says that what is stored was sealed with another root key.
-var ErrWrongKey = errors.New("the stored connections were sealed with another key: set JWT_SECRET to the one that was used before (or name that one in JWT_SECRET_PREVIOUS to change it), or, if it is lost, forget them (sqlite3 state.db \"DELETE FROM connections; DELETE FROM key_check\") and have people connect again")
+// ErrWrongKey means that the stored connections were sealed with another root key.
+var ErrWrongKey = errors.New("the stored connections were sealed with another key: set JWT_SECRET to the previous key " +
+	"(or set JWT_SECRET_PREVIOUS to it, to change keys); if it is lost, delete the connections " +
+	"(sqlite3 state.db \"DELETE FROM connections; DELETE FROM key_check\") and have people connect again")
 
-// errSealed says that a row is not what was stored there.
 var errSealed = errors.New("a stored connection is damaged or was moved")
 
-// Vault keeps callers' tokens, sealed: each row with a key of its own, which is sealed with one derived from the root key. Both
-// are bound to the row, its caller and its service, so a row that is copied to another place cannot be opened there.
-// It is safe for concurrent use, also by several processes on one store.
+// Vault stores callers' tokens. Each row is sealed with its own key, and that with a key derived from the
+// root key. Both are bound to the row's id, caller and service, so that a copied row cannot be opened.
+// A Vault is safe for concurrent use, also by several processes on one store.
 type Vault struct {
 	store *store.Store
 	key   wrapKey
@@ -32,17 +33,17 @@ type Vault struct {
 	now   func() time.Time
 }
 
-// Token is what a service gave for a caller.
+// Token is a caller's token for a service.
 type Token struct {
 	Access  string    `json:"access"`
 	Refresh string    `json:"refresh,omitempty"`
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// checkText is what the key check seals.
+// checkText is sealed in the key check.
 const checkText = "mcp-code-sandbox connections"
 
-// wrapKey seals the rows' keys.
+// wrapKey seals the keys of rows.
 type wrapKey struct {
 	id   string
 	aead cipher.AEAD
@@ -69,8 +70,8 @@ func newAEAD(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-// NewVault returns the vault in a store. It returns [ErrWrongKey] when what the store holds was sealed with a root that is neither
-// root nor one of older. If it is one of older, everything is sealed anew with root.
+// NewVault returns the vault in a store. If its rows are sealed with one of the older roots, it seals them
+// again with root. If they are sealed with any other root, it returns [ErrWrongKey].
 func NewVault(ctx context.Context, st *store.Store, root []byte, older ...[]byte) (*Vault, error) {
 	key, err := newWrapKey(root)
 	if err != nil {
@@ -103,7 +104,7 @@ func NewVault(ctx context.Context, st *store.Store, root []byte, older ...[]byte
 		if err != nil {
 			return nil, fmt.Errorf("seal the connections with the new key: %w", err)
 		}
-		return NewVault(ctx, st, root) // another process may have been first, with another key
+		return NewVault(ctx, st, root) // another process may have used another key
 	}
 	return nil, ErrWrongKey
 }
@@ -113,12 +114,12 @@ func (k wrapKey) checks(c store.KeyCheck) bool {
 	return err == nil && c.KeyID == k.id && string(text) == checkText
 }
 
-// binding is what a row's ciphertexts belong to. Quoting keeps two rows from having the same text.
+// binding returns the additional data of a row's ciphertexts. Quoting makes it unambiguous.
 func binding(part string, c store.Connection) []byte {
 	return fmt.Appendf(nil, "connections.%s|%q|%q|%q|%q", part, c.ID, c.Caller, c.Service, c.KeyID)
 }
 
-// seal fills in the row's ciphertexts, with a new key of its own.
+// seal sets the row's ciphertexts, with a new key.
 func (k wrapKey) seal(c store.Connection, plain []byte) (store.Connection, error) {
 	data := make([]byte, 32)
 	rand.Read(data) // never fails
@@ -167,12 +168,12 @@ func (v *Vault) open(c store.Connection) (Token, error) {
 	}
 	var t Token
 	if err := json.Unmarshal(plain, &t); err != nil {
-		return Token{}, errSealed // its text may hold what is inside
+		return Token{}, errSealed // the error could quote the token
 	}
 	return t, nil
 }
 
-// Put stores a caller's token for a service, in place of an earlier one.
+// Put stores a caller's token for a service and replaces an earlier one.
 func (v *Vault) Put(ctx context.Context, caller, service string, t Token) error {
 	c, err := v.seal(store.Connection{Caller: caller, Service: service, ID: rand.Text()}, t)
 	if err != nil {
@@ -190,7 +191,8 @@ func (v *Vault) Get(ctx context.Context, caller, service string) (Token, error) 
 	return v.open(c)
 }
 
-// Delete forgets a caller's token for a service and returns it, or [ErrNotConnected]. A token that cannot be opened is forgotten, too.
+// Delete deletes a caller's token for a service and returns it, or [ErrNotConnected]. It also deletes a
+// token that it cannot open.
 func (v *Vault) Delete(ctx context.Context, caller, service string) (Token, error) {
 	c, err := v.store.DeleteConnection(ctx, caller, service)
 	if err != nil {

@@ -1,13 +1,14 @@
-// Package executiontoken makes and checks the signed tokens by which code in a sandbox, or whoever asked for one, may call
-// one service through the execution proxy for some minutes.
+// Package executiontoken signs and verifies the tokens with which code may call one service through the
+// execution proxy for some minutes.
 //
 // A token is
 //
 //	xt1.<key id>.<base64url(JSON claims)>.<base64url(HMAC-SHA256)>
 //
-// with the MAC over everything before the last dot. The MAC is a cheap first filter; whether a token has been revoked or used up is for
-// its stored row to say. Other kinds of token are sealed by the same construction, with [Keys] of another purpose and another prefix, so that
-// none ever passes for another. The package knows no HTTP and no services.
+// with the MAC over everything before the last dot. The MAC is a cheap first filter: the stored row knows
+// whether a token was revoked or used up. Other kinds of tokens are sealed in the same way, with [Keys] of
+// another purpose and another prefix, so that none passes for another. The package knows neither HTTP nor
+// services.
 package executiontoken
 
 import (
@@ -34,38 +35,38 @@ const (
 	jtiLength      = 32 // hexadecimal digits: 128 bits
 )
 
-// Errors of Open and Verify. Verify's are wrapped with what is wrong.
+// Errors of Open and Verify, which may wrap them.
 var (
 	ErrMalformed = errors.New("malformed token")
 	ErrSignature = errors.New("the token's signature is wrong or its key unknown")
 	ErrExpired   = errors.New("the token has expired")
 )
 
-// Claims are what an execution token says. Times are in seconds since 1970.
+// Claims are the content of an execution token. Times are Unix seconds.
 type Claims struct {
 	Typ string   `json:"typ"`           // "exec"; Sign sets it
-	JTI string   `json:"jti"`           // 128 random bits, hexadecimal: the key of the stored row
+	JTI string   `json:"jti"`           // 128 random bits in hexadecimal; the key of the stored row
 	Iss string   `json:"iss"`           // the server's public URL
 	Aud string   `json:"aud"`           // "proxy/<service>", see Audience
 	Sub string   `json:"sub"`           // the caller
-	RID string   `json:"rid"`           // the run or execution it was made for
+	RID string   `json:"rid"`           // the run or execution for which it was issued
 	CID string   `json:"cid,omitempty"` // the connection whose credential it stands for
 	Mth []string `json:"mth,omitempty"` // methods
 	Pth []string `json:"pth,omitempty"` // path patterns
 	Iat int64    `json:"iat"`
 	Nbf int64    `json:"nbf"`
 	Exp int64    `json:"exp"`
-	Max int64    `json:"max,omitempty"` // requests; 0: not limited
+	Max int64    `json:"max,omitempty"` // requests; 0: unlimited
 	Bnd string   `json:"bnd"`           // "net", or "sbx:<sandbox id>"
 }
 
-// Audience is the aud claim of a token for a service.
+// Audience returns the aud claim of a token for a service.
 func Audience(service string) string { return audiencePrefix + service }
 
-// Service is the service that the token is for.
+// Service returns the service for which the token was issued.
 func (c Claims) Service() string { return strings.TrimPrefix(c.Aud, audiencePrefix) }
 
-// Sign returns the token of c.
+// Sign returns the token for c.
 func (k *Keys) Sign(c Claims) string {
 	c.Typ = claimsType
 	payload, err := json.Marshal(c)
@@ -75,9 +76,9 @@ func (k *Keys) Sign(c Claims) string {
 	return k.Seal(Prefix, payload)
 }
 
-// Verify returns the claims of a token that these keys signed and that is valid now. Anything else about it than what Sign
-// writes is refused: unknown, repeated or differently spelt fields, spaces, padding, more than [MaxSize] bytes. Its errors wrap
-// [ErrMalformed], [ErrSignature] and [ErrExpired].
+// Verify returns the claims of a token that these keys signed and that is valid now. The token must be
+// exactly as Sign writes it: no other fields, spaces or padding, and at most [MaxSize] bytes. Its errors
+// wrap [ErrMalformed], [ErrSignature] or [ErrExpired].
 func (k *Keys) Verify(token string, now time.Time) (Claims, error) {
 	payload, err := k.Open(Prefix, token)
 	if err != nil {
@@ -87,9 +88,9 @@ func (k *Keys) Verify(token string, now time.Time) (Claims, error) {
 	if err := json.Unmarshal(payload, &c); err != nil {
 		return Claims{}, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	// Each set of claims has one spelling. Whatever a parser may be lenient about makes a difference here.
+	// Claims have one encoding. This refuses whatever the parser tolerates.
 	if canonical, err := json.Marshal(c); err != nil || !bytes.Equal(canonical, payload) {
-		return Claims{}, fmt.Errorf("%w: the claims are not spelt as this program spells them", ErrMalformed)
+		return Claims{}, fmt.Errorf("%w: the claims are not in canonical form", ErrMalformed)
 	}
 	if err := c.check(); err != nil {
 		return Claims{}, fmt.Errorf("%w: %w", ErrMalformed, err)
@@ -110,7 +111,7 @@ func (c Claims) check() error {
 	case len(c.JTI) != jtiLength || strings.Trim(c.JTI, "0123456789abcdef") != "":
 		return errors.New("jti is not 128 bits in hexadecimal")
 	case !strings.HasPrefix(c.Aud, audiencePrefix) || c.Service() == "":
-		return errors.New("aud names no service")
+		return errors.New("aud does not name a service")
 	case c.Sub == "" || c.RID == "":
 		return errors.New("sub or rid is missing")
 	case c.Bnd != "net" && (!strings.HasPrefix(c.Bnd, "sbx:") || c.Bnd == "sbx:"):
@@ -118,7 +119,7 @@ func (c Claims) check() error {
 	case c.Max < 0:
 		return errors.New("max is negative")
 	case c.Nbf < c.Iat || c.Exp <= c.Nbf || c.Exp-c.Iat > int64(MaxTTL/time.Second):
-		return errors.New("it is valid for no time, or for too long")
+		return errors.New("its lifetime is not positive, or too long")
 	}
 	return nil
 }

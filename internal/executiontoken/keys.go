@@ -15,25 +15,26 @@ import (
 const (
 	rootSize    = 32
 	keyIDLength = 8
-	// purposePrefix keeps keys of this program apart from those that another one derives from the same secret.
+	// purposePrefix separates this program's keys from those that others derive from the same secret.
 	purposePrefix = "mcp-code-sandbox/"
 )
 
-// encoding has one spelling per value: no padding, and no bits that a decoder drops.
+// encoding is canonical: no padding and no ignored bits.
 var encoding = base64.RawURLEncoding.Strict()
 
-// Root makes the 32-byte root, from which every key is derived, of the secret that the operator sets (JWT_SECRET). That
-// must have at least 32 bytes.
+// Root returns the 32-byte root of all keys for the operator's secret (JWT_SECRET), which must have at
+// least 32 bytes.
 func Root(s secret.Value) ([]byte, error) {
 	text := s.Reveal()
 	if len(text) < rootSize {
-		return nil, fmt.Errorf("the secret has %d bytes, at least %d are needed: use for instance the output of `openssl rand -hex 32`", len(text), rootSize)
+		return nil, fmt.Errorf("the secret has %d bytes but needs at least %d: use for instance the output of `openssl rand -hex 32`",
+			len(text), rootSize)
 	}
 	sum := sha256.Sum256([]byte(text))
 	return sum[:], nil
 }
 
-// Keys sign and check tokens of one purpose. They are safe for concurrent use.
+// Keys sign and verify tokens of one purpose. They are safe for concurrent use.
 type Keys struct {
 	all []key // the first signs
 }
@@ -43,8 +44,8 @@ type key struct {
 	mac []byte
 }
 
-// NewKeys derives the keys of a purpose ("execution token", "access", …) by HKDF-SHA256: the signing key from root, and for a
-// change of roots verify-only ones from older roots. A root has at least 32 bytes; a shorter one panics.
+// NewKeys derives the keys of a purpose ("execution token", "access", …) by HKDF-SHA256. The key from root
+// signs and verifies; those from older roots only verify. It panics if a root has less than 32 bytes.
 func NewKeys(root []byte, purpose string, older ...[]byte) *Keys {
 	k := &Keys{}
 	for _, r := range append([][]byte{root}, older...) {
@@ -59,7 +60,7 @@ func derive(root []byte, purpose string) key {
 	}
 	k, err := hkdf.Key(sha256.New, root, nil, purposePrefix+purpose, sha256.Size)
 	if err != nil {
-		panic(err) // only for lengths that HKDF cannot make
+		panic(err) // only for invalid lengths
 	}
 	return key{id: hex.EncodeToString(sum(k, "kid"))[:keyIDLength], mac: k}
 }
@@ -70,8 +71,8 @@ func sum(key []byte, text string) []byte {
 	return h.Sum(nil)
 }
 
-// Seal returns prefix.<key id>.<base64url(payload)>.<base64url(MAC)>. The payload can be read by whoever holds the
-// result. prefix must have no dot in it.
+// Seal returns prefix.<key id>.<base64url(payload)>.<base64url(MAC)>. The payload is signed but not
+// encrypted. prefix must not contain a dot.
 func (k *Keys) Seal(prefix string, payload []byte) string {
 	if strings.Contains(prefix, ".") {
 		panic("executiontoken: a dot in the prefix " + prefix)
@@ -81,8 +82,9 @@ func (k *Keys) Seal(prefix string, payload []byte) string {
 	return text + "." + encoding.EncodeToString(sum(signing.mac, text))
 }
 
-// Open returns the payload of what Seal made with the same prefix and one of these keys. Its errors are [ErrMalformed] and
-// [ErrSignature]. Nothing of the payload is looked at before the MAC is checked, in constant time.
+// Open returns the payload of a token that Seal made with the same prefix and one of these keys. It
+// checks the MAC in constant time before it decodes the payload. Its errors are [ErrMalformed] and
+// [ErrSignature].
 func (k *Keys) Open(prefix, token string) ([]byte, error) {
 	if len(token) > MaxSize {
 		return nil, ErrMalformed
@@ -104,7 +106,7 @@ func (k *Keys) Open(prefix, token string) ([]byte, error) {
 	return nil, ErrSignature
 }
 
-// decode refuses the line breaks that package base64 skips.
+// decode refuses the line breaks that package base64 ignores.
 func decode(s string) ([]byte, error) {
 	if strings.ContainsAny(s, "\r\n") {
 		return nil, ErrMalformed

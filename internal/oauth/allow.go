@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// allowList tells who may come in, of all whom the upstream provider knows.
+// allowList lists which users of the upstream provider may log in.
 type allowList struct {
 	everybody       bool
 	domains, emails map[string]bool
 }
 
-// newAllowList wants to be told: an empty list must not mean that anybody with an account at a public provider comes in.
+// newAllowList refuses an empty list, which must not mean everybody with an account at the provider.
 func newAllowList(domains, emails []string) (allowList, error) {
 	l := allowList{domains: map[string]bool{}, emails: map[string]bool{}}
 	for _, d := range domains {
@@ -21,7 +21,7 @@ func newAllowList(domains, emails []string) (allowList, error) {
 			continue
 		}
 		if d = lower(strings.TrimPrefix(d, "@")); !strings.Contains(d, ".") && d != "localhost" || strings.ContainsAny(d, "@*/ ") {
-			return l, fmt.Errorf(`auth.allowedDomains: %q is not a domain such as example.com (or "*": everybody whom the provider logs in)`, d)
+			return l, fmt.Errorf(`auth.allowedDomains: %q is not a domain such as example.com (or "*" for everybody with an account)`, d)
 		}
 		l.domains[d] = true
 	}
@@ -32,12 +32,12 @@ func newAllowList(domains, emails []string) (allowList, error) {
 		l.emails[lower(e)] = true
 	}
 	if !l.everybody && len(l.domains) == 0 && len(l.emails) == 0 {
-		return l, errors.New(`auth: name who may log in by allowedDomains or allowedEmails ("allowedDomains": ["*"] is everybody whom the provider logs in)`)
+		return l, errors.New(`auth: list who may log in by allowedDomains or allowedEmails ("allowedDomains": ["*"] is everybody with an account)`)
 	}
 	return l, nil
 }
 
-// email reports whether the holder of an address may come in. The address must be one that the provider has verified.
+// email reports whether a user with the e-mail address may log in. The provider must have verified it.
 func (l allowList) email(address string) bool {
 	if l.everybody {
 		return true
@@ -52,7 +52,7 @@ func domainOf(address string) (string, bool) {
 	return domain, ok && local != "" && domain != "" && !strings.ContainsAny(domain, "@ ")
 }
 
-// lower changes ASCII letters alone: Unicode's rules would take a Kelvin sign for a k.
+// lower changes ASCII letters only: Unicode folds the Kelvin sign to k.
 func lower(s string) string {
 	return strings.Map(func(r rune) rune {
 		if 'A' <= r && r <= 'Z' {

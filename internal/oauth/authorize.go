@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"net/url"
 	"strings"
@@ -14,24 +13,24 @@ import (
 
 const maxAuthorizeQuery = 8 << 10
 
-// authorization is what an MCP client asks for, once it has been checked.
+// authorization is a checked authorization request of an MCP client.
 type authorization struct {
 	Client, ClientName, Document string
 	RedirectURI, State           string
 	Challenge, Scope             string
-	Query                        string // as it came, to ask again
+	Query                        string // as received, to start again with another account
 	askAgain                     bool
 }
 
-// Kinds of remembered steps.
+// Kinds of steps for remember and recall.
 const (
 	kindLogin   = "login"
 	kindConsent = "consent"
 	kindConnect = "connect"
 )
 
-// authorize answers a browser that an MCP client sent. What is wrong with client or address is told to the person; only after that
-// is anything sent to the address.
+// authorize serves a browser that an MCP client sent. If the client or its redirect URI is wrong, the
+// person sees the error, and nothing is sent to the URI.
 func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) error {
 	ctx := r.Context()
 	if !s.limits.requests.Allow(r) {
@@ -49,7 +48,7 @@ func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) erro
 			return refused("The request must have exactly one " + name + ".")
 		}
 	}
-	// Nobody makes us fetch a document without having logged in.
+	// Fetch documents for logged-in users only.
 	if !v.isUser() && isDocumentID(q.Get("client_id")) {
 		if err := checkDocumentID(q.Get("client_id")); err != nil {
 			return refused(sentence(err))
@@ -64,7 +63,7 @@ func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) erro
 		return refused(sentence(err))
 	}
 	if !matchRedirect(c.Redirects, q.Get("redirect_uri")) {
-		return refused("The client has not registered the address to which the answer would go (redirect_uri).")
+		return refused("The client has not registered its redirect_uri.")
 	}
 	a, bad := s.parseAuthorization(c, q)
 	if bad != nil {
@@ -75,8 +74,7 @@ func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) erro
 		return s.startLogin(w, r, v, "/oauth/authorize?"+r.URL.RawQuery, false)
 	}
 	if !a.askAgain && strings.HasPrefix(a.RedirectURI, "https://") {
-		// Who answers at an https address is certain. Any program on a computer could wait at a loopback port, so there the person
-		// is asked each time (RFC 8252, 8.6).
+		// Skip the question for https only: any program may listen on a loopback port (RFC 8252, 8.6).
 		ok, err := s.store.HasConsent(ctx, a.consentOf(v.caller), s.now().Add(-consentTTL))
 		if err != nil {
 			return err
@@ -96,34 +94,33 @@ func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) erro
 	return s.showConsent(w, v, a, id)
 }
 
-// parseAuthorization checks what is left once it is known who asks and where the answer goes.
+// parseAuthorization checks the parameters other than client_id and redirect_uri.
 func (s *Server) parseAuthorization(c client, q url.Values) (authorization, *apiError) {
 	a := authorization{Client: c.ID, ClientName: c.Name, Document: c.Document, RedirectURI: q.Get("redirect_uri"), Scope: Scope}
-	refuse := func(code, text string) (authorization, *apiError) { return a, &apiError{0, code, text} }
 	if len(q["state"]) == 1 {
 		a.State = q.Get("state")
 	}
 	for name, values := range q {
 		if len(values) > 1 && name != "resource" {
-			return refuse("invalid_request", "a parameter is repeated")
+			return a, badRequest("invalid_request", "a parameter is repeated")
 		}
 	}
 	switch {
 	case q.Get("response_type") != "code":
-		return refuse("unsupported_response_type", "response_type must be code")
+		return a, badRequest("unsupported_response_type", "response_type must be code")
 	case q.Get("response_mode") != "" && q.Get("response_mode") != "query":
-		return refuse("invalid_request", "response_mode must be query")
+		return a, badRequest("invalid_request", "response_mode must be query")
 	case q.Has("request") || q.Has("request_uri"):
-		return refuse("request_not_supported", "send the parameters themselves")
+		return a, badRequest("request_not_supported", "send the parameters themselves")
 	case q.Get("code_challenge_method") != "S256":
-		return refuse("invalid_request", "PKCE is required: code_challenge_method must be S256")
+		return a, badRequest("invalid_request", "PKCE is required: code_challenge_method must be S256")
 	}
 	a.Challenge = q.Get("code_challenge")
 	if b, err := base64.RawURLEncoding.Strict().DecodeString(a.Challenge); err != nil || len(b) != 32 {
-		return refuse("invalid_request", "PKCE is required: code_challenge must be the base64url text of a SHA-256 sum")
+		return a, badRequest("invalid_request", "PKCE is required: code_challenge must be the base64url text of a SHA-256 sum")
 	}
 	if !s.rightResource(q["resource"]) {
-		return refuse("invalid_target", "resource must be "+s.cfg.Resource)
+		return a, s.wrongResource()
 	}
 	for p := range strings.FieldsSeq(q.Get("prompt")) {
 		a.askAgain = a.askAgain || p == "consent"
@@ -131,24 +128,11 @@ func (s *Server) parseAuthorization(c client, q url.Values) (authorization, *api
 	return a, nil
 }
 
-// rightResource reports whether what a client wants a token for is the one resource that there is. Not saying means the same.
-func (s *Server) rightResource(list []string) bool {
-	for _, raw := range list {
-		u, err := url.Parse(raw)
-		if err != nil || strings.Contains(raw, "#") || u.User != nil || u.RawQuery != "" ||
-			!strings.EqualFold(u.Scheme, s.resource.Scheme) || !strings.EqualFold(u.Host, s.resource.Host) ||
-			strings.TrimSuffix(u.EscapedPath(), "/") != strings.TrimSuffix(s.resource.EscapedPath(), "/") {
-			return false
-		}
-	}
-	return true
-}
-
 func (a authorization) consentOf(caller string) store.Consent {
 	return store.Consent{Caller: caller, Client: a.Client, Redirect: consentKey(a.RedirectURI), Scope: a.Scope}
 }
 
-// consent takes the person's decision.
+// consent handles the person's decision.
 func (s *Server) consent(w http.ResponseWriter, r *http.Request, v visit) error {
 	ctx := r.Context()
 	step, err := s.recall(ctx, v, kindConsent, r.PostForm.Get("request"))
@@ -169,7 +153,7 @@ func (s *Server) consent(w http.ResponseWriter, r *http.Request, v visit) error 
 		}
 		return s.issueCode(ctx, w, a, v)
 	case "switch":
-		if err := s.leave(ctx, w, v); err != nil {
+		if err := s.endSession(ctx, w, v); err != nil {
 			return err
 		}
 		return s.startLogin(w, r, visit{secret: v.secret}, "/oauth/authorize?"+a.Query, true)
@@ -195,7 +179,7 @@ func (s *Server) issueCode(ctx context.Context, w http.ResponseWriter, a authori
 	return nil
 }
 
-// answer sends the browser back to the client, with who answers (RFC 9207).
+// answer sends the browser back to the client, with the issuer (RFC 9207).
 func (s *Server) answer(w http.ResponseWriter, a authorization, q url.Values) {
 	if a.State != "" {
 		q.Set("state", a.State)
@@ -204,8 +188,8 @@ func (s *Server) answer(w http.ResponseWriter, a authorization, q url.Values) {
 	redirect(w, withQuery(a.RedirectURI, q))
 }
 
-// answerError tells the client what is wrong. Whoever registers a client could make of that a link on our name that leads anywhere, so a
-// browser is sent only to its own computer, and to where its user has allowed it (RFC 9700, 4.11.2); else the person is told.
+// answerError redirects to the client with an error, but only to loopback or to a URI that the user has
+// allowed. Otherwise this server would be an open redirector (RFC 9700, 4.11.2), so it shows the error.
 func (s *Server) answerError(ctx context.Context, w http.ResponseWriter, a authorization, bad *apiError, v visit) error {
 	_, ok := withoutLoopbackPort(a.RedirectURI)
 	if !ok && v.isUser() {
@@ -227,17 +211,13 @@ func redirect(w http.ResponseWriter, to string) {
 }
 
 func refused(text string) *pageError {
-	return &pageError{http.StatusBadRequest, "This client cannot be let in", text}
+	return &pageError{http.StatusBadRequest, "This client is not allowed", text}
 }
 
 var errBusy = &pageError{http.StatusTooManyRequests, "Too many requests", "Wait a moment, and try again."}
 
-// sentence makes a message that stands alone of an error.
+// sentence returns an error's message as a sentence.
 func sentence(err error) string {
-	var p *pageError
-	if errors.As(err, &p) {
-		return p.text
-	}
 	text := err.Error()
 	return strings.ToUpper(text[:1]) + text[1:] + "."
 }

@@ -17,9 +17,9 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// A browser has two cookies. One is a secret that it keeps from its first visit: steps that belong together (a login that was started
-// and its answer) are bound to it, and what must not be guessed is derived from it. The other says who is logged in, and is new at each
-// login. The store has only digests of both.
+// A browser has two cookies, of which the store has only digests. One is a secret from its first visit:
+// it binds the steps of a login or connection to the browser. The other identifies the session, and is
+// new at each login.
 const (
 	browserCookie = "mcs_browser"
 	sessionCookie = "mcs_session"
@@ -28,29 +28,28 @@ const (
 
 // visit is one request of a browser.
 type visit struct {
-	secret  string // the browser's; empty if it has none
-	session string // id of the session; empty if nobody is logged in
+	secret  string // of the browser; empty: none yet
+	session string // the session's id; empty: not logged in
 	caller  string
-	user    store.User // the caller, unless it is the API token's holder
+	user    store.User // the caller, unless it is localCaller
 }
 
-// loggedIn reports whether somebody is.
 func (v visit) loggedIn() bool { return v.caller != "" }
 
-// isUser reports whether it is somebody who came by the upstream provider.
+// isUser reports whether the caller logged in at the upstream provider.
 func (v visit) isUser() bool { return v.loggedIn() && v.caller != localCaller }
 
 // browser identifies the browser in the store.
 func (v visit) browser() string { return digest(v.secret) }
 
-// derive makes a text that only this browser's secret and the id together give.
+// derive derives a text from the browser's secret and an id.
 func (v visit) derive(purpose, id string) string {
 	mac := hmac.New(sha256.New, []byte(v.secret))
 	mac.Write([]byte(purpose + "\x00" + id))
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// formToken is on every form of a page, and nobody else's page can know it.
+// formToken is in every form. Pages of other sites cannot know it.
 func (v visit) formToken() string { return v.derive("form", v.session) }
 
 func digest(s string) string {
@@ -58,15 +57,15 @@ func digest(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// newSecret is 256 random bits.
+// newSecret returns 256 random bits.
 func newSecret() string {
 	b := make([]byte, 32)
 	rand.Read(b) // never fails
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// cookieName is protected by the browser where https allows it: neither another host of the domain nor plain http can set it. Elsewhere
-// it has the port, since browsers send one server's cookies to all on a host.
+// cookieName returns a cookie's name. With https it has the prefix that keeps other hosts of the domain
+// and plain http from setting it. Without, it has the port, since servers on one host share cookies.
 func (s *Server) cookieName(name string) string {
 	if s.secure {
 		return "__Host-" + name
@@ -85,7 +84,8 @@ func (s *Server) setCookie(w http.ResponseWriter, name, value string, age time.D
 	http.SetCookie(w, c)
 }
 
-// cookie returns a cookie that looks like one of ours. With two of a name, somebody has planted one: neither counts.
+// cookie returns the value of a cookie, or "" if it is malformed. Of two with one name, an attacker may
+// have planted one: both are ignored.
 func (s *Server) cookie(r *http.Request, name string) string {
 	list := r.CookiesNamed(s.cookieName(name))
 	if len(list) != 1 {
@@ -97,7 +97,7 @@ func (s *Server) cookie(r *http.Request, name string) string {
 	return list[0].Value
 }
 
-// visit reads who is there.
+// visit identifies the browser and the logged-in caller.
 func (s *Server) visit(r *http.Request) (visit, error) {
 	v := visit{secret: s.cookie(r, browserCookie)}
 	token := s.cookie(r, sessionCookie)
@@ -123,7 +123,7 @@ func (s *Server) visit(r *http.Request) (visit, error) {
 		}
 		if err := s.vouched(ctx, v.user); err != nil {
 			if !errors.Is(err, errNotVouched) {
-				s.log.Error("a user has to log in again: the login provider cannot be asked", "user", v.user.Email, "error", err)
+				s.log.Error("user has to log in again: the login provider cannot be asked", "user", v.user.Email, "error", err)
 			}
 			v.user = store.User{}
 			return v, nil
@@ -133,11 +133,11 @@ func (s *Server) visit(r *http.Request) (visit, error) {
 	return v, nil
 }
 
-// browserSession finds the session of a cookie: a user's, or that of the holder of the API token that is valid now.
+// browserSession finds the session of a cookie: a user's, or that of the current API token's holder.
 func (s *Server) browserSession(ctx context.Context, token string) (store.BrowserSession, error) {
 	for _, id := range []string{s.sessionID(token, ""), s.sessionID(token, localCaller)} {
 		b, err := s.store.GetBrowserSession(ctx, id, s.now())
-		if err == nil && s.sessionID(token, b.Caller) != id { // a login of before the token was part of the id
+		if err == nil && s.sessionID(token, b.Caller) != id { // of an older version, without the API token in the id
 			err = store.ErrNotFound
 		}
 		if !errors.Is(err, store.ErrNotFound) {
@@ -147,8 +147,8 @@ func (s *Server) browserSession(ctx context.Context, token string) (store.Browse
 	return store.BrowserSession{}, store.ErrNotFound
 }
 
-// sessionID is how the store names the session of a cookie. The API token is part of the name of its holder's: a new token ends
-// every login with the one before. The cookie is random, so the digest tells nothing of the token.
+// sessionID returns the store's id for a session cookie. For localCaller it depends on the API token, so
+// that a new token ends the sessions of the old one. It does not reveal the token: the cookie is random.
 func (s *Server) sessionID(token, caller string) string {
 	if caller == localCaller {
 		token += "\x00" + s.cfg.APIToken.Reveal()
@@ -156,8 +156,8 @@ func (s *Server) sessionID(token, caller string) string {
 	return digest(token)
 }
 
-// known makes sure that the browser has its secret.
-func (s *Server) known(w http.ResponseWriter, v visit) visit {
+// withSecret gives the browser its secret if it has none.
+func (s *Server) withSecret(w http.ResponseWriter, v visit) visit {
 	if v.secret == "" {
 		v.secret = newSecret()
 		s.setCookie(w, browserCookie, v.secret, 0)
@@ -165,23 +165,24 @@ func (s *Server) known(w http.ResponseWriter, v visit) visit {
 	return v
 }
 
-// enter logs a caller in, under a new session: one that somebody planted before is worth nothing.
-func (s *Server) enter(ctx context.Context, w http.ResponseWriter, v visit, caller string) error {
+// startSession logs a caller in. The session is always new, in case an attacker planted the old one.
+func (s *Server) startSession(ctx context.Context, w http.ResponseWriter, v visit, caller string) error {
 	if v.session != "" {
 		if err := s.store.DeleteBrowserSession(ctx, v.session); err != nil {
 			return err
 		}
 	}
 	token := newSecret()
-	if err := s.store.AddBrowserSession(ctx, store.BrowserSession{ID: s.sessionID(token, caller), Caller: caller, Expires: s.now().Add(sessionTTL)}); err != nil {
+	b := store.BrowserSession{ID: s.sessionID(token, caller), Caller: caller, Expires: s.now().Add(sessionTTL)}
+	if err := s.store.AddBrowserSession(ctx, b); err != nil {
 		return err
 	}
 	s.setCookie(w, sessionCookie, token, sessionTTL)
 	return nil
 }
 
-// leave logs out.
-func (s *Server) leave(ctx context.Context, w http.ResponseWriter, v visit) error {
+// endSession logs out.
+func (s *Server) endSession(ctx context.Context, w http.ResponseWriter, v visit) error {
 	s.setCookie(w, sessionCookie, "", 0)
 	if v.session == "" {
 		return nil
@@ -189,15 +190,15 @@ func (s *Server) leave(ctx context.Context, w http.ResponseWriter, v visit) erro
 	return s.store.DeleteBrowserSession(ctx, v.session)
 }
 
-// remember stores a step for the browser to come back to, and returns what it has to bring along.
+// remember stores a step of this browser and returns the id with which recall finds it.
 func (s *Server) remember(ctx context.Context, v visit, kind string, data []byte) (id string, err error) {
 	id = newSecret()
 	now := s.now()
-	err = s.store.AddRequest(ctx, store.Request{ID: digest(id), Kind: kind, Browser: v.browser(), Caller: v.caller, Data: data, Expires: now.Add(requestTTL)}, now, maxRequests)
-	return id, err
+	step := store.Request{ID: digest(id), Kind: kind, Browser: v.browser(), Caller: v.caller, Data: data, Expires: now.Add(requestTTL)}
+	return id, s.store.AddRequest(ctx, step, now, maxRequests)
 }
 
-// recall returns such a step, once, to the same browser only. The error is a *pageError, or the store's.
+// recall returns a step once, to the same browser only. The error is a *pageError or the store's.
 func (s *Server) recall(ctx context.Context, v visit, kind, id string) (store.Request, error) {
 	if v.secret == "" || id == "" {
 		return store.Request{}, errForeign
@@ -209,11 +210,21 @@ func (s *Server) recall(ctx context.Context, v visit, kind, id string) (store.Re
 	return r, err
 }
 
-// errForeign is for somebody who follows another's link as well as for somebody who took too long.
+// recallAnswer checks the parameters with which a provider or service sends the browser back. It returns
+// the step and the state. Its errors are those of recall.
+func (s *Server) recallAnswer(ctx context.Context, v visit, kind string, q url.Values) (store.Request, string, error) {
+	if len(q["state"]) != 1 || len(q["code"]) > 1 {
+		return store.Request{}, "", errForeign
+	}
+	step, err := s.recall(ctx, v, kind, q.Get("state"))
+	return step, q.Get("state"), err
+}
+
+// errForeign is shown for a link of another browser, and for a link that is too old.
 var errForeign = &pageError{http.StatusBadRequest, "This link cannot be used",
 	"It was not made for this browser, was used before, or is too old. Go back to where you started, and start again."}
 
-// pageError is trouble that the person at the browser is told.
+// pageError is an error that the person at the browser sees.
 type pageError struct {
 	status      int
 	title, text string
@@ -221,10 +232,10 @@ type pageError struct {
 
 func (e *pageError) Error() string { return e.title + ": " + e.text }
 
-// handler serves a visit; what it returns is shown.
+// handler serves a visit. Its error is shown to the person.
 type handler func(w http.ResponseWriter, r *http.Request, v visit) error
 
-// page serves what a browser gets.
+// page serves a page.
 func (s *Server) page(h handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -232,7 +243,7 @@ func (s *Server) page(h handler) http.Handler {
 		header.Set("Content-Security-Policy", policy())
 		header.Set("X-Frame-Options", "DENY")
 		header.Set("X-Content-Type-Options", "nosniff")
-		// Not no-referrer: with it, browsers send forms with "Origin: null", which cannot be told from a stranger's.
+		// With no-referrer, browsers would send forms with "Origin: null", as other sites do.
 		header.Set("Referrer-Policy", "same-origin")
 		if r.Method == http.MethodGet && s.misaddressed(r.Host) {
 			redirect(w, s.url(r.URL.RequestURI()))
@@ -248,14 +259,14 @@ func (s *Server) page(h handler) http.Handler {
 	})
 }
 
-// misaddressed reports whether a person on this computer has called it by another of its names (localhost, 127.0.0.1). The login provider
-// sends the browser back to the public one, where it would not have its cookies.
+// misaddressed reports whether host is another loopback name of this server (localhost, 127.0.0.1). The
+// login provider sends the browser back to the public name, where it would not have its cookies.
 func (s *Server) misaddressed(host string) bool {
 	u := url.URL{Host: host}
 	return host != s.base.Host && u.Port() == s.base.Port() && hostname.IsLoopback(u.Hostname()) && hostname.IsLoopback(s.base.Hostname())
 }
 
-// form serves what a form of ours sends: from our own page, in the browser that was shown it, to whom is logged in there.
+// form serves a form that was sent from our own page, by the browser and session that got the page.
 func (s *Server) form(h handler) http.Handler {
 	return s.page(func(w http.ResponseWriter, r *http.Request, v visit) error {
 		if err := s.guard.Check(r); err != nil {
@@ -274,10 +285,10 @@ func (s *Server) form(h handler) http.Handler {
 }
 
 var errForged = &pageError{http.StatusForbidden, "The form is out of date",
-	"It does not come from this page as it was shown to you here; you may have logged in or out since. Go back, reload the page, and try again."}
+	"You may have logged in or out since the page was shown. Go back, reload the page, and try again."}
 
-// policy allows a page its style sheet and its forms: to here, and on from here to the given addresses (browsers check where a form's
-// answer redirects to, too).
+// policy returns a Content-Security-Policy that allows the style sheet and forms to this server. onward
+// lists where the answers of forms may redirect, which browsers check, too.
 func policy(onward ...string) string {
 	return "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action " +
 		strings.Join(append([]string{"'self'"}, onward...), " ")

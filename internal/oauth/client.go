@@ -22,15 +22,14 @@ const (
 	maxRegistration = 16 << 10
 )
 
-// client is an MCP client: one that registered itself, or one that is described by a document at its id.
+// client is an MCP client. It has registered itself, or its id is the URL of a metadata document.
 type client struct {
 	ID, Name  string
 	Redirects []string
-	// Document is the host at which the client's description is kept, and which thereby vouches for it. Nobody vouches for the others.
-	Document string
+	Document  string // the host of the metadata document, which vouches for the client; or ""
 }
 
-// clientMetadata is how a client describes itself (RFC 7591). What else it says is not used.
+// clientMetadata are the fields of RFC 7591 that this server uses.
 type clientMetadata struct {
 	ClientID      string   `json:"client_id,omitempty"`
 	ClientName    string   `json:"client_name,omitempty"`
@@ -40,35 +39,30 @@ type clientMetadata struct {
 	ResponseTypes []string `json:"response_types,omitempty"`
 }
 
-// check tells what is wrong with the description, as an apiError of RFC 7591.
-func (m *clientMetadata) check() error {
-	refuse := func(code, format string, args ...any) error {
-		return &apiError{http.StatusBadRequest, code, fmt.Sprintf(format, args...)}
-	}
+// check returns an error of RFC 7591, or nil.
+func (m *clientMetadata) check() *apiError {
 	if len(m.RedirectURIs) == 0 || len(m.RedirectURIs) > maxRedirects {
-		return refuse("invalid_redirect_uri", "redirect_uris must have 1 to %d entries", maxRedirects)
+		return badRequest("invalid_redirect_uri", "redirect_uris must have 1 to %d entries", maxRedirects)
 	}
 	for i, raw := range m.RedirectURIs {
 		if err := checkRedirectURI(raw); err != nil {
-			return refuse("invalid_redirect_uri", "redirect_uris[%d]: %v", i, err)
+			return badRequest("invalid_redirect_uri", "redirect_uris[%d]: %v", i, err)
 		}
 	}
 	if m.GrantTypes != nil && !slices.Contains(m.GrantTypes, "authorization_code") {
-		return refuse("invalid_client_metadata", "grant_types must contain authorization_code")
+		return badRequest("invalid_client_metadata", "grant_types must contain authorization_code")
 	}
 	if m.ResponseTypes != nil && !slices.Contains(m.ResponseTypes, "code") {
-		return refuse("invalid_client_metadata", "response_types must contain code")
+		return badRequest("invalid_client_metadata", "response_types must contain code")
 	}
 	return nil
 }
 
-// register answers a client that registers itself (RFC 7591). It gets an id and no secret, whatever method it asked for: a program on
-// somebody's computer cannot keep one.
-func (s *Server) register(w http.ResponseWriter, r *http.Request) {
+// register registers a client (RFC 7591). The client gets an id but no secret, even if it asks for one: a
+// program on a person's computer cannot keep it.
+func (s *Server) register(w http.ResponseWriter, r *http.Request) error {
 	if !s.limits.registrations.Allow(r) {
-		w.Header().Set("Retry-After", "60")
-		writeError(w, &apiError{http.StatusTooManyRequests, "temporarily_unavailable", "too many registrations, try again in a minute"})
-		return
+		return tooManyRequests(w, "60", "too many registrations, try again in a minute")
 	}
 	var m clientMetadata
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRegistration))
@@ -76,22 +70,19 @@ func (s *Server) register(w http.ResponseWriter, r *http.Request) {
 		err = json.Unmarshal(body, &m)
 	}
 	if err != nil {
-		writeError(w, &apiError{http.StatusBadRequest, "invalid_client_metadata", fmt.Sprintf("the body must be a JSON object of at most %d bytes", maxRegistration)})
-		return
+		return badRequest("invalid_client_metadata", "the body must be a JSON object of at most %d bytes", maxRegistration)
 	}
-	if err := m.check(); err != nil {
-		writeError(w, err.(*apiError))
-		return
+	if e := m.check(); e != nil {
+		return e
 	}
 	now := s.now()
 	c := store.Client{ID: "mcp_" + strings.ToLower(rand.Text()), Name: cleanName(m.ClientName), Redirects: m.RedirectURIs, Created: now}
 	switch err := s.store.AddClient(r.Context(), c, maxClients, now.Add(-unusedTTL)); {
 	case errors.Is(err, store.ErrFull):
-		writeError(w, &apiError{http.StatusServiceUnavailable, "temporarily_unavailable", "too many clients are registered; use a client id metadata document"})
-		return
+		return &apiError{http.StatusServiceUnavailable, "temporarily_unavailable",
+			"too many clients are registered; use a client id metadata document"}
 	case err != nil:
-		s.fail(w, "registering a client", err)
-		return
+		return fmt.Errorf("register a client: %w", err)
 	}
 	s.log.Info("MCP client registered", "client_id", c.ID, "client_name", c.Name)
 	w.Header().Set("Cache-Control", "no-store")
@@ -102,18 +93,14 @@ func (s *Server) register(w http.ResponseWriter, r *http.Request) {
 		ClientID: c.ID, ClientName: c.Name, RedirectURIs: c.Redirects, AuthMethod: "none",
 		GrantTypes: []string{"authorization_code", "refresh_token"}, ResponseTypes: []string{"code"},
 	}, now.Unix()})
+	return nil
 }
 
-// fail answers an API call with a fault of ours.
-func (s *Server) fail(w http.ResponseWriter, what string, err error) {
-	s.log.Error(what+" failed", "error", err)
-	writeError(w, &apiError{http.StatusInternalServerError, "server_error", "something went wrong here; the server's log says more"})
-}
+// errNoClient is the error for an unknown client_id.
+var errNoClient = errors.New("the client_id is unknown: the client may have been removed because it was not used; " +
+	"remove this server from the client and add it again")
 
-// errNoClient says that nobody is known by an id.
-var errNoClient = errors.New("no client is known by that client_id: it may have been removed because nobody used it; remove this server from the client and add it again")
-
-// client returns who has an id. The error is for the person at the browser to read.
+// client returns the client with an id. The person at the browser sees the error.
 func (s *Server) client(ctx context.Context, id string) (client, error) {
 	if isDocumentID(id) {
 		return s.documents.get(ctx, id)
@@ -128,10 +115,10 @@ func (s *Server) client(ctx context.Context, id string) (client, error) {
 	return client{ID: c.ID, Name: c.Name, Redirects: c.Redirects}, err
 }
 
-// cleanName makes a client's name fit to be shown: one short line, without characters that hide or turn around others.
+// cleanName returns a name to show: one short line, without characters that hide or reverse others.
 func cleanName(name string) string {
 	name = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(name, "\uFFFD"), func(r rune) bool {
-		return unicode.IsSpace(r) || !unicode.IsPrint(r) // IsPrint is false for control and format characters, such as U+202E
+		return unicode.IsSpace(r) || !unicode.IsPrint(r) // such as U+202E
 	}), " ")
 	if runes := []rune(name); len(runes) > maxClientName {
 		name = string(runes[:maxClientName]) + "…"

@@ -8,14 +8,14 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// connections shows what is connected and who has access, or how to log in.
+// connections shows services and clients with access, or how to log in.
 func (s *Server) connections(w http.ResponseWriter, r *http.Request, v visit) error {
-	v = s.known(w, v)
+	v = s.withSecret(w, v)
 	if !v.loggedIn() {
 		return s.showLogin(w, v)
 	}
 	ctx := r.Context()
-	page := connectionsPage{User: who(v), Message: messages[r.URL.Query().Get("done")]}
+	page := connectionsPage{User: displayName(v), Message: messages[r.URL.Query().Get("done")]}
 	if s.cfg.Services != nil {
 		for _, state := range s.cfg.Services(ctx, v.caller) {
 			_, own := s.cfg.Connections[state.Name]
@@ -31,38 +31,26 @@ func (s *Server) connections(w http.ResponseWriter, r *http.Request, v visit) er
 	return s.showConnections(w, v, page)
 }
 
-// messages are what can be told after a step; what is not listed is not shown.
+// messages are the texts that the page can show after a step, by the parameter "done".
 var messages = map[string]string{
 	"connected":    "Connected.",
 	"disconnected": "Disconnected.",
-	"forgotten":    "Disconnected here. The service could not be told: remove the access there, too.",
-	"refused":      "Not connected: the service refused, or you cancelled.",
+	"forgotten":    "Disconnected here, but the service did not confirm. Remove the access there, too.",
+	"refused":      "Not connected: the service refused, or you canceled.",
 	"failed":       "Not connected: the service did not answer as it should. The server's log says more.",
 	"revoked":      "Access revoked.",
 }
 
-func (s *Server) done(w http.ResponseWriter, what string) error {
-	redirect(w, s.path("/connections?done="+what))
+func (s *Server) done(w http.ResponseWriter, message string) error {
+	redirect(w, s.path("/connections?done="+message))
 	return nil
 }
 
-// callbackURL is where a service sends the browser back. Each service has its own: an answer that one gives in the name of another
-// arrives at the wrong one (RFC 9700, 4.4.2).
-func (s *Server) callbackURL(service string) string {
-	return s.url("/connections/callback/" + url.PathEscape(service))
-}
-
-var errNoService = &pageError{http.StatusNotFound, "Service not found", "Go back, reload the page, and try again."}
-
-// connect sends the browser to the service. State and PKCE's verifier are bound to the browser and to who is logged in.
+// connect sends the browser to the service. State and PKCE verifier are bound to browser and caller.
 func (s *Server) connect(w http.ResponseWriter, r *http.Request, v visit) error {
-	service := r.PathValue("service")
-	connection, ok := s.cfg.Connections[service]
-	switch {
-	case !v.loggedIn():
-		return errForged
-	case !ok:
-		return errNoService
+	service, connection, err := s.connection(r, v)
+	if err != nil {
+		return err
 	}
 	state, err := s.remember(r.Context(), v, kindConnect, []byte(service))
 	if err != nil {
@@ -72,22 +60,40 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, v visit) error 
 	return nil
 }
 
-// connectCallback takes a service's answer: in the browser that was sent there, for the caller who was logged in, and still is.
+// connection returns the service that a form of a logged-in caller names.
+func (s *Server) connection(r *http.Request, v visit) (service string, c Connection, err error) {
+	service = r.PathValue("service")
+	c, ok := s.cfg.Connections[service]
+	switch {
+	case !v.loggedIn():
+		return "", nil, errForged
+	case !ok:
+		return "", nil, errNoService
+	}
+	return service, c, nil
+}
+
+var errNoService = &pageError{http.StatusNotFound, "Service not found", "Go back, reload the page, and try again."}
+
+// callbackURL returns where a service sends the browser back. Each service has its own, so that a
+// service cannot answer in the name of another (RFC 9700, 4.4.2).
+func (s *Server) callbackURL(service string) string {
+	return s.url("/connections/callback/" + url.PathEscape(service))
+}
+
+// connectCallback handles a service's answer. It must come from the browser that was sent there, and the
+// caller must still be logged in.
 func (s *Server) connectCallback(w http.ResponseWriter, r *http.Request, v visit) error {
 	if !s.limits.requests.Allow(r) {
 		return errBusy
 	}
-	q := r.URL.Query()
 	service := r.PathValue("service")
 	connection, ok := s.cfg.Connections[service]
 	if !ok {
 		return errNoService
 	}
-	if len(q["state"]) != 1 || len(q["code"]) > 1 {
-		return errForeign
-	}
-	state := q.Get("state")
-	step, err := s.recall(r.Context(), v, kindConnect, state)
+	q := r.URL.Query()
+	step, state, err := s.recallAnswer(r.Context(), v, kindConnect, q)
 	if err != nil {
 		return err
 	}
@@ -106,29 +112,25 @@ func (s *Server) connectCallback(w http.ResponseWriter, r *http.Request, v visit
 }
 
 func (s *Server) disconnect(w http.ResponseWriter, r *http.Request, v visit) error {
-	service := r.PathValue("service")
-	connection, ok := s.cfg.Connections[service]
-	switch {
-	case !v.loggedIn():
-		return errForged
-	case !ok:
-		return errNoService
+	service, connection, err := s.connection(r, v)
+	if err != nil {
+		return err
 	}
 	if err := connection.Disconnect(r.Context(), v.caller); err != nil {
-		s.log.Warn("a service was disconnected, and could not be told", "service", service, "caller", v.caller, "error", err)
+		s.log.Warn("service disconnected here only: it could not revoke the access", "service", service, "caller", v.caller, "error", err)
 		return s.done(w, "forgotten")
 	}
 	s.log.Info("service disconnected", "service", service, "caller", v.caller, "user", v.user.Email)
 	return s.done(w, "disconnected")
 }
 
-// revokeApp ends an MCP client's access.
+// revokeApp revokes an MCP client's access.
 func (s *Server) revokeApp(w http.ResponseWriter, r *http.Request, v visit) error {
 	if !v.isUser() {
 		return errForged
 	}
 	err := s.store.RevokeGrant(r.Context(), v.caller, r.PathValue("grant"), s.now())
-	if err != nil && !errors.Is(err, store.ErrNotFound) { // not found: it has ended meanwhile, or is none of theirs
+	if err != nil && !errors.Is(err, store.ErrNotFound) { // it has ended, or is another caller's
 		return err
 	}
 	s.log.Info("MCP client's access revoked", "user", v.user.Email)

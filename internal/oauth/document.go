@@ -27,13 +27,13 @@ const (
 	maxDocument     = 10 << 10
 	documentTimeout = 5 * time.Second
 	maxDocuments    = 500
-	// A document is believed for as long as its host says, within these bounds; a failure, for the last.
+	// Bounds of the time for which a document is cached, and the time for which a failure is.
 	minDocumentAge, defaultDocumentAge, maxDocumentAge = 5 * time.Minute, time.Hour, 24 * time.Hour
 	failureAge                                         = 30 * time.Second
 )
 
-// documents fetches the descriptions of clients whose id is the address of one (client id metadata documents). The address is a
-// stranger's choice: it must be a public one, is asked once in a while, without credentials, for a few kilobytes, and no redirect is followed.
+// documents fetches and caches client id metadata documents. Since anybody may choose their URL, it
+// connects to public addresses only, follows no redirect, sends no credentials and limits size and rate.
 type documents struct {
 	http   *http.Client
 	now    func() time.Time
@@ -54,12 +54,12 @@ func newDocuments(transport http.RoundTripper, closed *closednet.List, now func(
 	if transport == nil {
 		dialer := &net.Dialer{Timeout: documentTimeout, Control: publicOnly(closed)}
 		transport = &http.Transport{
-			Proxy:                  nil, // it would dial in our place
+			Proxy:                  nil, // a proxy would bypass publicOnly
 			DialContext:            dialer.DialContext,
 			TLSHandshakeTimeout:    documentTimeout,
 			MaxResponseHeaderBytes: 16 << 10,
 			DisableKeepAlives:      true,
-			DisableCompression:     true, // a bomb in a few kilobytes
+			DisableCompression:     true, // no decompression bombs
 			ForceAttemptHTTP2:      true,
 		}
 	}
@@ -75,29 +75,30 @@ func newDocuments(transport http.RoundTripper, closed *closednet.List, now func(
 	}
 }
 
-// isDocumentID reports whether a client's id is meant to be the address of its description.
+// isDocumentID reports whether a client_id is the URL of a document.
 func isDocumentID(id string) bool { return strings.HasPrefix(id, "https://") }
 
-// checkDocumentID tells what is wrong with such an address.
+// checkDocumentID checks the form of such a URL.
 func checkDocumentID(id string) error {
 	u, err := url.Parse(id)
 	switch {
 	case err != nil || len(id) > maxClientID || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.Contains(id, "#"):
-		return errors.New("the client_id is not the address of a client's description: https, no user name, no fragment")
+		return errors.New("the client_id is not a valid URL of a client's description: it needs https, no user name and no fragment")
 	case u.Path == "" || u.Path == "/":
-		return errors.New("the client_id is an address without a path")
+		return errors.New("the client_id is a URL without a path")
 	case u.String() != id:
-		return errors.New("the client_id is an address in an unusual spelling")
+		return errors.New("the client_id is a URL that is not in its normal form")
 	}
 	for segment := range strings.SplitSeq(u.Path, "/") {
 		if segment == "." || segment == ".." {
-			return errors.New("the client_id is an address with dot segments")
+			return errors.New("the client_id is a URL with dot segments")
 		}
 	}
 	return nil
 }
 
-// get returns the client that the document describes. Its error can be shown: it tells nothing of what the address answered.
+// get returns the client that a document describes. Its error is safe to show: it does not quote the
+// answer.
 func (d *documents) get(ctx context.Context, id string) (client, error) {
 	if err := checkDocumentID(id); err != nil {
 		return client{}, err
@@ -143,14 +144,14 @@ func (d *documents) keep(id string, doc document) {
 func (d *documents) fetch(ctx context.Context, id string) (client, time.Duration, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, id, nil)
 	if err != nil {
-		return client{}, 0, errors.New("the client_id is not an address")
+		return client{}, 0, errors.New("the client_id is not a valid URL")
 	}
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "mcp-code-sandbox")
 	resp, err := d.http.Do(req)
 	if err != nil {
-		// One text for all: whoever asks must not learn what our network looks like.
-		return client{}, 0, errors.New("the client's description cannot be fetched from its client_id, which must be a public https address")
+		// One message for all errors, which must not reveal our network.
+		return client{}, 0, errors.New("the client's description cannot be fetched from its client_id, which must be a public https URL")
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -158,7 +159,7 @@ func (d *documents) fetch(ctx context.Context, id string) (client, time.Duration
 	}
 	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if err != nil || kind != "application/json" && !(strings.HasPrefix(kind, "application/") && strings.HasSuffix(kind, "+json")) {
-		return client{}, 0, errors.New("what is at the client_id is not JSON")
+		return client{}, 0, errors.New("the document at the client_id is not JSON")
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument+1))
 	if err != nil || len(body) > maxDocument {
@@ -168,14 +169,14 @@ func (d *documents) fetch(ctx context.Context, id string) (client, time.Duration
 	return c, documentAge(resp.Header.Get("Cache-Control")), err
 }
 
-// parseDocument checks a description. It must name itself, or any JSON on any host could be taken for one.
+// parseDocument checks a document. It must contain its own URL, which arbitrary JSON does not.
 func parseDocument(id string, body []byte) (client, error) {
 	var m struct {
 		clientMetadata
 		Secret any `json:"client_secret"`
 	}
 	if err := json.Unmarshal(body, &m); err != nil {
-		return client{}, errors.New("what is at the client_id does not describe a client")
+		return client{}, errors.New("the document at the client_id does not describe a client")
 	}
 	switch {
 	case m.ClientID != id:
@@ -185,8 +186,8 @@ func parseDocument(id string, body []byte) (client, error) {
 	case m.AuthMethod != "" && m.AuthMethod != "none":
 		return client{}, errors.New("the client's description asks for a token_endpoint_auth_method other than none")
 	}
-	if err := m.check(); err != nil {
-		return client{}, fmt.Errorf("the client's description: %s", err.(*apiError).description)
+	if e := m.check(); e != nil {
+		return client{}, fmt.Errorf("the client's description: %s", e.description)
 	}
 	u, err := url.Parse(id)
 	if err != nil {
@@ -195,7 +196,7 @@ func parseDocument(id string, body []byte) (client, error) {
 	return client{ID: id, Name: cleanName(m.ClientName), Redirects: m.RedirectURIs, Document: u.Host}, nil
 }
 
-// documentAge reads for how long a document may be kept.
+// documentAge returns how long to cache a document.
 func documentAge(cacheControl string) time.Duration {
 	for directive := range strings.SplitSeq(cacheControl, ",") {
 		directive = strings.ToLower(strings.TrimSpace(directive))
@@ -214,7 +215,7 @@ func documentAge(cacheControl string) time.Duration {
 
 var errNotPublic = errors.New("not a public address")
 
-// publicOnly returns a net.Dialer's Control. It sees the address that is really dialled, whatever a name resolved to before.
+// publicOnly returns a net.Dialer's Control, which checks the address after name resolution.
 func publicOnly(closed *closednet.List) func(network, address string, _ syscall.RawConn) error {
 	return func(network, address string, _ syscall.RawConn) error {
 		ap, err := netip.ParseAddrPort(address)

@@ -135,7 +135,7 @@ func TestDocumentsOfOurOwnNetwork(t *testing.T) {
 	transport := d.http.Transport.(*http.Transport)
 	for _, host := range []string{"127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433", "127.1"} {
 		id := "https://" + host + ":" + u.Port() + "/client.json"
-		if _, err := d.get(t.Context(), id); err == nil || !strings.Contains(err.Error(), "public https address") {
+		if _, err := d.get(t.Context(), id); err == nil || !strings.Contains(err.Error(), "public https URL") {
 			t.Errorf("%s: %v", id, err)
 		}
 	}

@@ -1,16 +1,21 @@
 package oauth
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
 	"net/http"
+	"time"
 
+	"golang.org/x/oauth2"
+
+	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/store"
 )
 
-// startPage begins a login that leads to the connections page.
-func (s *Server) startPage(w http.ResponseWriter, r *http.Request, v visit) error {
+// loginPage starts a login that leads to the connections page.
+func (s *Server) loginPage(w http.ResponseWriter, r *http.Request, v visit) error {
 	if v.isUser() {
 		redirect(w, s.path("/connections"))
 		return nil
@@ -18,13 +23,13 @@ func (s *Server) startPage(w http.ResponseWriter, r *http.Request, v visit) erro
 	return s.startLogin(w, r, v, "/connections", false)
 }
 
-// startLogin sends the browser to the upstream provider; next is where, on this server, it goes on afterwards. State, nonce and PKCE's
-// verifier are bound to the browser.
+// startLogin sends the browser to the upstream provider; next is the path to which it returns afterwards.
+// State, nonce and PKCE verifier are bound to the browser. With choose, the person may switch accounts.
 func (s *Server) startLogin(w http.ResponseWriter, r *http.Request, v visit, next string, choose bool) error {
 	if !s.limits.requests.Allow(r) {
 		return errBusy
 	}
-	v = s.known(w, v)
+	v = s.withSecret(w, v)
 	state, err := s.remember(r.Context(), v, kindLogin, []byte(next))
 	if err != nil {
 		return err
@@ -39,32 +44,30 @@ func (s *Server) startLogin(w http.ResponseWriter, r *http.Request, v visit, nex
 
 func (s *Server) upstreamFailed(err error) error {
 	s.log.Error("login failed", "error", err)
-	return &pageError{http.StatusBadGateway, "The login provider does not answer as it should", "Try again later. The server's log says more."}
+	return &pageError{http.StatusBadGateway, "The login provider does not answer as it should",
+		"Try again later. The server's log says more."}
 }
 
-// loginCallback takes the upstream provider's answer.
+// loginCallback handles the upstream provider's answer and logs the person in.
 func (s *Server) loginCallback(w http.ResponseWriter, r *http.Request, v visit) error {
 	if !s.limits.requests.Allow(r) {
 		return errBusy
 	}
 	ctx := r.Context()
 	q := r.URL.Query()
-	if len(q["state"]) != 1 || len(q["code"]) > 1 {
-		return errForeign
-	}
-	state := q.Get("state")
-	step, err := s.recall(ctx, v, kindLogin, state)
+	step, state, err := s.recallAnswer(ctx, v, kindLogin, q)
 	if err != nil {
 		return err
 	}
 	if err := s.login.checkIssuer(ctx, q["iss"]); errors.Is(err, errWrongIssuer) {
-		s.log.Warn("an answer to a login came from another provider", "error", err)
+		s.log.Warn("the answer to a login came from another provider", "error", err)
 		return errForeign
 	} else if err != nil {
 		return s.upstreamFailed(err)
 	}
 	if q.Has("error") || q.Get("code") == "" {
-		return &pageError{http.StatusForbidden, "You were not logged in", "The login provider refused, or you cancelled. Go back to where you started to try again."}
+		return &pageError{http.StatusForbidden, "You were not logged in",
+			"The login provider refused, or you canceled. Go back to where you started to try again."}
 	}
 	p, err := s.login.identify(ctx, q.Get("code"), v.derive("nonce", state), v.derive("pkce", state))
 	if err != nil {
@@ -72,19 +75,21 @@ func (s *Server) loginCallback(w http.ResponseWriter, r *http.Request, v visit) 
 	}
 	if !s.allow.email(p.email) {
 		s.log.Warn("login refused: not on the list of allowed people", "user", p.email, "subject", p.subject)
+		text := p.email + " is not on this server's list. Ask its operator, or log in with another account."
 		if p.email == "" {
-			return &pageError{http.StatusForbidden, "You cannot come in", "The login provider does not vouch for an e-mail address of yours. Verify one there, and try again."}
+			text = "The login provider does not vouch for an e-mail address of yours. Verify one there, and try again."
 		}
-		return &pageError{http.StatusForbidden, "You cannot come in", p.email + " is not on this server's list. Ask its operator, or log in with another account."}
+		return &pageError{http.StatusForbidden, "You have no access", text}
 	}
 	caller := p.caller()
-	if err := s.store.PutUser(ctx, store.User{ID: caller, Issuer: p.issuer, Subject: p.subject, Email: p.email, Name: p.name, Seen: s.now()}); err != nil {
+	u := store.User{ID: caller, Issuer: p.issuer, Subject: p.subject, Email: p.email, Name: p.name, Seen: s.now()}
+	if err := s.store.PutUser(ctx, u); err != nil {
 		return err
 	}
 	if err := s.keepLogin(ctx, caller, p.token); err != nil {
 		return err
 	}
-	if err := s.enter(ctx, w, v, caller); err != nil {
+	if err := s.startSession(ctx, w, v, caller); err != nil {
 		return err
 	}
 	s.log.Info("user logged in", "user", p.email, "caller", caller)
@@ -92,8 +97,65 @@ func (s *Server) loginCallback(w http.ResponseWriter, r *http.Request, v visit) 
 	return nil
 }
 
-// tokenLogin lets the holder of the API token in. Only wrong tokens count and are put off: guesses of somebody else's never keep
-// the holder out.
+// keepLogin stores the provider's tokens for recheck. Some providers send a refresh token only at the
+// first login, so an earlier one is kept.
+func (s *Server) keepLogin(ctx context.Context, caller string, t *oauth2.Token) error {
+	if s.cfg.Vault == nil || t == nil {
+		return nil
+	}
+	kept := credential.Token{Access: t.AccessToken, Refresh: t.RefreshToken, Expires: t.Expiry}
+	if kept.Refresh == "" {
+		old, err := s.cfg.Vault.Get(ctx, caller, loginService)
+		if err != nil && !errors.Is(err, credential.ErrNotConnected) {
+			return err
+		}
+		kept.Refresh = old.Refresh
+	}
+	return s.cfg.Vault.Put(ctx, caller, loginService, kept)
+}
+
+// A user whom the provider no longer knows loses access within an hour. Sessions and refresh tokens work
+// only if the provider vouched for the user within vouchAgain, or was down for less than vouchLimit.
+const (
+	vouchAgain = 30 * time.Minute
+	vouchLimit = time.Hour - accessTTL
+)
+
+// errNotVouched means that the provider does not vouch for a user, or cannot be asked any more. The
+// person has to log in again.
+var errNotVouched = errors.New("the login provider does not vouch for the user any more")
+
+// vouched asks the provider about a user, unless it did recently. It returns errNotVouched, or the error
+// of asking if that has failed for vouchLimit.
+func (s *Server) vouched(ctx context.Context, u store.User) error {
+	now := s.now()
+	age := now.Sub(u.Seen)
+	if age < vouchAgain {
+		return nil
+	}
+	p, err := s.login.recheck(ctx, u.ID)
+	switch {
+	case err == nil && p.subject != u.Subject, errors.Is(err, errNotVouched):
+		s.log.Info("user has to log in again: the login provider does not vouch for them", "user", u.Email)
+		return errNotVouched
+	case err != nil && age < vouchLimit:
+		s.log.Warn("the login provider could not be asked about a user; trying again later", "user", u.Email, "error", err)
+		return nil
+	case err != nil:
+		return err
+	}
+	u.Seen = now
+	if p.email != "" {
+		u.Email = p.email
+	}
+	if !s.allow.email(u.Email) {
+		return errNotVouched
+	}
+	return s.store.PutUser(ctx, u)
+}
+
+// tokenLogin logs in the holder of the API token. Only wrong tokens are rate-limited, so that guesses
+// never keep the holder out.
 func (s *Server) tokenLogin(w http.ResponseWriter, r *http.Request, v visit) error {
 	got, want := sha256.Sum256([]byte(r.PostForm.Get("token"))), sha256.Sum256([]byte(s.cfg.APIToken.Reveal()))
 	if subtle.ConstantTimeCompare(got[:], want[:]) != 1 || s.cfg.APIToken.IsZero() {
@@ -101,9 +163,10 @@ func (s *Server) tokenLogin(w http.ResponseWriter, r *http.Request, v visit) err
 			return errBusy
 		}
 		s.log.Warn("login with a wrong API token")
-		return &pageError{http.StatusForbidden, "That is not the API token", "It is what MCP_API_TOKEN says, or in the file that the first lines of the server name."}
+		return &pageError{http.StatusForbidden, "That is not the API token",
+			"Use the value of MCP_API_TOKEN, or of the file that the server names when it starts."}
 	}
-	if err := s.enter(r.Context(), w, v, localCaller); err != nil {
+	if err := s.startSession(r.Context(), w, v, localCaller); err != nil {
 		return err
 	}
 	redirect(w, s.path("/connections"))
@@ -111,7 +174,7 @@ func (s *Server) tokenLogin(w http.ResponseWriter, r *http.Request, v visit) err
 }
 
 func (s *Server) logout(w http.ResponseWriter, r *http.Request, v visit) error {
-	if err := s.leave(r.Context(), w, v); err != nil {
+	if err := s.endSession(r.Context(), w, v); err != nil {
 		return err
 	}
 	redirect(w, s.path("/connections"))

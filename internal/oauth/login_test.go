@@ -229,7 +229,7 @@ func TestProviderIsDownAtFirst(t *testing.T) {
 		writeJSON(w, 200, map[string]any{"issuer": idp.URL, "authorization_endpoint": "https://client.example/authorize", "token_endpoint": "https://client.example/token", "jwks_uri": "https://client.example/jwks"})
 	}))
 	defer idp.Close()
-	l, err := newLogin(Upstream{Kind: "oidc", Issuer: idp.URL, ClientID: "c"}, nil, nil, s.url("/oauth/callback"), time.Now)
+	l, err := newLogin(Upstream{Kind: "oidc", Issuer: idp.URL, ClientID: "c"}, nil, s.url("/oauth/callback"), time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +348,7 @@ func TestNewRefuses(t *testing.T) {
 		"auth.tokenUrl": func(c *Config) {
 			c.Upstream = Upstream{Kind: "oauth", ClientID: "c", AuthorizationURL: "https://a/", UserInfoURL: "https://a/", TokenURL: "http://a/"}
 		},
-		"a store and keys are needed": func(c *Config) { c.Keys = nil },
+		"Config needs Store and Keys": func(c *Config) { c.Keys = nil },
 		"URL of the MCP endpoint":     func(c *Config) { c.Resource = "/mcp" },
 		"auth.emailsUrl": func(c *Config) {
 			c.Upstream = Upstream{Kind: "oauth", ClientID: "c", AuthorizationURL: "https://a/", UserInfoURL: "https://a/", TokenURL: "https://a/", EmailsURL: "ftp://a/"}
@@ -357,7 +357,7 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		cfg := good
 		edit(&cfg)
-		if _, err := New(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

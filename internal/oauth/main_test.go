@@ -92,7 +92,7 @@ func start(t *testing.T, tls bool, edits ...func(*Config)) *site {
 	for _, edit := range edits {
 		edit(&cfg)
 	}
-	if s.srv, err = New(t.Context(), cfg); err != nil {
+	if s.srv, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
 	s.http.Config.Handler = s.srv.Handler()

@@ -1,11 +1,14 @@
-// Package oauth lets people in: it is the authorization server that MCP clients talk to, and the pages on which a person logs in,
-// allows a client, and connects services.
+// Package oauth is the authorization server for MCP clients, and serves the pages on which a person logs
+// in, allows a client and connects services.
 //
-// People are not known here. They log in at an upstream provider, by OpenID Connect or GitHub-style OAuth, and become callers. MCP
-// clients get short-lived access tokens for one resource, by OAuth 2.1: authorization code with PKCE, rotating refresh tokens. Every
-// token hangs on a grant in the store, which is looked up at each use, so a revoked grant is dead at once.
+// People log in at an upstream provider, by OpenID Connect or GitHub-style OAuth, and become callers. MCP
+// clients get short-lived access tokens for one resource by OAuth 2.1: authorization code with PKCE, and
+// rotating refresh tokens. Each use of a token looks up its grant in the store, so that revoking a grant
+// takes effect at once.
 //
-// It does not know what a service's credential is: it only starts and finishes connections. It knows nothing of MCP's messages.
+// login.go shows one login from top to bottom, authorize.go and token.go the authorization of a client,
+// and connections.go the connection of a service. The package starts and finishes connections, but never
+// sees a service's credential. It does not know MCP's messages.
 package oauth
 
 import (
@@ -24,6 +27,7 @@ import (
 
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/credential"
+	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/hostname"
 	"mcp-code-sandbox/internal/ratelimit"
 	"mcp-code-sandbox/internal/secret"
@@ -31,21 +35,21 @@ import (
 )
 
 const (
-	// Scope is the one thing a client can be allowed: to use the tools as the user.
+	// Scope is the only scope: to use the tools as the user.
 	Scope = "mcp"
 	// localCaller is the holder of the API token.
 	localCaller = "local"
 
 	accessTTL    = 15 * time.Minute
 	codeTTL      = time.Minute
-	requestTTL   = 15 * time.Minute // for a person to log in, or to make up their mind
+	requestTTL   = 15 * time.Minute // for a person to log in or decide
 	sessionTTL   = 12 * time.Hour
-	refreshTTL   = 14 * 24 * time.Hour // of a refresh token that is not used
-	grantTTL     = 30 * 24 * time.Hour // after that the user logs in again
+	refreshTTL   = 14 * 24 * time.Hour // of an unused refresh token
+	grantTTL     = 30 * 24 * time.Hour // until the user has to log in again
 	consentTTL   = 90 * 24 * time.Hour
-	clientTTL    = 90 * 24 * time.Hour // of a registered client that nobody uses any more
-	unusedTTL    = 24 * time.Hour      // of one that nobody ever used
-	keepEvidence = 7 * 24 * time.Hour  // of used codes and tokens, to notice a second use
+	clientTTL    = 90 * 24 * time.Hour // of a registered client since its last use
+	unusedTTL    = 24 * time.Hour      // of a registered client that was never used
+	keepEvidence = 7 * 24 * time.Hour  // of used codes and tokens, to detect reuse
 	purgeEvery   = 10 * time.Minute
 
 	maxClients  = 1000
@@ -54,65 +58,56 @@ const (
 	accessPrefix = "at1"
 )
 
-// ErrInvalidToken says that an access token is not one of ours, is meant for something else, has expired, or was revoked.
-var ErrInvalidToken = errors.New("invalid access token")
+var (
+	// ErrInvalidToken means that an access token is not ours, is for another resource, has expired or was
+	// revoked.
+	ErrInvalidToken = errors.New("invalid access token")
+	// ErrTokenEnded is the ErrInvalidToken of a token that this server issued.
+	ErrTokenEnded = fmt.Errorf("%w: it has expired or was revoked", ErrInvalidToken)
+)
 
-// ErrTokenEnded is the ErrInvalidToken of a token that this server made, and that has expired or was revoked.
-var ErrTokenEnded = fmt.Errorf("%w: it has expired or was revoked", ErrInvalidToken)
-
-// Sealer makes texts that only this installation can have made; *executiontoken.Keys is one.
-type Sealer interface {
-	Seal(prefix string, payload []byte) string
-	Open(prefix, token string) ([]byte, error)
-}
-
-// Connection starts and ends callers' connections to one service; *credential.Connection is one.
+// Connection starts and ends callers' connections to one service; *credential.Connection implements it.
 type Connection interface {
-	// AuthorizeURL is where a person allows the connection. The verifier is PKCE's.
+	// AuthorizeURL returns the URL on which a person allows the connection. verifier is for PKCE.
 	AuthorizeURL(state, verifier, redirect string) string
-	// Exchange makes the caller's connection of the code that came back.
+	// Exchange stores the caller's connection for an authorization code.
 	Exchange(ctx context.Context, caller, code, verifier, redirect string) error
-	// Disconnect ends the caller's connection. It is gone even when telling the service failed.
+	// Disconnect deletes the caller's connection, even if it returns an error of the service.
 	Disconnect(ctx context.Context, caller string) error
 }
 
-// ServiceState is a service as a caller sees it.
+// ServiceState describes a service to a caller.
 type ServiceState struct {
 	Name, DisplayName string
 	Connected         bool
-	ConnectURL        string // where to connect it; empty when nothing is to be connected
+	ConnectURL        string // where to connect it; empty if callers do not connect it
 }
 
 // Config of a Server.
 type Config struct {
-	// Issuer is the public base URL: how clients and browsers address this server.
-	Issuer string
-	// Resource is what access tokens are for: the MCP endpoint's URL.
-	Resource string
-	// Upstream is where people log in. The zero value: nobody can, and there is no authorization server.
-	Upstream Upstream
+	Issuer   string   // the public base URL
+	Resource string   // the MCP endpoint's URL, for which access tokens are issued
+	Upstream Upstream // where people log in; zero: nowhere, and there is no authorization server
 	Store    *store.Store
-	// Vault keeps the provider's tokens, to ask it again whether it still knows somebody. Nil: logins end after an hour.
+	// Vault keeps the provider's tokens, to check later that it still knows a user. Nil: logins end after
+	// an hour.
 	Vault *credential.Vault
-	// Keys are those of the purpose "access".
-	Keys Sealer
-	// APIToken opens the connections page to its holder, as the caller "local". Zero: nobody comes in that way.
+	Keys  *executiontoken.Keys // of the purpose "access"
+	// APIToken logs its holder in to the connections page as the caller "local"; zero: nobody.
 	APIToken secret.Value
-	// Services lists what there is, and what the caller has connected; nil: nothing.
+	// Services returns the services as the caller sees them; nil: none.
 	Services func(ctx context.Context, caller string) []ServiceState
 	// Connections are the services that each caller connects, by name.
 	Connections map[string]Connection
-	// HTTPClient talks to the upstream provider; nil: one with a timeout that follows no redirect.
-	HTTPClient *http.Client
-	// ClientDocuments fetches the documents by which MCP clients describe themselves, from addresses that strangers choose; nil: a
-	// transport that reaches public addresses only.
+	// ClientDocuments fetches the client id metadata documents, from URLs that anybody may choose. Nil: a
+	// transport that connects to public addresses only.
 	ClientDocuments http.RoundTripper
-	Closed          *closednet.List  // where that transport does not connect to
+	Closed          *closednet.List  // networks to which that transport does not connect
 	Now             func() time.Time // nil: time.Now
-	Logger          *slog.Logger
+	Logger          *slog.Logger     // nil: silent
 }
 
-// Identity is who holds an access token.
+// Identity is the holder of an access token.
 type Identity struct {
 	Caller, Email string
 	Scopes        []string
@@ -136,16 +131,17 @@ type Server struct {
 	purged    atomic.Int64
 }
 
-// limits bound what strangers can make the server do.
+// limits bound the work that anybody can cause.
 type limits struct {
 	registrations, passwords, requests, tokens *ratelimit.Limiter
 }
 
-// New checks the configuration. It asks nobody: an upstream provider that is down is noticed at the first login.
-func New(_ context.Context, cfg Config) (*Server, error) {
+// New checks the configuration. It does not contact the upstream provider: the first login does.
+func New(cfg Config) (*Server, error) {
 	cfg.Issuer = strings.TrimRight(cfg.Issuer, "/")
 	base, err := url.Parse(cfg.Issuer)
-	if err != nil || base.Host == "" || base.User != nil || base.RawQuery != "" || base.Fragment != "" || (base.Scheme != "http" && base.Scheme != "https") {
+	if err != nil || base.Host == "" || base.User != nil || base.RawQuery != "" || base.Fragment != "" ||
+		base.Scheme != "http" && base.Scheme != "https" {
 		return nil, fmt.Errorf("the public base URL %q must be like https://sandbox.example.com", cfg.Issuer)
 	}
 	resource, err := url.Parse(cfg.Resource)
@@ -153,16 +149,18 @@ func New(_ context.Context, cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("the resource %q must be the URL of the MCP endpoint", cfg.Resource)
 	}
 	if cfg.Store == nil || cfg.Keys == nil {
-		return nil, errors.New("a store and keys are needed")
+		return nil, errors.New("oauth: Config needs Store and Keys")
 	}
-	s := &Server{cfg: cfg, base: base, resource: resource, secure: base.Scheme == "https", store: cfg.Store, now: cfg.Now, log: cfg.Logger}
+	s := &Server{
+		cfg: cfg, base: base, resource: resource, secure: base.Scheme == "https",
+		store: cfg.Store, now: cfg.Now, log: cfg.Logger, guard: http.NewCrossOriginProtection(),
+	}
 	if s.now == nil {
 		s.now = time.Now
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	s.guard = http.NewCrossOriginProtection()
 	if err := s.guard.AddTrustedOrigin(base.Scheme + "://" + base.Host); err != nil {
 		return nil, fmt.Errorf("the public base URL %q: %w", cfg.Issuer, err)
 	}
@@ -179,26 +177,26 @@ func New(_ context.Context, cfg Config) (*Server, error) {
 	if !s.secure && !hostname.IsLoopback(base.Hostname()) {
 		return nil, fmt.Errorf("the public base URL %q must begin with https:// for people to log in; set PUBLIC_BASE_URL", cfg.Issuer)
 	}
-	if s.login, err = newLogin(cfg.Upstream, cfg.HTTPClient, cfg.Vault, s.url("/oauth/callback"), s.now); err != nil {
+	if s.login, err = newLogin(cfg.Upstream, cfg.Vault, s.url("/oauth/callback"), s.now); err != nil {
 		return nil, err
 	}
 	s.allow, err = newAllowList(cfg.Upstream.AllowedDomains, cfg.Upstream.AllowedEmails)
 	return s, err
 }
 
-// Handler serves /.well-known/oauth-*, /oauth/… and /connections…. What is not configured is not found.
+// Handler serves /.well-known/oauth-*, /oauth/… and /connections…, as far as they are configured.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	if s.login != nil {
-		mux.Handle("/.well-known/oauth-authorization-server"+s.base.Path, api("GET", s.serverMetadata))
-		mux.Handle("/.well-known/oauth-protected-resource", api("GET", s.resourceMetadata))
-		mux.Handle("/.well-known/oauth-protected-resource"+s.resource.Path, api("GET", s.resourceMetadata))
-		mux.Handle("/oauth/register", api("POST", s.register))
-		mux.Handle("/oauth/token", api("POST", s.token))
-		mux.Handle("/oauth/revoke", api("POST", s.revoke))
+		mux.Handle("/.well-known/oauth-authorization-server"+s.base.Path, s.api("GET", s.serverMetadata))
+		mux.Handle("/.well-known/oauth-protected-resource", s.api("GET", s.resourceMetadata))
+		mux.Handle("/.well-known/oauth-protected-resource"+s.resource.Path, s.api("GET", s.resourceMetadata))
+		mux.Handle("/oauth/register", s.api("POST", s.register))
+		mux.Handle("/oauth/token", s.api("POST", s.token))
+		mux.Handle("/oauth/revoke", s.api("POST", s.revoke))
 		mux.Handle("GET /oauth/authorize", s.page(s.authorize))
 		mux.Handle("POST /oauth/consent", s.form(s.consent))
-		mux.Handle("GET /oauth/login", s.page(s.startPage))
+		mux.Handle("GET /oauth/login", s.page(s.loginPage))
 		mux.Handle("GET /oauth/callback", s.page(s.loginCallback))
 	}
 	if s.login != nil || len(s.cfg.Connections) > 0 {
@@ -215,7 +213,7 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-// accessClaims is what an access token says. Everything else is in the store, under the grant.
+// accessClaims are the content of an access token. The rest is in the store, under the grant.
 type accessClaims struct {
 	Issuer   string `json:"iss"`
 	Audience string `json:"aud"`
@@ -236,8 +234,8 @@ func (s *Server) accessToken(g store.Grant, now time.Time) (token string, expire
 	return s.cfg.Keys.Seal(accessPrefix, payload), expires, nil
 }
 
-// Verify tells who holds an access token for the MCP endpoint. The MAC refuses strangers without asking the store; then the grant is
-// looked up, so that what is revoked is dead at once. The error matches [ErrInvalidToken], or is the store's.
+// Verify returns the holder of an access token for the MCP endpoint. The error wraps [ErrInvalidToken]
+// (and [ErrTokenEnded] for a token of ours), or is the store's. A forged token never reaches the store.
 func (s *Server) Verify(ctx context.Context, bearer string) (Identity, error) {
 	g, c, err := s.grantOf(ctx, bearer)
 	if err != nil {
@@ -249,21 +247,18 @@ func (s *Server) Verify(ctx context.Context, bearer string) (Identity, error) {
 	return Identity{Caller: g.Caller, Email: g.Email, Scopes: strings.Fields(g.Scope), Expires: time.Unix(c.Expires, 0)}, nil
 }
 
-// grantOf opens an access token and finds its grant.
+// grantOf opens an access token and finds its grant. Its errors are those of Verify.
 func (s *Server) grantOf(ctx context.Context, bearer string) (store.Grant, accessClaims, error) {
 	var c accessClaims
 	if s.login == nil || len(bearer) > 4<<10 {
 		return store.Grant{}, c, ErrInvalidToken
 	}
 	payload, err := s.cfg.Keys.Open(accessPrefix, bearer)
-	if err != nil || json.Unmarshal(payload, &c) != nil {
+	if err != nil || json.Unmarshal(payload, &c) != nil || c.Issuer != s.cfg.Issuer {
 		return store.Grant{}, c, ErrInvalidToken
 	}
 	now := s.now()
-	switch {
-	case c.Issuer != s.cfg.Issuer:
-		return store.Grant{}, c, ErrInvalidToken
-	case now.Unix() >= c.Expires:
+	if now.Unix() >= c.Expires {
 		return store.Grant{}, c, ErrTokenEnded
 	}
 	g, err := s.store.GetGrant(ctx, c.Grant, now)
@@ -273,8 +268,8 @@ func (s *Server) grantOf(ctx context.Context, bearer string) (store.Grant, acces
 	return g, c, err
 }
 
-// Challenge returns the parameters of a WWW-Authenticate header by which an MCP client finds this server: resource_metadata and
-// scope. It is empty when nobody can log in.
+// Challenge returns the parameters of a WWW-Authenticate header that lead an MCP client to this server,
+// or "" if nobody can log in.
 func (s *Server) Challenge() string {
 	if s.login == nil {
 		return ""
@@ -282,7 +277,7 @@ func (s *Server) Challenge() string {
 	return fmt.Sprintf(`resource_metadata="%s", scope="%s"`, s.resourceMetadataURL(), Scope)
 }
 
-// Email returns the e-mail address of a caller who has logged in, or nothing.
+// Email returns the e-mail address of a caller who has logged in, or "".
 func (s *Server) Email(caller string) string {
 	if caller == localCaller {
 		return ""
@@ -294,13 +289,13 @@ func (s *Server) Email(caller string) string {
 	return u.Email
 }
 
-// url is a public address of this server's.
+// url returns a public URL of this server.
 func (s *Server) url(path string) string { return s.cfg.Issuer + path }
 
-// path is the same for use within a page.
+// path returns the same for links within a page.
 func (s *Server) path(path string) string { return s.base.Path + path }
 
-// purge forgets, now and then, what can no longer matter.
+// purge removes expired rows from the store, at most every purgeEvery.
 func (s *Server) purge(ctx context.Context) {
 	now := s.now()
 	last := s.purged.Load()
@@ -308,6 +303,6 @@ func (s *Server) purge(ctx context.Context) {
 		return
 	}
 	if err := s.store.PurgeOAuth(ctx, now, now.Add(-keepEvidence), now.Add(-clientTTL)); err != nil {
-		s.log.Warn("old logins and grants were not removed", "error", err)
+		s.log.Warn("expired logins and grants not removed", "error", err)
 	}
 }

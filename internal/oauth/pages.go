@@ -21,15 +21,15 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"day": func(t time.Time) string { return t.UTC().Format("2 January 2006") },
 }).ParseFS(pageFS, "pages/*.html"))
 
-// frame is what every page has.
+// frame is the data of every page.
 type frame struct {
 	Title string
-	Base  string // of the paths
-	Form  string // the token of its forms
+	Base  string // prefix of paths
+	Form  string // formToken
 	Page  any
 }
 
-// show renders a page. It is rendered whole before anything is sent.
+// show renders a page completely before it sends anything.
 func (s *Server) show(w http.ResponseWriter, status int, name string, f frame) error {
 	f.Base = s.base.Path
 	var b bytes.Buffer
@@ -38,19 +38,19 @@ func (s *Server) show(w http.ResponseWriter, status int, name string, f frame) e
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = b.WriteTo(w) // an error is the browser's going away
+	_, _ = b.WriteTo(w) // an error means that the browser left
 	return nil
 }
 
-// showError tells the person at the browser what is wrong; faults of ours are told to the log.
+// showError shows a *pageError. It logs any other error, which the person does not see.
 func (s *Server) showError(w http.ResponseWriter, r *http.Request, err error) {
 	if r.Context().Err() != nil {
-		return // nobody is there
+		return // the browser left
 	}
-	var p *pageError
-	if !errors.As(err, &p) {
+	p, ok := errors.AsType[*pageError](err)
+	if !ok {
 		s.log.Error("a page failed", "path", r.URL.Path, "error", err)
-		p = &pageError{http.StatusInternalServerError, "Something went wrong here", "Try again. The server's log says more."}
+		p = &pageError{http.StatusInternalServerError, "Something went wrong", "Try again. The server's log says more."}
 	}
 	w.Header().Set("Content-Security-Policy", policy())
 	if err := s.show(w, p.status, "error.html", frame{Title: p.title, Page: p.text}); err != nil {
@@ -58,8 +58,8 @@ func (s *Server) showError(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// who is how a page names the one who is logged in.
-func who(v visit) string {
+// displayName returns how a page names the caller.
+func displayName(v visit) string {
 	switch {
 	case v.caller == localCaller:
 		return "holder of the API token"
@@ -73,14 +73,14 @@ func who(v visit) string {
 
 type consentPage struct {
 	User, Client string
-	Document     string // host that vouches for the client
+	Document     string // the host that vouches for the client
 	Target       string // where the answer goes
-	Loopback     bool   // to a program on the person's computer
+	Loopback     bool   // Target is on the person's computer
 	Request      string
 }
 
 func (s *Server) showConsent(w http.ResponseWriter, v visit, a authorization, id string) error {
-	p := consentPage{User: who(v), Client: a.ClientName, Document: a.Document, Request: id}
+	p := consentPage{User: displayName(v), Client: a.ClientName, Document: a.Document, Request: id}
 	u, err := url.Parse(a.RedirectURI)
 	if err != nil {
 		return err
@@ -92,8 +92,7 @@ func (s *Server) showConsent(w http.ResponseWriter, v visit, a authorization, id
 	case "https":
 		p.Target = u.Host
 	default:
-		p.Target = u.Scheme + "://" + u.Host
-		p.Target = strings.TrimSuffix(p.Target, "//")
+		p.Target = strings.TrimSuffix(u.Scheme+"://"+u.Host, "//")
 	}
 	if p.Client == "" {
 		p.Client = "An MCP client without a name"
@@ -102,8 +101,8 @@ func (s *Server) showConsent(w http.ResponseWriter, v visit, a authorization, id
 	return s.show(w, http.StatusOK, "consent.html", frame{Title: "Allow access?", Form: v.formToken(), Page: p})
 }
 
-// onward lists the addresses to which a form's answer may lead: any https address, since those redirect further, and one that is not.
-// "switch" on the consent page leads to the login provider.
+// onward returns where the answers of forms may redirect: any https URL, since those redirect further,
+// plus the given sources and the login provider if they are not https.
 func (s *Server) onward(sources ...string) []string {
 	list := []string{"https:"}
 	add := func(source string) {
@@ -125,7 +124,7 @@ func (s *Server) onward(sources ...string) []string {
 }
 
 type loginPage struct {
-	Provider string // empty: there is none
+	Provider string // empty: none
 	Token    bool   // the API token is accepted
 }
 
@@ -142,7 +141,7 @@ func (s *Server) showLogin(w http.ResponseWriter, v visit) error {
 
 type serviceRow struct {
 	ServiceState
-	Own bool // each caller connects it; else it is the operator's
+	Own bool // each caller connects it; otherwise the operator does
 }
 
 type connectionsPage struct {

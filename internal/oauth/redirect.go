@@ -13,14 +13,15 @@ import (
 
 const maxRedirectURI = 2000
 
-// programSchemes are the own schemes of programs that are MCP clients. Other schemes may start anything on a computer.
-var programSchemes = []string{"claude", "code-oss", "cursor", "goose", "kiro", "lmstudio", "raycast", "trae", "vscode", "vscode-insiders", "vscodium", "warp", "windsurf", "zed"}
+// programSchemes are the URL schemes of known MCP clients. Others may start any program.
+var programSchemes = []string{"claude", "code-oss", "cursor", "goose", "kiro", "lmstudio", "raycast", "trae", "vscode",
+	"vscode-insiders", "vscodium", "warp", "windsurf", "zed"}
 
-// domainScheme is a scheme made of a domain that is a program's maker's, as RFC 8252, 7.1 wants it: com.example.app.
+// domainScheme matches a scheme that is a reversed domain (RFC 8252, 7.1): com.example.app.
 var domainScheme = regexp.MustCompile(`^[a-z]{2,}(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`)
 
-// checkRedirectURI tells whether a client may register the address: https, http on this computer, or the scheme of a known
-// program or of a domain.
+// checkRedirectURI checks a URI that a client registers: https, http on loopback, or the scheme of a
+// known program or a domain.
 func checkRedirectURI(raw string) error {
 	if len(raw) > maxRedirectURI {
 		return errors.New("it is too long")
@@ -56,8 +57,8 @@ func checkRedirectURI(raw string) error {
 	return nil
 }
 
-// matchRedirect reports whether a client that registered those addresses may be answered at one. They are compared as texts; only the
-// port of http on this computer is free, since a program takes what port it gets (RFC 8252, 7.3).
+// matchRedirect reports whether raw is one of a client's registered URIs. On loopback the port may
+// differ, since programs take any free one (RFC 8252, 7.3).
 func matchRedirect(registered []string, raw string) bool {
 	if checkRedirectURI(raw) != nil {
 		return false
@@ -72,8 +73,7 @@ func matchRedirect(registered []string, raw string) bool {
 	})
 }
 
-// withoutLoopbackPort returns the address of http on this computer less its port. The text is otherwise left alone, so two texts
-// that are equal without it differ in the port only.
+// withoutLoopbackPort returns an http URL on loopback without its port and otherwise unchanged.
 func withoutLoopbackPort(raw string) (string, bool) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "http" || !hostname.IsLoopback(u.Hostname()) {
@@ -86,7 +86,7 @@ func withoutLoopbackPort(raw string) (string, bool) {
 	return "http://" + u.Hostname() + rest, true
 }
 
-// consentKey is the address for which a consent is remembered.
+// consentKey returns the URI for which a consent is stored.
 func consentKey(redirect string) string {
 	if s, ok := withoutLoopbackPort(redirect); ok {
 		return s
@@ -94,7 +94,7 @@ func consentKey(redirect string) string {
 	return redirect
 }
 
-// withQuery adds parameters to an address that may have some.
+// withQuery adds parameters to a URL.
 func withQuery(raw string, q url.Values) string {
 	if strings.Contains(raw, "?") {
 		return raw + "&" + q.Encode()
@@ -102,7 +102,7 @@ func withQuery(raw string, q url.Values) string {
 	return raw + "?" + q.Encode()
 }
 
-// secureURL tells whether an address that the operator configured may be used: https, or http on this computer.
+// secureURL checks a configured URL: it must be https, or http on loopback.
 func secureURL(what, raw string) error {
 	u, err := url.Parse(raw)
 	if err != nil || u.Hostname() == "" || u.User != nil || (u.Scheme != "https" && (u.Scheme != "http" || !hostname.IsLoopback(u.Hostname()))) {

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"mime"
 	"net/http"
 	"net/url"
@@ -16,58 +17,31 @@ import (
 	"mcp-code-sandbox/internal/untrusted"
 )
 
-// token exchanges a code or a refresh token.
-func (s *Server) token(w http.ResponseWriter, r *http.Request) {
-	form, bad := s.apiForm(w, r)
-	if bad != nil {
-		writeError(w, bad)
-		return
+// token exchanges a code or a refresh token for an access token and a new refresh token.
+func (s *Server) token(w http.ResponseWriter, r *http.Request) error {
+	form, err := s.apiForm(w, r)
+	if err != nil {
+		return err
 	}
 	now := s.now()
 	next := newSecret()
-	refresh := store.RefreshToken{ID: digest(next), Expires: now.Add(refreshTTL)}
-	var g store.Grant
-	var err error
-	switch form.Get("grant_type") {
-	case "authorization_code":
-		g, err = s.store.RedeemCode(r.Context(), digest(form.Get("code")), now, now.Add(grantTTL), refresh,
-			func(c store.Code) error { return s.checkCode(c, form) })
-	case "refresh_token":
-		if !s.rightResource(form["resource"]) {
-			err = &apiError{http.StatusBadRequest, "invalid_target", "resource must be " + s.cfg.Resource}
-			break
-		}
-		// Before the token is used up: who is put off needs it again.
-		if err = s.checkRefresh(r.Context(), digest(form.Get("refresh_token"))); err != nil {
-			break
-		}
-		g, err = s.store.RotateRefreshToken(r.Context(), digest(form.Get("refresh_token")), form.Get("client_id"), refresh, now)
-	default:
-		err = &apiError{http.StatusBadRequest, "unsupported_grant_type", "grant_type must be authorization_code or refresh_token"}
-	}
+	g, err := s.redeem(r.Context(), form, store.RefreshToken{ID: digest(next), Expires: now.Add(refreshTTL)}, now)
 	if err == nil {
-		err = s.checkUser(r, g)
+		err = s.checkUser(r.Context(), g)
 	}
-	var known *apiError
 	switch {
 	case errors.Is(err, store.ErrReused):
-		s.log.Warn("a code or refresh token was used twice, or by another client: the grant is revoked", "client_id", untrusted.Clip(form.Get("client_id"), 200))
-		writeError(w, &apiError{http.StatusBadRequest, "invalid_grant", "it was used before; everything that came of it is revoked: authorize again"})
-		return
+		s.log.Warn("grant revoked: a code or refresh token was used twice, or by another client",
+			"client_id", untrusted.Clip(form.Get("client_id"), 200))
+		return badRequest("invalid_grant", "it was used before; everything that came of it is revoked: authorize again")
 	case errors.Is(err, store.ErrNotFound):
-		writeError(w, &apiError{http.StatusBadRequest, "invalid_grant", "it is unknown, expired or revoked: authorize again"})
-		return
-	case errors.As(err, &known):
-		writeError(w, known)
-		return
+		return badRequest("invalid_grant", "it is unknown, expired or revoked: authorize again")
 	case err != nil:
-		s.fail(w, "exchanging a token", err)
-		return
+		return fmt.Errorf("exchange a token: %w", err)
 	}
 	access, expires, err := s.accessToken(g, now)
 	if err != nil {
-		s.fail(w, "making an access token", err)
-		return
+		return fmt.Errorf("make an access token: %w", err)
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Pragma", "no-cache")
@@ -78,20 +52,41 @@ func (s *Server) token(w http.ResponseWriter, r *http.Request) {
 		RefreshToken string `json:"refresh_token"`
 		Scope        string `json:"scope"`
 	}{access, "Bearer", int64(expires.Sub(now) / time.Second), next, g.Scope})
+	return nil
 }
 
-// checkCode tells whether the one who sends a code is the one for whom it was made.
+// redeem uses up the form's code or refresh token and stores next. The error may be an *apiError,
+// store.ErrReused or store.ErrNotFound.
+func (s *Server) redeem(ctx context.Context, form url.Values, next store.RefreshToken, now time.Time) (store.Grant, error) {
+	switch form.Get("grant_type") {
+	case "authorization_code":
+		return s.store.RedeemCode(ctx, digest(form.Get("code")), now, now.Add(grantTTL), next,
+			func(c store.Code) error { return s.checkCode(c, form) })
+	case "refresh_token":
+		if !s.rightResource(form["resource"]) {
+			return store.Grant{}, s.wrongResource()
+		}
+		// Check before the token is used up: a client that is told to retry needs it again.
+		old := digest(form.Get("refresh_token"))
+		if err := s.checkRefresh(ctx, old); err != nil {
+			return store.Grant{}, err
+		}
+		return s.store.RotateRefreshToken(ctx, old, form.Get("client_id"), next, now)
+	}
+	return store.Grant{}, badRequest("unsupported_grant_type", "grant_type must be authorization_code or refresh_token")
+}
+
+// checkCode checks that the sender of a code is the client for which it was issued.
 func (s *Server) checkCode(c store.Code, form url.Values) error {
-	refuse := func(code, text string) error { return &apiError{http.StatusBadRequest, code, text} }
 	switch {
 	case c.Client != form.Get("client_id"):
-		return refuse("invalid_grant", "the code was made for another client")
+		return badRequest("invalid_grant", "the code was made for another client")
 	case c.RedirectURI != form.Get("redirect_uri"):
-		return refuse("invalid_grant", "redirect_uri is not the one of the authorization request")
+		return badRequest("invalid_grant", "redirect_uri is not the one of the authorization request")
 	case !rightVerifier(form.Get("code_verifier"), c.Challenge):
-		return refuse("invalid_grant", "code_verifier does not fit the code_challenge")
+		return badRequest("invalid_grant", "code_verifier does not fit the code_challenge")
 	case !s.rightResource(form["resource"]) || c.Resource != s.cfg.Resource:
-		return refuse("invalid_target", "resource must be "+s.cfg.Resource)
+		return s.wrongResource()
 	}
 	return nil
 }
@@ -104,22 +99,37 @@ func rightVerifier(verifier, challenge string) bool {
 	return subtle.ConstantTimeCompare([]byte(base64.RawURLEncoding.EncodeToString(sum[:])), []byte(challenge)) == 1
 }
 
-// checkUser ends the grant of somebody whom the operator no longer lets in.
-func (s *Server) checkUser(r *http.Request, g store.Grant) error {
-	u, err := s.store.GetUser(r.Context(), g.Caller)
-	if err != nil {
-		return err
+// rightResource reports whether a client asks for the one resource of this server, or for none.
+func (s *Server) rightResource(list []string) bool {
+	for _, raw := range list {
+		u, err := url.Parse(raw)
+		if err != nil || strings.Contains(raw, "#") || u.User != nil || u.RawQuery != "" ||
+			!strings.EqualFold(u.Scheme, s.resource.Scheme) || !strings.EqualFold(u.Host, s.resource.Host) ||
+			strings.TrimSuffix(u.EscapedPath(), "/") != strings.TrimSuffix(s.resource.EscapedPath(), "/") {
+			return false
+		}
 	}
-	if s.allow.email(u.Email) {
-		return nil
-	}
-	if err := s.store.RevokeGrant(r.Context(), g.Caller, g.ID, s.now()); err != nil {
-		return err
-	}
-	return &apiError{http.StatusBadRequest, "invalid_grant", "the user is no longer allowed here"}
+	return true
 }
 
-// checkRefresh asks the provider whether it still knows the user of a refresh token. One that nobody has is not its business.
+func (s *Server) wrongResource() *apiError {
+	return badRequest("invalid_target", "resource must be %s", s.cfg.Resource)
+}
+
+// checkUser revokes the grant of a user who is no longer on the operator's list.
+func (s *Server) checkUser(ctx context.Context, g store.Grant) error {
+	u, err := s.store.GetUser(ctx, g.Caller)
+	if err != nil || s.allow.email(u.Email) {
+		return err
+	}
+	if err := s.store.RevokeGrant(ctx, g.Caller, g.ID, s.now()); err != nil {
+		return err
+	}
+	return badRequest("invalid_grant", "the user is no longer allowed here")
+}
+
+// checkRefresh asks the provider whether it still knows the user of a refresh token. It ignores unknown
+// tokens.
 func (s *Server) checkRefresh(ctx context.Context, token string) error {
 	caller, err := s.store.RefreshTokenCaller(ctx, token)
 	if errors.Is(err, store.ErrNotFound) {
@@ -134,23 +144,23 @@ func (s *Server) checkRefresh(ctx context.Context, token string) error {
 	}
 	switch {
 	case errors.Is(err, errNotVouched):
-		return &apiError{http.StatusBadRequest, "invalid_grant", "the login provider does not vouch for the user any more: authorize again"}
+		return badRequest("invalid_grant", "the login provider does not vouch for the user any more: authorize again")
 	case err != nil:
 		s.log.Error("the login provider cannot be asked about a user", "error", err)
-		return &apiError{http.StatusServiceUnavailable, "temporarily_unavailable", "the login provider cannot be asked about the user, try again later"}
+		return &apiError{http.StatusServiceUnavailable, "temporarily_unavailable",
+			"the login provider cannot be asked about the user, try again later"}
 	}
 	return nil
 }
 
-// revoke ends a grant by one of its tokens (RFC 7009). A token that is not ours, or not the client's, is as good as revoked.
-func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
-	form, bad := s.apiForm(w, r)
-	if bad != nil {
-		writeError(w, bad)
-		return
+// revoke revokes a grant by one of its tokens (RFC 7009). It succeeds for a token that is not the
+// client's, without revoking anything.
+func (s *Server) revoke(w http.ResponseWriter, r *http.Request) error {
+	form, err := s.apiForm(w, r)
+	if err != nil {
+		return err
 	}
 	token, ctx := form.Get("token"), r.Context()
-	var err error
 	if strings.HasPrefix(token, accessPrefix+".") {
 		var g store.Grant
 		g, _, err = s.grantOf(ctx, token)
@@ -161,37 +171,37 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
 		err = s.store.RevokeGrantByRefreshToken(ctx, digest(token), form.Get("client_id"), s.now())
 	}
 	if err != nil && !errors.Is(err, store.ErrNotFound) && !errors.Is(err, ErrInvalidToken) {
-		s.fail(w, "revoking a token", err)
-		return
+		return fmt.Errorf("revoke a token: %w", err)
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
+	return nil
 }
 
-// apiForm reads what a client sends, from the body alone. The client says who it is and proves nothing: no client has a secret.
-func (s *Server) apiForm(w http.ResponseWriter, r *http.Request) (url.Values, *apiError) {
-	if !s.limits.tokens.Allow(r) { // whatever is sent, the database is asked, and others wait for it
-		w.Header().Set("Retry-After", "5")
-		return nil, &apiError{http.StatusTooManyRequests, "temporarily_unavailable", "too many requests, try again in a few seconds"}
+// apiForm reads a client's parameters from the body. The client proves nothing: no client has a secret.
+func (s *Server) apiForm(w http.ResponseWriter, r *http.Request) (url.Values, error) {
+	if !s.limits.tokens.Allow(r) { // every request reads the database, for which others wait
+		return nil, tooManyRequests(w, "5", "too many requests, try again in a few seconds")
 	}
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/x-www-form-urlencoded" {
-		return nil, &apiError{http.StatusBadRequest, "invalid_request", "send the parameters as application/x-www-form-urlencoded"}
+		return nil, badRequest("invalid_request", "send the parameters as application/x-www-form-urlencoded")
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
-		return nil, &apiError{http.StatusBadRequest, "invalid_request", "the parameters cannot be read"}
+		return nil, badRequest("invalid_request", "the parameters cannot be read")
 	}
 	for name, values := range r.PostForm {
 		if len(values) > 1 && name != "resource" {
-			return nil, &apiError{http.StatusBadRequest, "invalid_request", "a parameter is repeated"}
+			return nil, badRequest("invalid_request", "a parameter is repeated")
 		}
 	}
 	switch {
-	case r.Header.Get("Authorization") != "": // nothing is used up: some clients try this first
+	case r.Header.Get("Authorization") != "": // use nothing up: some clients try this first
 		w.Header().Set("WWW-Authenticate", "Basic")
-		return nil, &apiError{http.StatusUnauthorized, "invalid_client", "send client_id as a parameter, and no secret (token_endpoint_auth_method none)"}
+		return nil, &apiError{http.StatusUnauthorized, "invalid_client",
+			"send client_id as a parameter, and no secret (token_endpoint_auth_method none)"}
 	case r.PostForm.Get("client_id") == "":
-		return nil, &apiError{http.StatusBadRequest, "invalid_request", "client_id is missing"}
+		return nil, badRequest("invalid_request", "client_id is missing")
 	}
 	return r.PostForm, nil
 }

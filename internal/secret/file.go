@@ -11,12 +11,9 @@ import (
 	"strings"
 )
 
-// bytesOfEntropy is 256 bits, the size of the MAC keys they become.
-const bytesOfEntropy = 32
-
-// Load returns the secret kept in the file dir/name, and makes it first if it is not there.
-// Processes that start at once agree on one: the file appears complete, by a link that only one of them can
-// make. dir is created with mode 0700, the file with 0600. made tells whether this call made it.
+// Load returns the secret in the file dir/name, and creates it if it does not exist; made reports whether
+// it did. Of processes that start at the same time, one creates the file: it appears complete, by a hard
+// link. The directory has mode 0700 and the file 0600.
 func Load(dir, name string) (v Value, made bool, err error) {
 	path := filepath.Join(dir, name)
 	v, err = read(path)
@@ -24,15 +21,15 @@ func Load(dir, name string) (v Value, made bool, err error) {
 		return v, false, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return Value{}, false, fmt.Errorf("make the key directory: %w", err)
+		return Value{}, false, fmt.Errorf("create the key directory: %w", err)
 	}
-	raw := make([]byte, bytesOfEntropy)
-	rand.Read(raw) // never fails, see its documentation
+	raw := make([]byte, 32)
+	rand.Read(raw) // never fails
 	text := hex.EncodeToString(raw)
 
 	tmp, err := os.CreateTemp(dir, "."+name+"-*") // mode 0600, O_EXCL
 	if err != nil {
-		return Value{}, false, fmt.Errorf("make key %s: %w", name, err)
+		return Value{}, false, fmt.Errorf("create key %s: %w", name, err)
 	}
 	defer os.Remove(tmp.Name())
 	_, err = tmp.WriteString(text + "\n")
@@ -43,21 +40,21 @@ func Load(dir, name string) (v Value, made bool, err error) {
 		err = cerr
 	}
 	if err != nil {
-		return Value{}, false, fmt.Errorf("make key %s: %w", name, err)
+		return Value{}, false, fmt.Errorf("create key %s: %w", name, err)
 	}
 	switch err := os.Link(tmp.Name(), path); {
 	case err == nil:
 		return New(text), true, nil
-	case errors.Is(err, fs.ErrExist): // another process was first
+	case errors.Is(err, fs.ErrExist): // another process created it
 		v, err := read(path)
 		return v, false, err
-	default: // a file system without links
+	default: // the file system has no links
 		return create(path, text)
 	}
 }
 
-// create writes the file under its own name. A reader may see it before it is complete, and then
-// reports it as damaged, which a second start mends.
+// create writes the file under its own name. A process that reads it before it is complete reports it as
+// damaged; starting that process again helps.
 func create(path, text string) (Value, bool, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -65,14 +62,14 @@ func create(path, text string) (Value, bool, error) {
 		return v, false, err
 	}
 	if err != nil {
-		return Value{}, false, fmt.Errorf("make key: %w", err)
+		return Value{}, false, fmt.Errorf("create key: %w", err)
 	}
 	_, err = f.WriteString(text + "\n")
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
-		return Value{}, false, fmt.Errorf("make key: %w", err)
+		return Value{}, false, fmt.Errorf("create key: %w", err)
 	}
 	return New(text), true, nil
 }
@@ -84,7 +81,7 @@ func read(path string) (Value, error) {
 	}
 	text := strings.TrimSpace(string(p))
 	if len(text) < 16 {
-		return Value{}, fmt.Errorf("key file %s is damaged (%d characters): delete it to have a new one made", path, len(text))
+		return Value{}, fmt.Errorf("key file %s is damaged (%d characters): delete it to create a new one", path, len(text))
 	}
 	return New(text), nil
 }

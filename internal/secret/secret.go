@@ -1,5 +1,5 @@
-// Package secret holds values that must never be shown, and the files in which an installation keeps
-// the ones it made itself. It knows nothing of what the secrets are for.
+// Package secret has a type for values that must never be shown, and the key files of an installation. It
+// does not know what the secrets are for.
 package secret
 
 import (
@@ -9,14 +9,14 @@ import (
 
 const redacted = "[redacted]"
 
-// Value is a secret. However it is printed, logged or marshalled, it says [redacted]; only Reveal
-// gives the text. The zero Value is "not set".
+// Value is a secret. Printed, logged or marshaled, it is "[redacted]"; only Reveal returns the text. The
+// zero Value is not set.
 type Value struct{ text string }
 
-// New makes a Value of text.
+// New returns text as a Value.
 func New(text string) Value { return Value{text} }
 
-// Reveal returns the secret itself. Its callers are the places to look at in a review.
+// Reveal returns the secret. Review its callers.
 func (v Value) Reveal() string { return v.text }
 
 // IsZero reports whether no secret is set.
@@ -38,7 +38,7 @@ func (v Value) GoString() string { return v.String() }
 // LogValue implements slog.LogValuer.
 func (v Value) LogValue() slog.Value { return slog.StringValue(v.String()) }
 
-// MarshalText implements encoding.TextMarshaler, and by it JSON and XML.
+// MarshalText implements encoding.TextMarshaler, for JSON and XML.
 func (v Value) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler, for settings.
