@@ -1,6 +1,7 @@
-// ANSI colours: text with escape sequences into spans. What is not understood is dropped, never shown and never acted on.
+// Turns text with ANSI escape sequences into coloured spans. Unknown sequences are dropped, never
+// shown or executed.
 
-/** What a span looks like. Colours are 0-15 of the palette, or "#rrggbb". */
+/** The style of a span. Colours are 0-15 of the palette, or "#rrggbb". */
 export interface Style {
   readonly fg?: number | string;
   readonly bg?: number | string;
@@ -19,20 +20,21 @@ export interface Span {
 
 export const plain: Style = Object.freeze({});
 
-// CSI sequences, OSC strings (titles, links) and two-character escapes; then control characters that show nothing.
+// CSI sequences, OSC strings (titles, links) and two-character escapes; then control characters
+// that show nothing.
 const escapes = /\x1b\[([0-?]*)([ -/]*[@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[PX^_][^\x1b]*(?:\x1b\\|$)|\x1b(?:[ -/]*[0-~])?|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f\x9b]/g;
 
-/** The end of text that may be the beginning of an escape sequence: it must wait for what follows. */
+/** Matches the end of a text that may start an escape sequence and must wait for more. */
 const unfinished = /\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]{0,4096}|[ -/]*)?$/;
 
-/** Splits off an escape sequence that has not ended yet. */
+/** Splits off an incomplete escape sequence. */
 export function splitUnfinished(text: string): [whole: string, rest: string] {
   const at = text.lastIndexOf("\x1b");
   if (at < 0 || !unfinished.test(text.slice(at))) return [text, ""];
   return [text.slice(0, at), text.slice(at)];
 }
 
-/** The spans of one line that begins in style, and the style in which it ends. */
+/** Returns the spans of one line that starts in a style, and the style in which it ends. */
 export function parse(line: string, style: Style = plain): { spans: Span[]; end: Style } {
   if (!/[\x00-\x08\x0b-\x1f\x7f\x9b]/.test(line)) return { spans: line === "" ? [] : [{ text: line, style }], end: style };
   const spans: Span[] = [];
@@ -52,7 +54,7 @@ export function parse(line: string, style: Style = plain): { spans: Span[]; end:
   return { spans, end: style };
 }
 
-/** The text without escape sequences. */
+/** Returns the text without escape sequences. */
 export function strip(text: string): string {
   return text.replace(escapes, "");
 }

@@ -1,4 +1,4 @@
-// How to use this server from elsewhere: configuration to copy, with its address filled in.
+// How to connect other clients: configuration to copy, with this server's address.
 import { closeOnBackdrop, copy, h, iconButton } from "./dom.ts";
 
 interface Guide {

@@ -1,11 +1,11 @@
-// Whether the server is there, and the banner that says when it is not.
+// Whether the server is reachable, and the banner that says when it is not.
 import { announce, byId, h, iconButton } from "./dom.ts";
 import { CallError, type Client } from "./mcp.ts";
 
 const banner = byId("banner");
 let shownKind = "";
 
-/** Shows one line of trouble above everything. */
+/** Shows one error line above everything. */
 export function showBanner(kind: "offline" | "busy" | "error", text: string, action?: { label: string; act: () => void }): void {
   shownKind = kind;
   banner.dataset["kind"] = kind;
@@ -24,7 +24,7 @@ export function hideBanner(kind?: string): void {
 }
 
 interface Events {
-  /** The server is there: for the first time, or again. */
+  /** The server is reachable, for the first time or again. */
   online(): void;
   /** Files or runs have changed. */
   changed(): void;
@@ -44,7 +44,7 @@ export class Connection {
     private readonly on: Events,
   ) {
     document.addEventListener("visibilitychange", () => this.reconnect());
-    // A browser that is offline may reach a server on its own machine all the same: only a try tells.
+    // An offline browser may still reach a server on its own machine, so only a request can tell.
     for (const name of ["online", "offline"]) {
       addEventListener(name, () => {
         this.#isOnline = false;
@@ -54,12 +54,12 @@ export class Connection {
     }
   }
 
-  /** Whether the server is known to be out of reach. */
+  /** Whether the server is known to be unreachable. */
   get down(): boolean {
     return this.#failures > 0 || (!navigator.onLine && !this.#isOnline);
   }
 
-  /** Says that nothing can be run now. */
+  /** Shows that nothing can be run now. */
   refuse(): void {
     const text = "Not run: the server cannot be reached. Run it again when this message has gone.";
     this.#showOffline(text);
@@ -71,13 +71,13 @@ export class Connection {
     showBanner("offline", text, { label: "Try now", act: () => this.reconnect() });
   }
 
-  /** Tries at once, with what has changed: the key, or whether anybody looks. */
+  /** Tries again at once because the key or the visibility has changed. */
   reconnect(): void {
     this.#stop.abort();
     this.#wake();
   }
 
-  /** Never returns. A page that nobody looks at holds no connection: browsers have few for one server. */
+  /** Never returns. A hidden page holds no connection: browsers allow few per server. */
   async watch(): Promise<never> {
     let lost = true;
     for (;;) {
@@ -110,7 +110,7 @@ export class Connection {
           continue;
         }
         if (err.trouble !== "offline") {
-          // It is there, but gives no stream: look again now and then.
+          // The server is reachable but offers no stream: check again from time to time.
           this.#online(lost);
           lost = false;
           await this.#sleep(30_000);
@@ -132,7 +132,7 @@ export class Connection {
     if (lost) this.on.online();
   }
 
-  /** Returns when the server can be reached, as far as is known, and a moment later at the earliest. */
+  /** Resolves when the server seems reachable, after a short pause at least. */
   async back(): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, 500));
     if (this.#isOnline) return;

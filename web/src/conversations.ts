@@ -1,4 +1,4 @@
-// Which conversation the page is in: typed, picked from the recent ones, or new.
+// The conversation of the page: typed, chosen from the recent ones, or new.
 import { ask, byId, h } from "./dom.ts";
 import { age, bytes, visible } from "./format.ts";
 import { CallError, type Client } from "./mcp.ts";
@@ -14,7 +14,7 @@ interface Listed {
   live: boolean;
 }
 
-/** What ids the server takes: printable characters, without separators. */
+/** The ids that the server accepts: printable characters without separators. */
 export function idProblem(id: string): string {
   if (id === "") return "A conversation needs a name.";
   if (/[\s/\\\p{C}]/u.test(id)) return "The name of a conversation has no spaces, slashes or control characters.";
@@ -40,7 +40,7 @@ export class ConversationBar {
     conversations.use(this.id);
     this.#input.value = this.id;
     this.#input.addEventListener("input", () => this.#input.setCustomValidity(""));
-    // Only Enter opens what was typed: to leave the field is not to leave the conversation.
+    // Only Enter opens what was typed: leaving the field does not leave the conversation.
     this.#input.addEventListener("blur", () => this.#reset());
     this.#input.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.repeat) void this.#take();

@@ -1,6 +1,6 @@
 // Comma-separated values, as RFC 4180 and the world's spreadsheets write them.
 
-/** The separator that the first lines speak for. */
+/** Guesses the separator from the first lines. */
 export function separatorOf(text: string): string {
   const head = text.slice(0, 4096).split(/\r?\n/).slice(0, 5).join("\n").replace(/"[^"]*"/g, "");
   let best = ",";
@@ -55,7 +55,7 @@ export function parseCSV(text: string, separator = separatorOf(text), maxRows = 
   return { rows, truncated: false };
 }
 
-/** Which columns hold numbers, for aligning them. */
+/** Finds the columns with numbers, for alignment. */
 export function numericColumns(rows: string[][]): boolean[] {
   const width = rows.reduce((n, r) => Math.max(n, r.length), 0);
   return Array.from({ length: width }, (_, c) => {

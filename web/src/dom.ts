@@ -1,9 +1,11 @@
-// Making elements. Text only ever becomes text nodes: nothing here parses markup.
+// Creates elements. Text only becomes text nodes: nothing here parses markup.
 
 type Child = Node | string | null | undefined | false;
 type Props = { [name: string]: string | number | boolean | null | undefined | ((event: never) => void) };
 
-/** An element with attributes (booleans as present or not), listeners (on…) and children. */
+/**
+ * Creates an element with attributes (booleans as present or absent), listeners (on…) and children.
+ */
 export function h<K extends keyof HTMLElementTagNameMap>(tag: K, props: Props = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -15,7 +17,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(tag: K, props: Props = 
   return element;
 }
 
-/** The element of the page with that id, which is there. */
+/** Returns the element of the page with that id, which exists. */
 export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
   const element = document.getElementById(id);
   if (!element) throw new Error(`the page has no #${id}`);
@@ -52,12 +54,12 @@ export function icon(name: Icon): SVGSVGElement {
   return svg;
 }
 
-/** A button that is an icon, with its name for those who cannot see it. */
+/** Creates a button with an icon, and its name for people who cannot see it. */
 export function iconButton(name: Icon, label: string, onclick: (event: MouseEvent) => void, testid?: string): HTMLButtonElement {
   return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, "data-testid": testid }, icon(name));
 }
 
-/** Copies text and says so on the button for a moment. */
+/** Copies text and confirms it on the button for a moment. */
 export async function copy(button: HTMLButtonElement, text: string): Promise<void> {
   if (!(await toClipboard(text))) {
     announce("Copying is not allowed by the browser.");
@@ -81,7 +83,7 @@ async function toClipboard(text: string): Promise<boolean> {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    // No secure context (plain HTTP by a name), or no permission: the old way.
+    // Without a secure context (plain HTTP by name) or permission: the old way.
     const area = h("textarea", { class: "visually-hidden", "aria-hidden": "true" });
     area.value = text;
     (document.querySelector("dialog[open]") ?? document.body).append(area);
@@ -92,7 +94,10 @@ async function toClipboard(text: string): Promise<boolean> {
   }
 }
 
-/** Renders a list anew and gives the focus back to the control that had it; a row is known by a data attribute, a control by its place. */
+/**
+ * Renders a list again and restores the focus. A data attribute identifies a row, its position a
+ * control.
+ */
 export function keepFocus(list: HTMLElement, attribute: string, render: () => void): void {
   const controls = (row: Element | undefined) => [...(row?.querySelectorAll<HTMLElement>("a, button") ?? [])];
   const rows = () => [...list.children] as HTMLElement[];
@@ -101,14 +106,14 @@ export function keepFocus(list: HTMLElement, attribute: string, render: () => vo
   const control = controls(rows()[at]).indexOf(document.activeElement as HTMLElement);
   render();
   if (at < 0) return;
-  // Of a row that is gone, the one that has taken its place.
+  // If the row is gone, the one in its place gets the focus.
   const row = rows().find((r) => r.dataset[attribute] === name) ?? rows()[Math.min(at, list.childElementCount - 1)];
   (controls(row)[control] ?? controls(row)[0])?.focus();
 }
 
 let announcement: ReturnType<typeof setTimeout> | undefined;
 
-/** Tells those who listen to the page instead of looking at it; the last of several within a moment. */
+/** Announces a text to screen readers; the last of several within a moment wins. */
 export function announce(text: string): void {
   clearTimeout(announcement);
   announcement = setTimeout(() => (byId("announcer").textContent = text), 150);
@@ -133,7 +138,7 @@ export function ask(question: string, detail: string, yes: string, kind: "danger
       dialog.remove();
       resolve(dialog.returnValue === "yes");
     });
-    // A key that is held down since before the question was asked does not answer it.
+    // A key that has been held down since before the question does not answer it.
     dialog.addEventListener("keydown", (event) => event.repeat && event.key === "Enter" && event.preventDefault());
     document.body.append(dialog);
     dialog.showModal();

@@ -1,4 +1,4 @@
-// The editor: CodeMirror with what a runner's code needs, and no more.
+// The editor: CodeMirror with what a runner's code needs.
 import { defaultKeymap, history, historyKeymap, indentWithTab, isolateHistory, undo } from "@codemirror/commands";
 import { javascript } from "@codemirror/lang-javascript";
 import { python } from "@codemirror/lang-python";
@@ -8,7 +8,7 @@ import { Compartment, EditorState, type Extension } from "@codemirror/state";
 import { drawSelection, EditorView, highlightActiveLine, highlightActiveLineGutter, keymap, lineNumbers, placeholder } from "@codemirror/view";
 import { tags as t } from "@lezer/highlight";
 
-// Colours are the page's own variables, so that a change of theme needs nothing here.
+// Colours are the page's own variables, so a change of theme needs nothing here.
 const highlighting = HighlightStyle.define([
   { tag: [t.keyword, t.modifier, t.operatorKeyword, t.controlKeyword, t.definitionKeyword, t.moduleKeyword, t.self], color: "var(--code-keyword)" },
   { tag: [t.string, t.special(t.string), t.regexp], color: "var(--code-string)" },
@@ -50,7 +50,7 @@ const keptStates = 20;
 
 export interface Editor {
   readonly code: string;
-  /** Shows what is kept under a name, with a history of its own, which is kept while the page is open. */
+  /** Shows the document of that name, with its own undo history while the page is open. */
   load(name: string, code: string, language: string): void;
   /** Replaces the code. It can be undone. */
   replace(code: string): void;
@@ -74,7 +74,7 @@ export function createEditor(parent: HTMLElement, nonce: string, on: EditorEvent
         EditorView.cspNonce.of(nonce),
         keymap.of([
           { key: "Mod-Enter", preventDefault: true, run: () => (on.run(), true) },
-          // Not taken when nothing runs: Escape, then Tab, leaves the editor.
+          // Not handled when nothing runs: Escape, then Tab, leaves the editor.
           { key: "Escape", run: () => on.stop() },
         ]),
         lineNumbers(),
@@ -98,7 +98,8 @@ export function createEditor(parent: HTMLElement, nonce: string, on: EditorEvent
           spellcheck: "false",
         }),
         EditorView.domEventHandlers({
-          // Typing over several lines: left to it, the browser merges them with style attributes, which the policy forbids.
+          // Handles typing over several lines: the browser would merge them with style attributes,
+          // which the policy forbids.
           beforeinput(event, view) {
             if (event.inputType !== "insertText" || !event.data || event.isComposing || view.state.selection.main.empty) return false;
             event.preventDefault();

@@ -15,7 +15,7 @@ export interface Entry {
   url: string;
 }
 
-/** What the server's tools let the pane do. */
+/** What the server's tools allow the pane to do. */
 export interface Abilities {
   list: boolean;
   upload: boolean;
@@ -51,7 +51,7 @@ export class FilesPane {
     setInterval(() => this.#showAges(), 20_000);
   }
 
-  /** Takes away what the server has no tool for, and says so. */
+  /** Removes controls that the server has no tool for, and says so. */
   set abilities(can: Abilities) {
     this.#can = can;
     byId("upload-input").hidden = !can.upload;
@@ -71,13 +71,13 @@ export class FilesPane {
     this.#render();
   }
 
-  /** Takes the marks away: what is new from now on counts. */
+  /** Clears the marks: only later changes are new. */
   settle(): void {
     this.#marks.clear();
     this.#render();
   }
 
-  /** Asks the server for the list, and marks what is new or different since the last time. */
+  /** Fetches the list and marks what is new or different since the last time. */
   async refresh(): Promise<void> {
     if (!this.#can.list) return;
     const turn = ++this.#latest;
@@ -144,7 +144,7 @@ export class FilesPane {
     try {
       await this.client.call("delete_file", { session_id: this.conversation(), filename: f.name });
       announce(`${visible(f.name)} was deleted.`);
-      // Not the next file's delete button: another Enter would delete that one.
+      // Not the next file's delete button: another Enter would delete that file.
       this.#list.querySelector<HTMLElement>(`[data-name="${CSS.escape(f.name)}"] .row-main`)?.focus();
     } catch (err) {
       if (!(err instanceof CallError && err.code === "not_found")) this.trouble(err);
@@ -210,7 +210,10 @@ export class FilesPane {
   }
 }
 
-/** The files of a drop. Folders come as files that cannot be read, so they are left out, and it is said. */
+/**
+ * Returns the files of a drop. Folders appear as unreadable files, so they are left out with a
+ * message.
+ */
 function dropped(data: DataTransfer): File[] {
   const items = [...data.items].filter((item) => item.kind === "file");
   const files = items.filter((item) => !item.webkitGetAsEntry()?.isDirectory).flatMap((item) => item.getAsFile() ?? []);
@@ -237,7 +240,10 @@ function entryOf(a: Record<string, unknown>): Entry {
   };
 }
 
-/** Links name the server by its public address; the page uses the one that it came from. Empty when it is no link to a file. */
+/**
+ * Links name the server by its public address; the page uses its own. Returns an empty text if it
+ * is not a link to a file.
+ */
 function ownAddress(link: unknown): string {
   const url = address(link);
   return url?.pathname.startsWith("/files/") ? url.pathname + url.search : "";

@@ -1,4 +1,4 @@
-// Sizes, times and durations as people read them.
+// Formats sizes, times and durations.
 
 export function bytes(n: number): string {
   if (n < 1000) return `${n} B`;
@@ -28,7 +28,7 @@ export function age(then: number, now: number): string {
   return days < 14 ? `${days} d ago` : new Date(then).toISOString().slice(0, 10);
 }
 
-/** Why a run ended that did not end by itself. */
+/** Why a run ended other than by itself. */
 const causes = new Map(Object.entries({
   timeout: "Time limit reached",
   cancelled: "Stopped",
@@ -45,20 +45,20 @@ export function causeText(cause: string): string {
   return causes.get(cause) ?? cause.replaceAll("_", " ");
 }
 
-/** With a capital at its beginning and a full stop at its end. */
+/** Adds a capital letter at the start and a full stop at the end. */
 export function sentence(text: string): string {
   return text && text.charAt(0).toUpperCase() + text.slice(1) + (text.endsWith(".") ? "" : ".");
 }
 
-/** A name that shows what is in it: characters that are not seen, or turn the order of others around, become marks. */
+/** Makes invisible characters, and those that change the text direction, visible. */
 export function visible(name: string): string {
   return name.replace(/[\p{C}\u2028\u2029]/gu, "\ufffd");
 }
 
-/** What a file is, for its icon and its preview. */
+/** The kind of a file, for its icon and preview. */
 export type Kind = "image" | "table" | "pdf" | "text" | "archive" | "other";
 
-/** The kind in a word: most people know files by their extension. */
+/** Describes the kind in a word: most people know files by their extension. */
 export function kindName(name: string): string {
   return /\.([a-z0-9]{1,5})$/i.exec(name)?.[1]?.toUpperCase() ?? "file";
 }

@@ -1,4 +1,4 @@
-// The runs of a conversation: what ran, how it ended; any of them can be shown, edited or run again.
+// The runs of a conversation. Each can be shown, edited or run again.
 import { byId, h, iconButton, keepFocus } from "./dom.ts";
 import { age, causeText, duration } from "./format.ts";
 import type { Listed } from "./runs.ts";
@@ -9,7 +9,7 @@ interface Events {
   show(cell: Cell): void;
   edit(cell: Cell): void;
   rerun(cell: Cell): void;
-  /** Runs are back that were removed. */
+  /** Removed runs were restored. */
   restored(): void;
 }
 
@@ -44,7 +44,7 @@ export class HistoryPane {
     this.refresh();
   }
 
-  /** The runs of this browser that are going, as far as is known; the oldest first. */
+  /** This browser's active runs, oldest first. */
   going(): Cell[] {
     return this.#cells.filter((c) => c.outcome === "running" && !c.foreign);
   }
@@ -56,13 +56,13 @@ export class HistoryPane {
 
   refresh(): void {
     const all = cells.all(this.#conversation);
-    // Another tab's run may have been taken for another client's, before its cell was here.
+    // A run of another tab may have been taken for another client's before its cell arrived.
     const own = new Set(all.filter((c) => !c.foreign).map((c) => c.runId));
     this.#cells = all.filter((c) => !c.foreign || !own.has(c.runId));
     this.#render();
   }
 
-  /** Adds a run that begins. */
+  /** Adds a run that starts. */
   add(conversation: string, run: Pick<Cell, "code" | "language" | "keep">): Cell {
     const cell: Cell = { id: newId(), runId: "", foreign: false, at: Date.now(), outcome: "running", cause: "", duration: 0, ...run };
     cells.put(conversation, cell);
@@ -70,12 +70,13 @@ export class HistoryPane {
     return cell;
   }
 
-  /** Adds the runs that other clients have started in the conversation, and how they ended. */
+  /** Adds the runs that other clients started in the conversation, and their ends. */
   learn(listed: Listed[]): void {
     this.#listed = listed;
     this.refresh();
     const cleared = cells.cleared(this.#conversation);
-    // A run that was never started has no id, as other clients' runs have no tag: that makes no two of them the same.
+    // A run that never started has no id, and other clients' runs have no tag: missing values are
+    // not equal.
     const known = new Map(this.#cells.flatMap((c) => [[c.id, c], [c.runId, c]] as const).filter(([id]) => id !== ""));
     for (const run of listed) {
       const cell = known.get(run.tag) ?? known.get(run.runId);
@@ -125,7 +126,10 @@ function outcomeText(cell: Cell): string {
   return cell.outcome === "failed" && cell.cause !== "" ? causeText(cell.cause).toLowerCase() : words[cell.outcome];
 }
 
-/** The line that tells a piece of code apart: the first that is no comment and no import. */
+/**
+ * Returns the line that identifies a piece of code: the first that is neither a comment nor an
+ * import.
+ */
 function firstLine(code: string): string {
   const lines = code.split("\n").map((l) => l.trim()).filter((l) => l !== "");
   return (lines.find((l) => !/^(#|\/\/|import\b|from\b|interface\b|set -)/.test(l)) ?? lines[0] ?? "(empty)").slice(0, 120);

@@ -1,5 +1,6 @@
-// HTML that code showed, cut down to what is known to be harmless. It is read by hand and not with DOMParser, since browsers hold what
-// that parses to the page's policy, and report it. The result is for a frame that may do nothing: this is the second wall, not the first.
+// Reduces HTML that code showed to harmless tags. It does not use DOMParser, because browsers apply
+// the page's policy to it and report violations. A frame without rights shows the result: this is
+// the second wall.
 
 const kept = new Set(
   ("a abbr article aside b blockquote br caption code col colgroup dd del details dfn div dl dt em figcaption figure footer h1 h2 h3 h4 h5 h6 header hr i ins kbd li main mark " +
@@ -8,17 +9,18 @@ const kept = new Set(
 const keptAttributes = new Set(["colspan", "rowspan", "scope", "title", "dir", "lang", "open", "start", "reversed", "align", "valign"]);
 const childless = new Set(["br", "col", "hr"]);
 
-// What is inside these is nothing to read; of the first ones it is not even markup.
+// The content of these elements is not shown; in the first ones it is not even markup.
 const raw = new Set("script style textarea title xmp iframe noembed noframes noscript plaintext".split(" "));
 const dropped = new Set("svg math object select button video audio canvas template head form dialog".split(" "));
 
 const deepest = 200;
 
-// A "<" outside quotes ends the attempt: what looks like the beginnings of many tags would be read over and over otherwise.
+// A "<" outside of quotes ends the attempt. Otherwise many unfinished tags would be scanned again
+// and again.
 const tag = /<(\/?)([a-z][a-z0-9:-]*)(?=[\s/>])((?:[^<>"']|"[^"]*"|'[^']*')*)>/iy;
 const attribute = /([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=<>`]+)))?/g;
 
-/** The harmless part of html, as HTML that is well-formed. */
+/** Returns the harmless part of html as well-formed HTML. */
 export function cleanHTML(html: string): string {
   let out = "";
   const open: string[] = [];
@@ -81,7 +83,9 @@ function after(html: string, end: string, from: number): number {
   return i < 0 ? html.length : i + end.length;
 }
 
-/** The place after the end tag of an element, nested ones of its name included; the end of html when there is none. */
+/**
+ * Returns the position after the end tag of an element, counting nested ones, or the end of html.
+ */
 function afterElement(html: string, name: string, from: number): number {
   const tags = new RegExp(`<(/?)${name}(?=[\\s/>])[^<>]*>`, "gi");
   tags.lastIndex = from;
@@ -94,7 +98,10 @@ function afterElement(html: string, name: string, from: number): number {
   return html.length;
 }
 
-/** A document for a frame's srcdoc. The frame has the page's policy, so its style needs the page's nonce. */
+/**
+ * Returns a document for a frame's srcdoc. The frame inherits the page's policy, so its style needs
+ * the page's nonce.
+ */
 export function frameDocument(html: string, css: string, nonce: string): string {
   return `<!doctype html><html><head><style nonce="${nonce}">${css}</style></head><body>${cleanHTML(html)}</body></html>`;
 }

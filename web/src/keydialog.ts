@@ -1,9 +1,12 @@
-// Asks for the API key, and tries it before it is kept.
+// Asks for the API key, and tries it before storing it.
 import { byId, h } from "./dom.ts";
 import { CallError, isKey, type Client } from "./mcp.ts";
 import { key } from "./store.ts";
 
-/** Takes a key from the address (#token=…), and takes it out of the address bar. Reports whether there was one. */
+/**
+ * Takes a key from the address (#token=…) and removes it from the address bar. Returns whether
+ * there was one.
+ */
 export function keyFromAddress(): boolean {
   const params = new URLSearchParams(location.hash.slice(1));
   const token = params.get("token");

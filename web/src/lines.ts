@@ -1,4 +1,4 @@
-// The output of a program as lines, built from pieces as they arrive.
+// A program's output as lines, built from pieces as they arrive.
 import { parse, plain, splitUnfinished, strip, type Span, type Style } from "./ansi.ts";
 
 export type Stream = "stdout" | "stderr";
@@ -17,14 +17,14 @@ interface Open {
   style: Style;
 }
 
-/** A line that grows without end is cut there: no program means it, and no browser lays it out. */
+/** A longer line is cut: no program means it, and no browser lays it out. */
 export const longestLine = 20_000;
 
 export class Lines {
   readonly all: Line[] = [];
   #open: Record<Stream, Open> = { stdout: fresh(), stderr: fresh() };
 
-  /** Takes a piece and returns the index of the first line that it changed. */
+  /** Adds a piece and returns the index of the first line that it changed. */
   add(stream: Stream, piece: string): number {
     const open = this.#open[stream];
     const first = open.line ? open.at : this.all.length;
@@ -46,7 +46,7 @@ export class Lines {
     return first;
   }
 
-  /** Adds a line of the page's own, and ends the lines that are open. */
+  /** Adds a line of the page's own and ends the open lines. */
   note(text: string): number {
     for (const open of Object.values(this.#open)) this.#finish(open);
     return this.all.push({ stream: "note", text, style: plain }) - 1;
@@ -66,7 +66,7 @@ export class Lines {
     open.returned = false;
   }
 
-  /** What a person copies: all of it, without colours. */
+  /** Returns the text to copy: everything, without colours. */
   text(stream?: Stream): string {
     return this.all.filter((l) => !stream || l.stream === stream).map((l) => strip(l.text)).join("\n");
   }

@@ -1,10 +1,11 @@
-// The output of a program on screen. Short output is laid out as it is and wraps; of long output only the lines in view exist.
+// The output of a program on screen. Short output is laid out whole and wraps; of long output, only
+// the visible lines exist.
 import { plain, strip, type Span, type Style } from "./ansi.ts";
 import { h } from "./dom.ts";
 import { Lines, spansOf, type Line, type Stream } from "./lines.ts";
 import { windowOf } from "./virtual.ts";
 
-/** Up to here output is laid out whole. */
+/** Output up to this size is laid out whole. */
 const wholeLines = 500;
 const rowHeight = 20;
 
@@ -25,7 +26,7 @@ export class LogView {
   /** scroller is the element that scrolls the log. */
   constructor(private readonly scroller: HTMLElement) {}
 
-  /** Follows the scroller, once the element is in it. */
+  /** Follows the scroller once the element is in it. */
   attach(): void {
     this.scroller.addEventListener("scroll", this.#schedule, { passive: true });
     this.#observer.observe(this.scroller);
@@ -44,13 +45,13 @@ export class LogView {
     this.#schedule();
   }
 
-  /** Says that output is missing here. */
+  /** Shows that output is missing here. */
   gap(bytes: number): void {
     this.lines.note(`… ${bytes.toLocaleString("en")} bytes of output are left out here …`);
     this.#schedule();
   }
 
-  /** Whether the end of the output is in view, so that what follows should be as well. */
+  /** Whether the end of the output is in view, so that new output should be as well. */
   get atEnd(): boolean {
     return this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < 40;
   }
@@ -63,7 +64,7 @@ export class LogView {
     });
   };
 
-  /** Renders at once what has come. */
+  /** Renders new output at once. */
   flush(): void {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
@@ -110,8 +111,9 @@ export class LogView {
   }
 
   /**
-   * Shows elements in place of texts that were printed to stdout in that order, once all output has come. Returns the ones that have
-   * no place: their text is not found, or so much else was printed that only the lines in view exist. Then a note takes its place.
+   * Shows elements in place of texts that were printed to stdout in that order, once all output has
+   * arrived. Returns the elements without a place: their text was not found, or only the visible
+   * lines exist.
    */
   replace(items: { plain: string; element: HTMLElement }[]): Set<HTMLElement> {
     this.flush();
@@ -137,7 +139,7 @@ export class LogView {
     return left;
   }
 
-  /** Gives every line a row, since few of them are to stay. */
+  /** Gives every line a row, because few of them stay. */
   #layOutWhole(): void {
     this.#spacer = this.#slice = undefined;
     this.#whole = true;
@@ -149,7 +151,7 @@ export class LogView {
 
 const belowNote: Line = { stream: "note", text: "… a table that is shown below …", style: plain };
 
-/** The lines of stdout, from one on, that are text: their indices, undefined when there are none. */
+/** Returns the indices of the stdout lines, from a start, that make up the text, or undefined. */
 export function findText(lines: readonly Line[], text: string, from: number): number[] | undefined {
   const wanted = text.replace(/\n$/, "").split("\n");
   const stdout = lines.map((line, i) => ({ line, i })).filter(({ line, i }) => i >= from && line.stream === "stdout");

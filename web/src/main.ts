@@ -1,4 +1,4 @@
-// The page at /. It talks to the server through /mcp and signed /files links alone.
+// The page at /. It reaches the server only through /mcp and signed /files links.
 import { Connection, hideBanner, showBanner } from "./connection.ts";
 import { openConnect } from "./connect.ts";
 import { ConversationBar } from "./conversations.ts";
@@ -79,10 +79,10 @@ const editor = createEditor(byId("editor"), nonce, {
   },
 });
 
-// What went wrong, told where it can be seen.
+// Errors, shown where they can be seen.
 
 function keyRefused(): void {
-  // Of several calls with a key that is no good, the first has seen to it.
+  // The first of several calls with a bad key has handled it.
   if (client.refused !== key.get() || key.fallBack()) connection.reconnect();
   else keyDialog.open("The server does not accept this key.");
 }
@@ -95,7 +95,7 @@ function trouble(err: unknown): void {
   else if (err.trouble === "refused") showBanner("error", err.message);
 }
 
-// What the server has.
+// What the server offers.
 
 async function refresh(): Promise<void> {
   try {
@@ -128,7 +128,7 @@ async function refresh(): Promise<void> {
 
 let looking = false;
 
-/** Looks at the files and runs again, now, and once more if something changes meanwhile. */
+/** Refreshes files and runs now, and once more if something changes meanwhile. */
 function lookAgain(): void {
   if (looking) return;
   looking = true;
@@ -144,7 +144,7 @@ function runnerOf(value: unknown): Runner {
   return { language: name, version: text(r["version"]), title: text(r["title"]), libraries: texts(r["libraries"]), persistent: r["persistent"] !== false };
 }
 
-/** The languages as the run tools name them, for a server that has no list of them. */
+/** Returns the languages that the run tools name, for a server without a list of them. */
 function namedByTools(): string[] {
   const choices = tools.get("run")?.get("env")?.choices ?? tools.get("run_code")?.get("language")?.choices ?? [];
   return choices.length > 0 ? choices : ["python"];
@@ -184,7 +184,7 @@ function loadCode(): void {
   editor.load(`${conversation.id}/${language}`, drafts.get(conversation.id, language) ?? examplesFor(language)[0]?.code ?? "", language);
 }
 
-/** Offers what another tab has written here, where this one has written nothing. */
+/** Offers the draft of another tab if this one has none. */
 function offerOtherDraft(): void {
   const all = drafts.all(conversation.id).filter((d) => d.language === language);
   const other = all.find((d) => !d.mine && d.text.trim() !== "" && d.text !== editor.code);
@@ -239,7 +239,7 @@ function run(cell?: Cell): void {
   announce("Running.");
 }
 
-/** Follows the runs of this conversation that are going, as far as this browser knows, and shows the last one; if there is none, the last result. */
+/** Follows the active runs of this conversation and shows the last one, or the last result. */
 function resume(): void {
   if (key.get() === "" || !client.detailed || !tools.has("wait_run")) return;
   const going = cells.going().map((cell) => runs.resume(conversation.id, cell));
@@ -292,7 +292,7 @@ function callOf(what: { code: string; language: string; keep: boolean }, id: str
   return [tool, { ...common, ...optional, conversationId: id, language: what.language }];
 }
 
-/** Ends the run that is going here; reports whether there was one. */
+/** Stops the active run. Returns whether there was one. */
 function stop(): boolean {
   const going = runs.of(conversation.id);
   if (going) runs.stop(going);
@@ -325,12 +325,12 @@ function showStatus(status: Status, elapsed: number): void {
     else line.dataset[name] = String(value);
   }
   const facts = status.state === "running" && status.facts.length === 0 ? [duration(elapsed)] : status.facts;
-  // A line that is too narrow breaks between facts, not in them.
+  // A narrow line breaks between facts, not within them.
   byId("stop-other").hidden = !runs.shownIn(shown)?.cell.foreign || !tools.has("cancel_run");
   byId("status-text").replaceChildren(h("b", {}, status.title), ...facts.flatMap((f) => [" ", h("span", { class: "fact" }, `· ${f}`)]));
 }
 
-/** Offers to stop the run that is going here, or to start one. */
+/** Offers to stop the active run, or to start one. */
 function showRunning(): void {
   const on = runs.of(conversation.id) !== undefined;
   const [runButton, stopButton] = [byId<HTMLButtonElement>("run"), byId<HTMLButtonElement>("stop")];
@@ -354,7 +354,7 @@ function editCell(cell: Cell): void {
   setCode(cell.code);
 }
 
-/** Puts code into the editor, and offers the way back. */
+/** Puts code into the editor and offers to undo it. */
 function setCode(text: string): void {
   const before = editor.code;
   if (text !== before) {
@@ -369,7 +369,8 @@ function setCode(text: string): void {
 // Controls.
 
 byId("run").addEventListener("click", () => run());
-// Stop takes the place of Run: what was the second half of a double click, or a key held down, was not meant for it.
+// Stop takes the place of Run: it ignores the second half of a double click, and a key that is held
+// down.
 byId("stop").addEventListener("click", (event) => (event.currentTarget as HTMLElement).ariaDisabled !== "true" && stop());
 byId("stop").addEventListener("keydown", (event) => event.repeat && event.preventDefault());
 byId("stop-other").addEventListener("click", () => {

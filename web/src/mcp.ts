@@ -1,4 +1,4 @@
-// The page's only way to the server: MCP over HTTP, without a session, one POST per call.
+// The page's only connection to the server: MCP over HTTP, without a session, one POST per call.
 import { fields, list, number, text, texts } from "./shape.ts";
 import { eventParser } from "./sse.ts";
 
@@ -6,7 +6,7 @@ const endpoint = "/mcp";
 const detailsKey = "mcp-code-sandbox/details";
 const version = "2025-11-25";
 
-/** What went wrong with a call, by what can be done about it. */
+/** The kinds of failed calls, by what can be done about them. */
 export type Trouble = "key" | "offline" | "busy" | "refused" | "aborted";
 
 export class CallError extends Error {
@@ -43,29 +43,29 @@ export interface Progress {
 export interface CallOptions {
   signal?: AbortSignal;
   onProgress?: (progress: Progress) => void;
-  /** Asks the server to tell all it knows about a run. */
+  /** Requests all details of a run. */
   details?: boolean;
-  /** The page's own name for the run that the call starts. */
+  /** The page's own tag for the run that the call starts. */
   tag?: string;
 }
 
 export class Client {
-  /** The key that the server has refused last. */
+  /** The last key that the server refused. */
   refused = "";
-  /** Whether the server tells details of runs, and nothing on the way takes them out. */
+  /** Whether the server sends details of runs, and no proxy removes them. */
   detailed = false;
   #next = 1;
 
   constructor(private readonly token: () => string) {}
 
-  /** The tools that the server offers, by name. */
+  /** Returns the tools that the server offers, by name. */
   async tools(): Promise<Map<string, Tool>> {
     const { tools, _meta } = fields(await this.#request("tools/list", { _meta: { [detailsKey]: true } }, {}));
     this.detailed = fields(_meta)[detailsKey] === true;
     return new Map(list(tools).map(fields).map((tool) => [text(tool["name"]), toolOf(fields(tool["inputSchema"]))]));
   }
 
-  /** Calls a tool. A refusal is thrown, with its code. */
+  /** Calls a tool. It throws a refusal, with its code. */
   async call(name: string, args: object, options: CallOptions = {}): Promise<ToolResult> {
     const meta: Record<string, unknown> = {};
     if (options.onProgress) meta["progressToken"] = `p${this.#next}`;
@@ -77,15 +77,15 @@ export class Client {
     return result;
   }
 
-  /** The JSON that a tool answers with. */
+  /** Returns the JSON answer of a tool. */
   async json(name: string, args: object): Promise<Record<string, unknown>> {
     const result = await this.call(name, args);
     return fields(result.structured ?? parsed(textOf(result)));
   }
 
   /**
-   * Stays connected until the server goes away or signal says so; then it returns or throws. Meanwhile it calls changed when files
-   * have changed, or runs have started or ended, of whichever client.
+   * Stays connected until the server goes away or signal is aborted, then returns or throws. It
+   * calls changed when files change, or when a run of any client starts or ends.
    */
   async presence(signal: AbortSignal, connected: () => void, changed: () => void): Promise<void> {
     const session = await this.#openSession(signal);
@@ -106,7 +106,10 @@ export class Client {
     }
   }
 
-  /** Opens a session, whose stream tells of changes. Empty where there is none to be had; then the stream only tells that the server is there. */
+  /**
+   * Opens a session whose stream announces changes. Returns an empty id if the server has none; the
+   * stream then only shows that the server is reachable.
+   */
   async #openSession(signal: AbortSignal): Promise<string> {
     const post = (message: object, headers: Record<string, string>) =>
       this.#fetch(endpoint, {
@@ -172,14 +175,14 @@ export class Client {
     const said = await message(response);
     if (response.status === 401) throw refuse();
     if (response.status === 502 || response.status === 503 || response.status === 504) {
-      // Of a server that is starting, stopping, or behind a proxy that cannot reach it.
+      // The server is starting, stopping, or behind a proxy that cannot reach it.
       throw new CallError(response.headers.has("Retry-After") ? "busy" : "offline", said || "The server is not available.");
     }
     throw new CallError("refused", said || `The server answered ${response.status}.`);
   }
 }
 
-/** Whether it could be a key: what a header can carry, in one word. */
+/** Reports whether it could be a key: one word that a header can carry. */
 export function isKey(token: string): boolean {
   return /^[\x21-\x7e]+$/.test(token);
 }
@@ -192,7 +195,7 @@ async function message(response: Response): Promise<string> {
   }
 }
 
-/** JSON, or undefined when it is none. */
+/** Returns the parsed JSON, or undefined if it is invalid. */
 function parsed(json: string): unknown {
   try {
     return JSON.parse(json);

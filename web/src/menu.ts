@@ -1,4 +1,4 @@
-// A button with a menu: arrow keys move, Escape closes and gives the focus back.
+// A button with a menu: arrow keys move, Escape closes it and restores the focus.
 
 export interface Menu {
   close(): void;

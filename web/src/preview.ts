@@ -1,4 +1,4 @@
-// A look at a file without downloading it. Downloads stay attachments: the page fetches the bytes and shows them itself.
+// Previews of files. Downloads stay attachments: the page fetches the bytes and shows them itself.
 import { parseCSV } from "./csv.ts";
 import { closeOnBackdrop, h, icon, iconButton } from "./dom.ts";
 import type { Entry } from "./files.ts";
@@ -88,7 +88,7 @@ async function get(url: string, signal: AbortSignal): Promise<Response> {
   return response;
 }
 
-/** The beginning of a response as text; undefined when it is not text. */
+/** Returns the start of a response as text, or undefined if it is not text. */
 async function start(response: Response): Promise<string | undefined> {
   const reader = response.body!.getReader();
   const parts: Uint8Array<ArrayBuffer>[] = [];

@@ -1,5 +1,5 @@
-// Runs that are going. The server carries them out in the background, so that they outlive this page: it follows their output, and
-// finds them again after a reload or a lost connection.
+// Active runs. The server runs them in the background, so they outlive this page. The page follows
+// their output and finds them again after a reload or a lost connection.
 import { CallError, type Client, type Progress, type Tool, type ToolResult } from "./mcp.ts";
 import { detailsKey, RunView } from "./runview.ts";
 import { fields, list, number, text } from "./shape.ts";
@@ -17,11 +17,11 @@ export interface Run {
 }
 
 interface Events {
-  /** Something about a run has changed that can be seen: its output, its time, its status. */
+  /** Something visible of a run has changed: its output, its time, its status. */
   changed(run: Run): void;
   ended(run: Run): void;
   trouble(err: CallError): void;
-  /** Returns when the server can be reached. */
+  /** Resolves when the server can be reached. */
   back(): Promise<void>;
 }
 
@@ -74,27 +74,27 @@ export class Runs {
     return this.#going.get(cell.id);
   }
 
-  /** The run of this browser that is going in a conversation; the last one, if there are several. */
+  /** Returns this browser's active run in a conversation, the last one if there are several. */
   of(conversation: string): Run | undefined {
     return [...this.#going.values()].findLast((run) => run.conversation === conversation && !run.cell.foreign && run.cell.outcome === "running");
   }
 
-  /** The run that a view shows, while it goes. */
+  /** Returns the active run that a view shows. */
   shownIn(view: RunView | undefined): Run | undefined {
     return [...this.#going.values()].find((run) => run.view === view && run.cell.outcome === "running");
   }
 
-  /** Runs code. The cell is kept already. */
+  /** Runs code. The cell is already stored. */
   start(conversation: string, cell: Cell, tool: string, args: object): Run {
     return this.#go(conversation, cell, (run) => (this.#background(tool) ? this.#startBackground(run, tool, args) : this.#runHere(run, tool, args)));
   }
 
-  /** Finds a run again that was started earlier, or elsewhere, and follows it from its beginning. */
+  /** Finds a run that was started earlier or elsewhere, and follows it from its beginning. */
   resume(conversation: string, cell: Cell): Run {
     return this.#going.get(cell.id) ?? this.#go(conversation, cell, (run) => this.#find(run));
   }
 
-  /** Ends a run. */
+  /** Stops a run. */
   stop(run: Run): void {
     if (run.here && (run.stopping || run.runId === "" || !this.tools.has("cancel_run"))) {
       run.abort.abort(); // asked twice, or only the end of the connection ends it
@@ -146,7 +146,7 @@ export class Runs {
     if (run.here) setTimeout(() => this.#going.get(run.cell.id) === run && run.abort.abort(), stopPatience);
   }
 
-  /** Has the server end a run, as soon as it can be reached. */
+  /** Cancels a run as soon as the server can be reached. */
   async #cancelled(run: Run): Promise<void> {
     while (this.#going.get(run.cell.id) === run) {
       try {
@@ -171,7 +171,7 @@ export class Runs {
       this.#begun(run, text(fields(result.meta[detailsKey])["run_id"]));
       if (run.runId === "") return run.view.finish(result, Date.now() - run.cell.at); // it has no id: it is all there is
     } catch (err) {
-      // The server may have begun with it all the same.
+      // The server may have started it nevertheless.
       if (!(err instanceof CallError && err.trouble === "offline")) throw err;
       await this.#reconnected(run, err);
       return this.#find(run);
@@ -179,7 +179,7 @@ export class Runs {
     return this.#follow(run);
   }
 
-  /** For a server that runs nothing in the background: the end of the connection is the end of the run. */
+  /** For a server without background runs: the run ends with the connection. */
   async #runHere(run: Run, tool: string, args: object): Promise<void> {
     run.here = true;
     const result = await this.client.call(tool, args, {
@@ -193,7 +193,7 @@ export class Runs {
     run.view.finish(result, Date.now() - run.cell.at);
   }
 
-  /** Looks for a run whose id may never have come. */
+  /** Finds a run whose id may never have arrived. */
   async #find(run: Run): Promise<void> {
     for (let tries = 1; run.runId === ""; tries++) {
       try {
@@ -221,7 +221,7 @@ export class Runs {
       let result: ToolResult;
       try {
         const signal = AbortSignal.any([run.abort.signal, AbortSignal.timeout(slowest)]);
-        // Until there is output, progress tells when a run begins or ceases to wait for another one.
+        // Until there is output, progress says when a run starts or stops waiting for another one.
         const onProgress = ({ meta }: Progress) => this.#showGoing(run, text(meta["mcp-code-sandbox/status"]), meta["mcp-code-sandbox/queued"]);
         result = await this.client.call("wait_run", { run_id: run.runId, cursor, timeout_seconds: patience }, { details: true, signal, ...(cursor === 0 ? { onProgress } : {}) });
       } catch (err) {
@@ -239,7 +239,7 @@ export class Runs {
       this.#showGoing(run, status, part["queued_behind"]);
       cursor = number(part["cursor"]) ?? cursor;
       this.on.changed(run);
-      // Much output is fetched without a pause: the server keeps only so much of it.
+      // Large output is fetched without a pause, because the server keeps only so much of it.
       if (output.length < smallPart) await new Promise((resolve) => setTimeout(resolve, Math.max(0, interval - (performance.now() - asked))));
     }
   }
@@ -264,7 +264,7 @@ export class Runs {
   }
 }
 
-/** What a run waits for, in words. */
+/** Describes what a run waits for. */
 function waitsFor(behind: Record<string, unknown>, going: Iterable<Run>): string {
   const first = [...going].find((run) => run.runId !== "" && run.runId === text(behind["run_id"]));
   const more = (number(behind["ahead"]) ?? 1) - 1;
@@ -272,7 +272,10 @@ function waitsFor(behind: Record<string, unknown>, going: Iterable<Run>): string
   return `waits for ${which}${more > 0 ? ` and ${more} more` : ""}`;
 }
 
-/** A page that nobody looks at holds no connection: browsers have few for one server, and the output waits at the server. */
+/**
+ * A hidden page holds no connection: browsers allow few per server, and the server keeps the
+ * output.
+ */
 function visible(): Promise<void> {
   return new Promise((resolve) => {
     if (!document.hidden) return resolve();

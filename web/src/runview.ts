@@ -1,4 +1,4 @@
-// One run on screen: its output as it comes, what it showed, how it ended.
+// One run on screen: its live output, what it showed, how it ended.
 import { h } from "./dom.ts";
 import { bytes, causeText, duration, sentence } from "./format.ts";
 import { frameDocument } from "./html.ts";
@@ -24,7 +24,7 @@ interface Display {
   plain: string; // as it was printed; empty when it was not
 }
 
-/** How a run ended, as far as the server tells. */
+/** How a run ended, as far as the server says. */
 interface Details {
   exitCode: number | undefined;
   signal: number;
@@ -69,13 +69,16 @@ export class RunView {
     this.element.append(this.log.element);
   }
 
-  /** A piece of output; what comes with it says which ranges of it are standard error, and how much is missing after it. */
+  /**
+   * Adds a piece of output. meta says which ranges are standard error, and how much is missing
+   * after it.
+   */
   progress(piece: string, meta: Record<string, unknown>): void {
     this.#take(piece, list(meta[stderrKey]));
     this.#gap(number(meta[missedKey]));
   }
 
-  /** What is new of a run that is followed; before it some may be missing. */
+  /** Adds new output of a followed run. Some may be missing before it. */
   follow(part: Record<string, unknown>): void {
     this.#gap(number(part["output_missed_bytes"]));
     this.#take(text(part["output"]), list(part["output_stderr"]));
@@ -129,7 +132,7 @@ export class RunView {
     else if (scrolled || this.element.lastElementChild?.matches(".notice")) this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
-  /** Brings a plot or another thing that the code showed into view, once it has its size. */
+  /** Scrolls a plot or another display into view once its size is known. */
   async reveal(): Promise<void> {
     const shown = this.#displayed;
     if (!shown?.isConnected) return;
@@ -137,12 +140,12 @@ export class RunView {
     await Promise.all([...shown.querySelectorAll("img")].map((img) => img.decode().catch(() => {})));
     if (Math.abs(this.scroller.scrollTop - before) >= 2) return; // somebody has scrolled meanwhile
     if (!document.activeElement?.closest(".cm-editor")) return shown.scrollIntoView({ block: "nearest" });
-    // The page stays where somebody may be typing; the output alone moves.
+    // The page does not move while somebody may be typing; only the output does.
     const [box, view] = [shown.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
     this.scroller.scrollTop += Math.max(0, Math.min(box.bottom - view.bottom, box.top - view.top));
   }
 
-  /** The run did not come to an end that the server could tell of. */
+  /** The server could not report the end of the run. */
   fail(err: CallError): void {
     if (err.trouble === "aborted") {
       this.status = { state: "stopped", title: "Stopped", facts: [], cause: "cancelled" };
@@ -169,14 +172,20 @@ export class RunView {
     this.element.append(figure);
   }
 
-  /** Shows tables in place of what was printed of them, everything else below the output. Displays come in the order they were printed. */
+  /**
+   * Shows tables in place of their printed text, and everything else below the output. Displays
+   * come in the order in which they were printed.
+   */
   #display(displays: Display[]): void {
     const shown = displays.flatMap((display) => this.#elementOf(display) ?? []);
     const left = this.log.replace(shown.filter(({ plain }) => plain !== ""));
     for (const { plain, element } of shown) if (plain === "" || left.has(element)) this.#append(element);
   }
 
-  /** What shows it, and the text that it can take the place of, if any. Undefined when there is nothing to show. */
+  /**
+   * Returns the element of a display, and the text that it replaces, if any. Undefined if there is
+   * nothing to show.
+   */
   #elementOf({ mime, text, plain }: Display): { plain: string; element: HTMLElement } | undefined {
     if (mime === "text/html") {
       const table = tableOfHTML(text);
@@ -184,7 +193,7 @@ export class RunView {
       if (plain !== "" && table.body.flat().length === 0) return undefined; // what was printed says more
       return { plain, element: renderTable(table, `Table ${++this.#tables}`) };
     }
-    // As an image an SVG runs nothing and loads nothing.
+    // As an image, an SVG runs nothing and loads nothing.
     if (mime === "image/svg+xml") return { plain: "", element: picture(`data:image/svg+xml,${encodeURIComponent(text)}`) };
     return mime.startsWith("text/") ? { plain: "", element: h("div", { class: "log-line" }, text) } : undefined;
   }
@@ -192,7 +201,7 @@ export class RunView {
   #frame(html: string): HTMLElement {
     const frame = h("iframe", { sandbox: "", title: "HTML that the code showed", "data-testid": "output-html", loading: "lazy" });
     frame.srcdoc = frameDocument(html, frameCSS, this.nonce);
-    // A frame that may do nothing cannot tell its height either.
+    // A frame without rights cannot report its height.
     const rows = (html.match(/<(tr|p|li|h[1-6]|pre|div|br)\b/gi) ?? []).length;
     frame.style.height = `${Math.min(420, 60 + rows * 28)}px`;
     return frame;
@@ -208,7 +217,10 @@ function picture(url: string): HTMLElement {
   return h("img", { src: url, alt: "A picture that the code showed", "data-testid": "output-image" });
 }
 
-/** What a result tells about a run: all of it in its details; less, where a server or something before it sends none. */
+/**
+ * Reads what a result says about a run: everything from its details, or less if the server or a
+ * proxy sends none.
+ */
 function detailsOf(result: ToolResult): Details {
   const told = fields(result.meta[detailsKey]);
   const said = textOf(result);

@@ -1,4 +1,4 @@
-// What goes with every run: environment variables, network, time limit, services.
+// Settings of every run: environment variables, network, time limit, services.
 import { byId, closeOnBackdrop, h, iconButton } from "./dom.ts";
 import { visible } from "./format.ts";
 import type { Client } from "./mcp.ts";
@@ -37,7 +37,7 @@ export class Settings {
     this.#note();
   }
 
-  /** Variables with a name that the server takes, the last of a name winning. */
+  /** Returns the variables whose names the server accepts. The last one of a name wins. */
   get environment(): Record<string, string> {
     return Object.fromEntries(environment.get().filter(([name, value]) => name !== "" && variableProblem(name, value) === ""));
   }
@@ -51,18 +51,18 @@ export class Settings {
     this.#note();
   }
 
-  /** Seconds, undefined for the server's own limit. */
+  /** Returns seconds, or undefined for the server's own limit. */
   get timeout(): number | undefined {
     const t = runSettings.get().timeout;
     return t && timeoutProblem(String(t), this.limits.maxTimeout) === "" ? t : undefined;
   }
 
-  /** Names of the services that runs may call. */
+  /** Returns the names of the services that runs may call. */
   get services(): string[] {
     return this.limits.services ? (runSettings.get().services ?? []) : [];
   }
 
-  /** On the button: how many settings differ from the usual. */
+  /** Shows on the button how many settings differ from the defaults. */
   #note(): void {
     const n = Object.keys(this.environment).length + Number(this.network) + Number(this.timeout !== undefined) + this.services.length;
     const note = byId("settings-note");
@@ -108,7 +108,7 @@ export class Settings {
     const timeout = h("input", {
       id: "timeout-input", class: "field", type: "number", min: 1, max: this.limits.maxTimeout ?? null, step: 1, value: this.timeout ?? "", placeholder: "default", "data-testid": "timeout-input", "aria-describedby": "timeout-about timeout-problem",
       oninput: () => {
-        // What is no number has no value.
+        // Invalid input has no value.
         const why = timeout.validity.badInput ? timeoutProblem("?", this.limits.maxTimeout) : timeoutProblem(timeout.value, this.limits.maxTimeout);
         problem.textContent = why;
         problem.hidden = why === "";
@@ -179,7 +179,7 @@ export class Settings {
     void this.refreshServices();
   }
 
-  /** Looks again which services there are: one may have been connected, or gone, since. */
+  /** Fetches the services again: one may have been connected or removed since. */
   async refreshServices(): Promise<void> {
     if (!this.limits.services || (!this.#section && this.services.length === 0)) return;
     let services: Service[];
@@ -188,7 +188,7 @@ export class Settings {
     } catch (err) {
       return this.on.trouble(err);
     }
-    // One that is not connected would have every run refused.
+    // A service that is not connected would have every run refused.
     this.#use((name) => services.some((s) => s.name === name && s.connected));
     if (!this.#section || services.length === 0) return;
     const focused = this.#section.contains(document.activeElement) ? document.activeElement?.closest<HTMLElement>("[data-service]")?.dataset["service"] : undefined;
@@ -222,14 +222,14 @@ export class Settings {
   }
 }
 
-/** What is wrong with a time limit; empty when nothing is, or when there is none. */
+/** Returns what is wrong with a time limit, or an empty text. */
 export function timeoutProblem(seconds: string, most: number | undefined): string {
   if (seconds === "") return "";
   const fits = /^\d+$/.test(seconds) && Number(seconds) >= 1 && Number(seconds) <= (most ?? Infinity);
   return fits ? "" : `Use a whole number of seconds, ${most === undefined ? "1 or more" : `from 1 to ${most}`}. This limit is not used.`;
 }
 
-/** What is wrong with a variable that the server would refuse, and with it every run; empty when nothing is. */
+/** Returns why the server would refuse a variable, and with it every run, or an empty text. */
 export function variableProblem(name: string, value: string): string {
   if (name === "") return value === "" ? "" : "This variable needs a name. It is not sent.";
   if (!/^[A-Za-z_][A-Za-z0-9_]*$/.test(name)) return "A name has letters, digits and underscores, and does not begin with a digit. This variable is not sent.";

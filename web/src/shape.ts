@@ -1,6 +1,7 @@
-// What came from elsewhere (the server, a proxy, this browser's storage) may be anything; it is looked at through these before it is used.
+// Data from elsewhere (the server, a proxy, this browser's storage) may have any shape. These
+// functions check it before it is used.
 
-/** The members of an object; none, when it is something else. */
+/** Returns the members of an object, or none if it is something else. */
 export function fields(value: unknown): Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : {};
 }
@@ -21,7 +22,9 @@ export function number(value: unknown): number | undefined {
   return typeof value === "number" && Number.isFinite(value) ? value : undefined;
 }
 
-/** An address, undefined when it is none. What is relative is meant for this server. */
+/**
+ * Returns an address, or undefined if it is not valid. A relative address belongs to this server.
+ */
 export function address(value: unknown): URL | undefined {
   try {
     return typeof value === "string" && value !== "" ? new URL(value, location.href) : undefined;

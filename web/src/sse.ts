@@ -5,7 +5,10 @@ export interface ServerEvent {
   data: string;
 }
 
-/** Returns a function that takes the next piece of a stream and returns the events that it completed. */
+/**
+ * Returns a function that takes the next piece of a stream and returns the events that it
+ * completes.
+ */
 export function eventParser(): (chunk: string) => ServerEvent[] {
   let rest = "";
   let event = "";

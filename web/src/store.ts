@@ -1,5 +1,5 @@
-// What the page remembers in this browser. Where storage is not allowed, it remembers nothing, and works.
-// Tabs share the device's storage: what two of them could write at the same time has a key for each of them.
+// What the page remembers in this browser. Without storage it remembers nothing, and works. Tabs
+// share the device's storage, so each has its own key for what two tabs could write at once.
 import { fields, number, text, texts } from "./shape.ts";
 
 export type Outcome = "running" | "ok" | "failed" | "stopped" | "error" | "lost";
@@ -39,7 +39,7 @@ function write(storage: () => Storage, key: string, value: unknown): void {
       else storage().setItem(prefix + key, JSON.stringify(value));
       return;
     } catch {
-      // Full, or forbidden. What was kept of the conversation that was used longest ago makes way.
+      // Full or forbidden. The least recently used conversation makes room.
       const oldest = conversations.recent().findLast((id) => keysOf(id).length > 0);
       if (oldest === undefined || key.includes(`/${oldest}/`)) return;
       forget(oldest);
@@ -47,7 +47,7 @@ function write(storage: () => Storage, key: string, value: unknown): void {
   }
 }
 
-/** The device's keys that begin like that, without the page's prefix. */
+/** Returns the device's keys with this prefix, without the page's own prefix. */
 function keys(start: string): string[] {
   try {
     return Object.keys(localStorage).filter((k) => k.startsWith(prefix + start)).map((k) => k.slice(prefix.length));
@@ -59,13 +59,13 @@ function keys(start: string): string[] {
 const tab = () => sessionStorage;
 const device = () => localStorage;
 
-/** The API key: of this tab, or of this device where the person said so. */
+/** The API key: of this tab, or of this device if the person chose so. */
 export const key = {
   get: (): string => read(tab, "key", "") || read(device, "key", ""),
   remembered: (): boolean => read(device, "key", "") !== "",
-  /** For this tab; what the device remembers stays. */
+  /** For this tab only; the device's key stays. */
   setForTab: (value: string): void => write(tab, "key", value),
-  /** Gives up the tab's key for the device's, and reports whether there is one. */
+  /** Replaces the tab's key with the device's. Returns whether there is one. */
   fallBack(): boolean {
     const had = read(tab, "key", "") !== "" && key.remembered();
     if (had) write(tab, "key", undefined);
@@ -81,13 +81,13 @@ export const key = {
   },
 };
 
-/** Environment variables may be secrets: they go with the tab. */
+/** Environment variables may be secrets: they end with the tab. */
 export const environment = {
   get: (): [name: string, value: string][] => read(tab, "environment", []),
   set: (vars: [string, string][]): void => write(tab, "environment", vars),
 };
 
-/** What else goes with runs, until the tab is closed. */
+/** Other settings of runs, until the tab is closed. */
 export interface RunSettings {
   network?: boolean;
   timeout?: number; // seconds
@@ -109,7 +109,7 @@ export const preferences = {
   set: (change: Preferences): void => write(device, "preferences", { ...preferences.get(), ...change }),
 };
 
-/** The conversation of this tab, and the ones this browser has used. */
+/** The conversation of this tab, and those that this browser has used. */
 export const conversations = {
   current: (): string => read(tab, "conversation", "") || conversations.recent()[0] || "",
   recent: (): string[] => read(device, "conversations", []),
@@ -125,7 +125,10 @@ export function newId(): string {
   return [...crypto.getRandomValues(new Uint8Array(6))].map((b) => b.toString(16).padStart(2, "0")).join("");
 }
 
-/** This tab, also after a reload. A tab that was duplicated has a copy of the other's storage, and takes an id of its own. */
+/**
+ * Identifies this tab, also after a reload. A duplicated tab has a copy of the other's storage and
+ * takes a new id.
+ */
 let tabId = read(tab, "tab", "") || newId();
 write(tab, "tab", tabId);
 const asked = newId();
@@ -149,21 +152,21 @@ export interface Draft {
   mine: boolean; // written in this tab
 }
 
-/** Code that is being written, for each conversation, language and tab. */
+/** Unfinished code, for each conversation, language and tab. */
 export const drafts = {
-  /** This tab's first, then the newest. */
+  /** This tab's draft first, then the newest. */
   all(conversation: string): Draft[] {
     const found = keys(`draft/${conversation}/`).map((k) => {
       const [, , language, writer] = k.split("/");
       const draft = fields(read<unknown>(device, k, {}));
       return { language: language ?? "", text: text(draft["text"]), at: number(draft["at"]) ?? 0, mine: writer === tabId };
     });
-    // As versions before this one kept them.
+    // The format of earlier versions.
     for (const [language, old] of Object.entries(fields(read<unknown>(device, `code:${conversation}`, {})))) found.push({ language, text: text(old), at: 0, mine: false });
     return found.sort((a, b) => Number(b.mine) - Number(a.mine) || b.at - a.at);
   },
   get: (conversation: string, language: string): string | undefined => drafts.all(conversation).find((d) => d.language === language)?.text,
-  /** The language that was written in last. */
+  /** The last language that was written in. */
   language: (conversation: string): string | undefined => drafts.all(conversation)[0]?.language,
   set(conversation: string, language: string, written: string): void {
     const start = `draft/${conversation}/${language}/`;
@@ -173,9 +176,9 @@ export const drafts = {
   },
 };
 
-/** The runs of a conversation, each under a key of its own. */
+/** The runs of a conversation, each under its own key. */
 export const cells = {
-  /** The oldest first. */
+  /** Oldest first. */
   all(conversation: string): Cell[] {
     splitOld(conversation);
     const found = keys(`cell/${conversation}/`).map((k) => cellOf(read<unknown>(device, k, {}))).filter((c) => c.id !== "");
@@ -183,17 +186,17 @@ export const cells = {
   },
   put(conversation: string, cell: Cell): void {
     write(device, `cell/${conversation}/${cell.id}`, cell);
-    // However much other clients run, it costs no run of this browser its place.
+    // Runs of other clients never displace runs of this browser.
     const alike = cells.all(conversation).filter((c) => c.foreign === cell.foreign);
     for (const old of alike.slice(0, -recentCells)) write(device, `cell/${conversation}/${old.id}`, undefined);
   },
-  /** Changes a cell, unless it has been removed meanwhile. */
+  /** Changes a cell unless it has been removed meanwhile. */
   update(conversation: string, id: string, change: Partial<Cell>): void {
     const k = `cell/${conversation}/${id}`;
     const cell = cellOf(read<unknown>(device, k, {}));
     if (cell.id !== "") write(device, k, { ...cell, ...change });
   },
-  /** Removes them all, and returns the way back. These runs are not to be listed again. */
+  /** Removes all cells and returns a function that restores them. The runs are not listed again. */
   clear(conversation: string, runIds: string[]): () => void {
     const [all, cleared] = [cells.all(conversation), cells.cleared(conversation)];
     for (const k of keys(`cell/${conversation}/`)) write(device, k, undefined);
@@ -223,7 +226,7 @@ function cellOf(value: unknown): Cell {
   };
 }
 
-/** Takes over a history as versions before this one kept it: in one piece. */
+/** Migrates the history of earlier versions, which was one piece. */
 function splitOld(conversation: string): void {
   const old = read<unknown>(device, `cells:${conversation}`, undefined);
   if (old === undefined) return;

@@ -1,4 +1,5 @@
-// Tables: of text, and read out of HTML that code showed. Cells are text, and nothing else of the HTML reaches the page.
+// Tables made of text, or read from HTML that code showed. Cells are text; nothing else of the HTML
+// reaches the page.
 import { numericColumns } from "./csv.ts";
 import { h } from "./dom.ts";
 import { cleanHTML } from "./html.ts";
@@ -16,7 +17,7 @@ export interface Table {
   notes: string[]; // text around the table, such as how large the whole is
 }
 
-/** What a browser lays out at once without anybody waiting for it. */
+/** A browser lays this many out at once without a delay. */
 const mostColumns = 200;
 const mostCells = 40_000;
 
@@ -35,7 +36,9 @@ function span(attributes: string, name: string): number {
   return Math.min(Math.max(n, 1), mostColumns);
 }
 
-/** The one table that HTML consists of; undefined when it is something else, or has a table in a table. */
+/**
+ * Returns the only table in the HTML, or undefined if there is anything else, or a nested table.
+ */
 export function tableOfHTML(html: string): Table | undefined {
   const table: Table = { head: [], body: [], notes: [] };
   let [tables, inTable, inHead] = [0, false, false];
@@ -75,13 +78,13 @@ export function tableOfHTML(html: string): Table | undefined {
   return tables === 1 && table.body.length + table.head.length > 0 ? table : undefined;
 }
 
-/** A table of rows of text, the first of which is its head. */
+/** Makes a table of rows of text. The first row is its head. */
 export function tableOfRows(head: string[], rows: string[][]): Table {
   const cells = (row: string[], isHead: boolean) => row.map((text) => ({ text, head: isHead, columns: 1, rows: 1 }));
   return { head: [cells(head, true)], body: rows.map((row) => cells(row, false)), notes: [] };
 }
 
-/** The cells of each row with their column, spans of earlier rows counted. */
+/** Returns the column of each cell, counting spans of earlier rows. */
 export function columnsOf(rows: Cell[][]): number[][] {
   const open: number[] = []; // rows that a cell above still takes, by column
   return rows.map((row) => {
@@ -97,7 +100,10 @@ export function columnsOf(rows: Cell[][]): number[][] {
   });
 }
 
-/** The beginning of a table, no larger than a browser can lay out. A cell counts for as many as it takes the place of. */
+/**
+ * Returns the start of a table, small enough to lay out. A cell counts for all places that it
+ * spans.
+ */
 export function beginningOf(whole: Table): { head: Cell[][]; body: Cell[][]; cut: boolean } {
   let [cells, cut] = [0, false];
   const fit = (rows: Cell[][]) => {
@@ -115,7 +121,7 @@ export function beginningOf(whole: Table): { head: Cell[][]; body: Cell[][]; cut
   return { head, body, cut };
 }
 
-/** The table on screen, with numbers aligned. Of a very large one, the beginning. */
+/** Renders a table with aligned numbers, or the start of a very large one. */
 export function renderTable(whole: Table, label = "Table"): HTMLElement {
   const { cut, ...table } = beginningOf(whole);
   const places = columnsOf(table.body);

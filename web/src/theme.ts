@@ -1,4 +1,5 @@
-// Light or dark: the system's choice until the person makes one. /theme.js applies it before the first paint.
+// Light or dark: the system's choice until the person chooses. /theme.js applies it before the
+// first paint.
 import { byId } from "./dom.ts";
 
 export function themeSwitch(): void {

@@ -1,10 +1,10 @@
-// A line at the bottom of the page about what has just happened, with a way back.
+// A line at the bottom of the page about the last action, with a way to undo it.
 import { byId, h, iconButton } from "./dom.ts";
 
 const shownFor = 12_000;
 let timer: ReturnType<typeof setTimeout> | undefined;
 
-/** Shows it for a while; for as long as somebody points at it or has the focus in it. */
+/** Shows it for a while, or as long as it has the pointer or the focus. */
 export function showToast(text: string, action?: { label: string; act: () => void }): void {
   const toast = byId("toast");
   toast.replaceChildren(h("span", {}, text));

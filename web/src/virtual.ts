@@ -1,4 +1,4 @@
-// Which of many rows of one height are in view.
+// Finds the visible ones of many rows of equal height.
 
 export interface Window {
   first: number;
@@ -7,16 +7,16 @@ export interface Window {
   height: number; // of the whole content
 }
 
-/** Browsers lay out elements up to some ten million pixels; beyond, positions are scaled. */
+/** Browsers lay out up to about ten million pixels; beyond that, positions are scaled. */
 export const tallest = 8_000_000;
 
-/** The rows to show when the content is scrolled to scrollTop in a view of viewHeight. */
+/** Returns the rows to show for a scroll position and a view height. */
 export function windowOf(rows: number, rowHeight: number, scrollTop: number, viewHeight: number, overscan = 20): Window {
   const real = rows * rowHeight;
   const height = Math.min(real, tallest);
   const reach = Math.max(1, height - viewHeight);
   const position = Math.min(Math.max(0, scrollTop), reach);
-  // Where the content is taller than a browser takes, a place on the scroll bar stands for a proportional one in it.
+  // If the content is taller than a browser allows, scroll positions are proportional.
   const offset = real > height ? (position / reach) * (real - viewHeight) : position;
   const first = Math.max(0, Math.floor(offset / rowHeight) - overscan);
   const last = Math.min(rows, Math.ceil((offset + viewHeight) / rowHeight) + overscan);
