@@ -19,7 +19,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestArtifacts: what a run created or changed is found by names, sizes and times, and only after success.
+// TestArtifacts: what a run created or changed is found by names, sizes and times, and only after
+// success.
 func TestArtifacts(t *testing.T) {
 	then := time.Unix(1_700_000_000, 1)
 	type change func(in func(name string) string) error
@@ -85,7 +86,8 @@ func TestArtifacts(t *testing.T) {
 	}
 }
 
-// TestArtifactRunsAreAlone: such a run is refused beside any other; another kind of run is not refused beside it.
+// TestArtifactRunsAreAlone: such a run is refused beside any other; another kind of run is not
+// refused beside it.
 func TestArtifactRunsAreAlone(t *testing.T) {
 	started := make(chan struct{}, 2)
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit { started <- struct{}{}; <-p.Done(); return sessiontest.SIGKILL }, nil)
@@ -181,7 +183,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// TestCloseSession: links to files outlive the session, links for uploads do not, and a new session's file comes first.
+// TestCloseSession: links to files outlive the session, links for uploads do not, and a new
+// session's file comes first.
 func TestCloseSession(t *testing.T) {
 	r := newRig(t, nil, nil)
 	ctx := t.Context()

@@ -11,7 +11,8 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// What a run costs the server beside the sandbox does not grow with the number of open sessions, whatever kind of run it is.
+// What a run costs the server beside the sandbox does not grow with the number of open sessions,
+// whatever kind of run it is.
 func BenchmarkOpenSessions(b *testing.B) {
 	for _, open := range []int{1, 1000} {
 		backend := &sessiontest.Backend{}

@@ -15,7 +15,8 @@ import (
 // imageExtensions are the image types that a display may have.
 var imageExtensions = map[string]string{"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
 
-// bundleMIME is the type of a display with a text version: a JSON object with markup and text/plain.
+// bundleMIME is the type of a display with a text version: a JSON object with markup and
+// text/plain.
 const bundleMIME = "application/vnd.mcp-code-sandbox.bundle+json"
 
 // A display's memory grows in steps: memory that is reserved early is missing elsewhere.

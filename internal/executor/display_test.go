@@ -21,7 +21,8 @@ type holdEnded struct {
 
 func (h holdEnded) Ended(Result) { <-h.next }
 
-// An image belongs to the run that showed it, also when the next cell begins before that run's result is complete.
+// An image belongs to the run that showed it, also when the next cell begins before that run's
+// result is complete.
 func TestImageIsItsRuns(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	write := func(p *sessiontest.Process, name string) {
@@ -77,7 +78,8 @@ func TestImageIsItsRuns(t *testing.T) {
 	}
 }
 
-// An image for which there is no room is not a file, and the result says so, though the code succeeded.
+// An image for which there is no room is not a file, and the result says so, though the code
+// succeeded.
 func TestImageWithoutRoom(t *testing.T) {
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
 		for range 3 {

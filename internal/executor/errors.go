@@ -218,7 +218,8 @@ func describeFull(full *session.MaxSessionsError) string {
 		when = fmt.Sprintf("try again in %s, when the first of them can make room",
 			seconds(full.RetryAfter.Truncate(time.Second)+time.Second))
 	}
-	// Contract 4's sentence asks to close a session, which deletes files. Say so, and what does not.
+	// Contract 4's sentence asks to close a session, which deletes files. Say so, and what does
+	// not.
 	advice := "None of these sessions is yours, so you have none to close."
 	switch {
 	case len(full.RunningOwn) > 0:

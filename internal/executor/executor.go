@@ -1,9 +1,9 @@
-// Package executor is the program's use case: it runs code in a caller's session, returns its output
-// and files, and moves files into and out of sessions.
+// Package executor is the program's use case: it runs code in a caller's session, returns its
+// output and files, and moves files into and out of sessions.
 //
-// It checks requests, finds the runner, has the session run the code, lists and signs the files, and
-// records and counts what happened. It knows no MCP, no HTTP and no wire protocol. A run's path, from
-// the request to the stored result, is in run.go.
+// It checks requests, finds the runner, has the session run the code, lists and signs the files,
+// and records and counts what happened. It knows no MCP, no HTTP and no wire protocol. A run's
+// path, from the request to the stored result, is in run.go.
 package executor
 
 import (

@@ -341,7 +341,8 @@ func TestUpload(t *testing.T) {
 		t.Errorf("a hundred uploads and more: %v", err)
 	}
 
-	// Another caller's session of the same name is another session; its links name it by another name.
+	// Another caller's session of the same name is another session; its links name it by another
+	// name.
 	mallory := session.Caller{ID: "mallory"}
 	if _, _, err := r.OpenFile(t.Context(), mallory, "x", "in/data.csv"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("another caller's file: %v", err)

@@ -89,8 +89,8 @@ func (r *contextReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// ListArtifacts returns the files of a session that exists, newest first. truncated means that there
-// are more. Refusals are invalid_id, session_not_found and busy.
+// ListArtifacts returns the files of a session that exists, newest first. truncated means that
+// there are more. Refusals are invalid_id, session_not_found and busy.
 func (e *Executor) ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []FileLink, truncated bool, err error) {
 	s, done, err := e.openToRead(ctx, caller, sessionID)
 	if err != nil {
@@ -105,7 +105,8 @@ func (e *Executor) ListArtifacts(ctx context.Context, caller session.Caller, ses
 }
 
 // ReadArtifact reads a file of a session that exists. Refusals are invalid_id, invalid_path,
-// session_not_found, not_found, artifact_too_large, busy, and file_busy if code holds a lease on it.
+// session_not_found, not_found, artifact_too_large, busy, and file_busy if code holds a lease on
+// it.
 func (e *Executor) ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (Artifact, error) {
 	name, s, err := e.lookup(caller, sessionID, path)
 	if err != nil {
@@ -171,8 +172,8 @@ func (e *Executor) wrapFile(kind, name string, err error) error {
 }
 
 // OpenFile opens a regular file of a caller's session for download: of the session with that id, or
-// else of the last closed and retained one that had the file. It never makes a session. The error is
-// an *Error (invalid_id) or matches fs.ErrNotExist.
+// else of the last closed and retained one that had the file. It never makes a session. The error
+// is an *Error (invalid_id) or matches fs.ErrNotExist.
 func (e *Executor) OpenFile(_ context.Context, caller session.Caller, sessionID, name string) (*os.File, fs.FileInfo, error) {
 	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
 	if err == nil {
@@ -320,8 +321,8 @@ func newReads() *share.Pool {
 	return share.New(share.Config{Capacity: int64(max(2, runtime.GOMAXPROCS(0)/2)), Exempt: session.Local.ID})
 }
 
-// beginRead waits for the caller's turn to read files, which lasts until done is called. The error is
-// the refusal busy, or ctx's.
+// beginRead waits for the caller's turn to read files, which lasts until done is called. The error
+// is the refusal busy, or ctx's.
 func (e *Executor) beginRead(ctx context.Context, caller session.Caller) (done func(), err error) {
 	wait, cancel := context.WithTimeout(ctx, readWait)
 	defer cancel()

@@ -22,8 +22,8 @@ const (
 )
 
 // linkID returns the id by which links name a session: the id itself for the local caller, else the
-// session's key, since each caller has ids of its own, and its generation, so that links end with the
-// session.
+// session's key, since each caller has ids of its own, and its generation, so that links end with
+// the session.
 func (e *Executor) linkID(caller session.Caller, id string) string {
 	if caller == session.Local {
 		return id
@@ -103,9 +103,9 @@ func (e *Executor) UploadURL(ctx context.Context, caller session.Caller, session
 	return e.cfg.Signer.UploadURL(e.linkID(caller, sessionID), name, t.ID, t.Expires), t.Expires, nil
 }
 
-// ReceiveUpload stores the file that a client sent to a link of UploadURL. The caller has checked the
-// link's signature. A used link is refused with link_expired. An upload that breaks off or finds no
-// space does not use up the link.
+// ReceiveUpload stores the file that a client sent to a link of UploadURL. The caller has checked
+// the link's signature. A used link is refused with link_expired. An upload that breaks off or
+// finds no space does not use up the link.
 func (e *Executor) ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (FileLink, error) {
 	expired := refuse(CodeLinkExpired, "This upload link has been used or has expired. Ask for a new one.")
 	if e.cfg.Store == nil {

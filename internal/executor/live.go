@@ -245,7 +245,8 @@ func (rs *runs) add(r *run, limit int) error {
 	return nil
 }
 
-// detach makes r a background run. It reports false if r has ended or its session has limit of them.
+// detach makes r a background run. It reports false if r has ended or its session has limit of
+// them.
 func (rs *runs) detach(r *run, limit int) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -335,7 +336,8 @@ func (rs *runs) cancelSession(caller session.Caller, id string) {
 	}
 }
 
-// close stops all runs, refuses background runs from now on, and waits for the end of all or of ctx.
+// close stops all runs, refuses background runs from now on, and waits for the end of all or of
+// ctx.
 func (rs *runs) close(ctx context.Context) error {
 	rs.mu.Lock()
 	rs.closed = true

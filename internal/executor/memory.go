@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// answerCopies is how many copies of an answer are in memory while it is made and sent: as bytes,
-	// base64 and JSON, as the message, as the event, and in buffers.
+	// answerCopies is how many copies of an answer are in memory while it is made and sent: as
+	// bytes, base64 and JSON, as the message, as the event, and in buffers.
 	answerCopies = 8
 	// freeAnswer is the size of an answer that needs no memory from the pool.
 	freeAnswer = 64 << 10

@@ -53,8 +53,8 @@ func (c *capture) fill(res *Result) {
 // redacted replaces an execution token.
 const redacted = "[execution token]"
 
-// redactor removes secrets from a stream that comes in pieces. It holds back a possible beginning of
-// a secret until the next piece or flush.
+// redactor removes secrets from a stream that comes in pieces. It holds back a possible beginning
+// of a secret until the next piece or flush.
 type redactor struct {
 	secrets [][]byte
 	held    []byte
@@ -177,8 +177,8 @@ func (c *collector) write(p []byte) {
 	c.append(p)
 }
 
-// resize makes the collector keep next bytes instead of size, or never more than size if there is no
-// memory. It has not left out anything yet.
+// resize makes the collector keep next bytes instead of size, or never more than size if there is
+// no memory. It has not left out anything yet.
 func (c *collector) resize(size, next int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

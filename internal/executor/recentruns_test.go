@@ -13,8 +13,9 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestFollow: whoever follows a run gets each part of its output as soon as it is printed, knows which part is stderr, and loses nothing
-// that was printed after the last call and before the run's end.
+// TestFollow: whoever follows a run gets each part of its output as soon as it is printed, knows
+// which part is stderr, and loses nothing that was printed after the last call and before the run's
+// end.
 func TestFollow(t *testing.T) {
 	bubble(t, "in parts", func(t *testing.T) {
 		big := bytes.Repeat([]byte("x"), 500<<10)
@@ -90,7 +91,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestRecentRuns: a session's runs are listed for its caller alone, and watchers hear of their start and end.
+// TestRecentRuns: a session's runs are listed for its caller alone, and watchers hear of their
+// start and end.
 func TestRecentRuns(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		steps := make(chan string)

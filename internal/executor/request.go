@@ -62,7 +62,8 @@ type Request struct {
 	// Begun gets the run's id before Run waits for anything. It may be nil.
 	Begun func(runID string)
 	// Queued is called when the run has to wait for others, when one of them leaves the queue, and
-	// with nil when the wait is over. It must not block. Run does not call it after it has returned.
+	// with nil when the wait is over. It must not block. Run does not call it after it has
+	// returned.
 	Queued func(*Queue)
 	// Output gets the program's output in order as it arrives. It must not block and must not keep
 	// p. Run does not call it after it has returned. It may be nil.

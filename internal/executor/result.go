@@ -46,8 +46,8 @@ type Result struct {
 	Timeout     time.Duration // of the run
 	MaxRSSBytes int64
 
-	// Files are the workspace's files, newest first. If the request asks for Artifacts, they are only
-	// those, and only of a run with exit code 0 unless it asks for FailedArtifacts.
+	// Files are the workspace's files, newest first. If the request asks for Artifacts, they are
+	// only those, and only of a run with exit code 0 unless it asks for FailedArtifacts.
 	Files          []FileLink
 	FilesTruncated bool
 

@@ -126,7 +126,8 @@ type storedError struct {
 	Message string
 }
 
-// storeRunning stores that a background run is active, so that a crash of the server leaves a trace.
+// storeRunning stores that a background run is active, so that a crash of the server leaves a
+// trace.
 func (e *Executor) storeRunning(r *run) {
 	row, err := e.pack(r, storedRun{Result: r.summary()})
 	if err == nil {

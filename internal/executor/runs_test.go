@@ -19,7 +19,8 @@ import (
 
 var mallory = session.Caller{ID: "mallory"}
 
-// stepper is a program that prints a line per step, makes a file, and ends when there are no more steps.
+// stepper is a program that prints a line per step, makes a file, and ends when there are no more
+// steps.
 func stepper(steps <-chan string) func(*sessiontest.Process) wire.Exit {
 	return func(p *sessiontest.Process) wire.Exit {
 		for {
@@ -313,7 +314,8 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 	})
 }
 
-// TestEndOfAnotherServer: a run whose server stores its end and goes while somebody asks is not lost.
+// TestEndOfAnotherServer: a run whose server stores its end and goes while somebody asks is not
+// lost.
 func TestEndOfAnotherServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := newRig(t, stepper(nil), func(c *Config) { c.Instance = "one" })

@@ -16,14 +16,15 @@ import (
 const (
 	maxServices = 16 // that one run may ask for
 
-	// tokenSlack is how much longer than the run a grant may last: an interrupted run takes a moment
-	// to end.
+	// tokenSlack is how much longer than the run a grant may last: an interrupted run takes a
+	// moment to end.
 	tokenSlack = 10 * time.Second
 )
 
 // Services grants runs the right to call outside services.
 type Services interface {
-	// List returns all services and whether the caller has connected them, always in the same order.
+	// List returns all services and whether the caller has connected them, always in the same
+	// order.
 	List(ctx context.Context, caller session.Caller) []ServiceState
 	// Grant lets a run that is about to start in a sandbox call services, until Release and for ttl
 	// at most. A refusal is an *Error. Release is called in any case.
@@ -101,8 +102,8 @@ func NotConnected(s ServiceState) *Error {
 	return e
 }
 
-// grant returns the function with which the session grants the run's services, or nil. It calls hide
-// with the grant's secrets.
+// grant returns the function with which the session grants the run's services, or nil. It calls
+// hide with the grant's secrets.
 func (e *Executor) grant(r *run, req Request, hide func(secrets []string)) func(context.Context, string) (map[string]string, error) {
 	if len(req.Services) == 0 {
 		return nil

@@ -74,8 +74,8 @@ func (e *Executor) sessionInfo(ctx context.Context, caller session.Caller, id st
 	return info, err
 }
 
-// recentlyUsed returns the ids of at most limit sessions of the caller, last used first. Some may be
-// closed.
+// recentlyUsed returns the ids of at most limit sessions of the caller, last used first. Some may
+// be closed.
 func (e *Executor) recentlyUsed(ctx context.Context, caller session.Caller, limit int) ([]string, error) {
 	ids := e.activity.sessions(caller, limit)
 	if e.cfg.Store == nil {
@@ -107,16 +107,16 @@ func (e *Executor) Storage(caller session.Caller) session.Storage {
 	return e.cfg.Sessions.Storage(caller)
 }
 
-// CloseSession ends a session that exists, with its runs and upload links. Download links work while
-// closed sessions are retained. Refusals are invalid_id and session_not_found.
+// CloseSession ends a session that exists, with its runs and upload links. Download links work
+// while closed sessions are retained. Refusals are invalid_id and session_not_found.
 func (e *Executor) CloseSession(ctx context.Context, caller session.Caller, sessionID string) error {
 	e.runs.cancelSession(caller, sessionID) // also those in a queue
 	return e.closeSession(ctx, caller, sessionID)
 }
 
 // CloseAndRevoke closes the session, if it exists, and ends all links to files of sessions of that
-// id. Besides CloseSession's refusals it returns links_permanent: the local caller's links cannot be
-// revoked, because contract 1's formula has no generation.
+// id. Besides CloseSession's refusals it returns links_permanent: the local caller's links cannot
+// be revoked, because contract 1's formula has no generation.
 func (e *Executor) CloseAndRevoke(ctx context.Context, caller session.Caller, sessionID string) error {
 	if caller == session.Local {
 		return refuse(CodeLinksPermanent, "The links of the API token's holder cannot be revoked, and the session is still open. "+

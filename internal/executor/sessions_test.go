@@ -112,7 +112,8 @@ func TestDeleteFileInUse(t *testing.T) {
 	}
 }
 
-// sessionsOf lists sessions as "id:files:bytes", with "+" after the number of files that are not all, "*" when live.
+// sessionsOf lists sessions as "id:files:bytes", with "+" after the number of files that are not
+// all, "*" when live.
 func (r *rig) sessionsOf(t *testing.T, caller session.Caller, limit int) (string, bool) {
 	t.Helper()
 	list, more, err := r.ListSessions(t.Context(), caller, limit)
@@ -136,7 +137,8 @@ func (r *rig) sessionsOf(t *testing.T, caller session.Caller, limit int) (string
 	return strings.Join(out, " "), more
 }
 
-// Each caller's own, last used first, bounded, without closed ones and those of single runs; also after a restart.
+// Each caller's own, last used first, bounded, without closed ones and those of single runs; also
+// after a restart.
 func TestListSessions(t *testing.T) {
 	r := newRig(t, nil, nil)
 	run := func(caller session.Caller, id string, once bool) {
@@ -192,7 +194,8 @@ func TestListSessions(t *testing.T) {
 	r.recorder = nil // it is closed
 }
 
-// A session that exists for an upload link alone is listed, also after a restart, and a refused call makes none.
+// A session that exists for an upload link alone is listed, also after a restart, and a refused
+// call makes none.
 func TestListSessionsOfLinks(t *testing.T) {
 	r := newRig(t, nil, nil)
 	if _, _, err := r.UploadURL(t.Context(), ann, "link", "a.txt", false); err != nil {

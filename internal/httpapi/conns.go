@@ -18,34 +18,34 @@ import (
 )
 
 const (
-	// mostConnections is enough for any use, where descriptors are not what is scarce.
+	// mostConnections is enough for any use, however many descriptors the process may have.
 	mostConnections = 16 << 10
-	// writeTime is how long a client may take to read progress bytes. It takes the place of a limit
-	// on the whole response, which streams and large downloads cannot have.
+	// writeTime is how long a client may take to read progress bytes. It replaces a limit on the
+	// whole response, which streams and large downloads cannot have.
 	writeTime = 30 * time.Second
 	progress  = 64 << 10
-	// strangerIdle is how long a connection that has shown no valid token may stay between requests.
+	// strangerIdle is how long a connection without a valid token so far may wait between requests.
 	strangerIdle = 10 * time.Second
-	// refusalTime and mostRefusals bound what it costs to refuse a connection politely.
+	// refusalTime and mostRefusals bound the cost of refusing connections with an answer.
 	refusalTime  = 2 * time.Second
 	mostRefusals = 64
 )
 
-// MaxConnections is how many connections this process can have: half of its descriptors. The rest is
-// for the files that clients download, for sandboxes and for the server's own files.
+// MaxConnections returns how many connections this process can have: half of its descriptors. The
+// rest is for downloads, sandboxes and the server's own files.
 func MaxConnections() int {
 	return int(min(descriptors()/2, mostConnections))
 }
 
-// Limit returns a listener whose connections are at most max, and on which no client that does not
-// read can hold a connection for long. When there are max, the pool closes an idle connection of the
-// address or caller that has the most, and if there is none answers 503. Serve on it by [NewServer].
+// Limit returns a listener with at most max connections, on which a client that does not read
+// cannot hold a connection for long. For a new one beyond max it closes an idle connection of the
+// address or caller that has the most, or else answers 503. Serve on it with [NewServer].
 func Limit(l net.Listener, max int) *Listener {
 	pool := share.New(share.Config{Capacity: int64(max), Exempt: session.Local.ID})
 	return &Listener{Listener: l, pool: pool, refusing: make(chan struct{}, mostRefusals)}
 }
 
-// Listener is what [Limit] returns.
+// Listener is the result of [Limit].
 type Listener struct {
 	net.Listener
 	pool     *share.Pool
@@ -55,26 +55,25 @@ type Listener struct {
 // Shares returns the pool of connections, for metrics.
 func (l *Listener) Shares() *share.Pool { return l.pool }
 
-// Accept waits for the next connection that there is room for.
+// Accept waits for the next connection within the limit.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
-		c, err := l.Listener.Accept()
+		nc, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		lease, err := l.pool.TryAcquire(remote(c), 1)
+		lease, err := l.pool.TryAcquire(remote(nc), 1)
 		if err != nil {
-			l.refuse(c)
+			l.refuse(nc)
 			continue
 		}
-		head := &headConn{Conn: c}
-		limited := &conn{Conn: head, head: head, lease: lease}
-		limited.release()
-		return limited, nil
+		c := &conn{Conn: nc, lease: lease}
+		c.release()
+		return c, nil
 	}
 }
 
-// remote names the network that a client comes from; whoever has one IPv6 address has a /64 of them.
+// remote names the client's network. An IPv6 client usually has a whole /64.
 func remote(c net.Conn) string {
 	addr, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {
@@ -84,14 +83,14 @@ func remote(c net.Conn) string {
 	if ip.Is6() {
 		bits = 64
 	}
-	prefix, _ := ip.Prefix(bits) // it has as many
+	prefix, _ := ip.Prefix(bits) // it has that many
 	return "address " + prefix.String()
 }
 
 const tooManyConnections = "the server has too many connections; try again later\n"
 
-// refuse answers 503 once the client has sent its request, or closes the connection at once when
-// many are being refused.
+// refuse answers 503 after the client has sent its request. While it refuses mostRefusals others,
+// it only closes the connection.
 func (l *Listener) refuse(c net.Conn) {
 	select {
 	case l.refusing <- struct{}{}:
@@ -111,19 +110,19 @@ func (l *Listener) refuse(c net.Conn) {
 		io.WriteString(c, "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\n"+
 			"Content-Type: text/plain; charset=utf-8\r\n\r\n"+tooManyConnections)
 		if half, ok := c.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
-			io.Copy(io.Discard, io.LimitReader(c, 1<<20)) // closing with bytes unread would reset the answer
+			io.Copy(io.Discard, io.LimitReader(c, 1<<20)) // closing with unread bytes would reset the answer
 		}
 	}()
 }
 
-// conn is a connection that the pool may close. It is idle, whatever it sends, until the request on
-// it has shown a right: a valid token or a signed link.
+// conn is a connection that the pool may close. Whatever it sends, it counts as idle until a
+// request on it has a valid token or a signed link.
 type conn struct {
-	net.Conn // head
-	head     *headConn
-	lease    *share.Lease
-	known    atomic.Bool // a request on it had a valid token
-	waiting  atomic.Bool // for the next request
+	net.Conn
+	lease   *share.Lease
+	known   atomic.Bool // a request on it had a valid token
+	waiting atomic.Bool // for the next request
+	head    head
 
 	mu    sync.Mutex
 	until time.Time // the handler's own write deadline; zero: none
@@ -133,18 +132,18 @@ var _ io.ReaderFrom = (*conn)(nil)
 
 type connKey struct{}
 
-// withConn lets handlers find the connection. It is http.Server's ConnContext.
+// withConn is http.Server's ConnContext. It lets handlers find the connection.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// connOf returns the request's connection, nil where none is limited.
+// connOf returns the request's connection, or nil if the listener has no limit.
 func connOf(r *http.Request) *conn {
 	c, _ := r.Context().Value(connKey{}).(*conn)
 	return c
 }
 
-// followState is http.Server's ConnState: a connection is idle again when its request is answered.
+// followState is http.Server's ConnState. A connection is idle again after the answer.
 func followState(nc net.Conn, state http.ConnState) {
 	c, ok := nc.(*conn)
 	if !ok {
@@ -152,12 +151,12 @@ func followState(nc net.Conn, state http.ConnState) {
 	}
 	c.waiting.Store(state == http.StateIdle)
 	if state == http.StateIdle {
-		c.head.next()
+		c.head.reset()
 		c.release()
 	}
 }
 
-// claim counts the connection as caller's from now on, and as in use for this request.
+// claim assigns the connection to a caller and marks it as in use for this request.
 func (c *conn) claim(caller string) {
 	if c == nil {
 		return
@@ -167,7 +166,7 @@ func (c *conn) claim(caller string) {
 	c.hold()
 }
 
-// hold counts the connection as in use: the pool closes it only for somebody who has fewer.
+// hold marks the connection as in use: the pool closes it only for somebody with fewer.
 func (c *conn) hold() {
 	if c != nil {
 		c.lease.Yield(c.cut)
@@ -181,7 +180,7 @@ func (c *conn) release() {
 	}
 }
 
-// cut ends the connection under the handler that uses it.
+// cut closes the connection while a handler uses it.
 func (c *conn) cut() {
 	if c != nil {
 		c.Conn.Close()
@@ -193,7 +192,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite is what net/http uses to let the client read the end of an answer.
+// CloseWrite lets net/http wait until the client has read the end of an answer.
 func (c *conn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -222,7 +221,7 @@ func (c *conn) SetDeadline(t time.Time) error {
 	return c.SetReadDeadline(t)
 }
 
-// extend moves the write deadline forward, never beyond the handler's own.
+// extend moves the write deadline forward, but never beyond the handler's own.
 func (c *conn) extend() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -231,6 +230,19 @@ func (c *conn) extend() error {
 		t = earlier(t, c.until)
 	}
 	return c.Conn.SetWriteDeadline(t)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func (c *conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.head.write(p[:n])
+	return n, err
 }
 
 func (c *conn) Write(p []byte) (n int, err error) {
@@ -246,7 +258,7 @@ func (c *conn) Write(p []byte) (n int, err error) {
 	}
 }
 
-// ReadFrom keeps sendfile for files. Other sources may be slow, which is not the client's fault.
+// ReadFrom uses sendfile for files. Other sources may be slow, which is not the client's fault.
 func (c *conn) ReadFrom(src io.Reader) (n int64, err error) {
 	all, ok := src.(*io.LimitedReader)
 	if !ok {
@@ -268,11 +280,4 @@ func (c *conn) ReadFrom(src io.Reader) (n int64, err error) {
 		}
 	}
 	return n, nil
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }

@@ -81,8 +81,8 @@ func limited(t *testing.T, max int) *fileServer {
 	return s
 }
 
-// TestClientsThatDoNotRead: with one link, clients who do not read get as many downloads as a link may have. Others, and
-// other links, are served as before.
+// TestClientsThatDoNotRead: with one link, clients who do not read get as many downloads as a link
+// may have. Others, and other links, are served as before.
 func TestClientsThatDoNotRead(t *testing.T) {
 	const connections = 400 // so that 100 may download
 	s := limited(t, connections)
@@ -110,8 +110,8 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	}
 }
 
-// TestDownloadsInTotal: when a quarter of the connections download, one caller's links give way to another's, and what is
-// beyond equal shares is refused.
+// TestDownloadsInTotal: when a quarter of the connections download, one caller's links give way to
+// another's, and what is beyond equal shares is refused.
 func TestDownloadsInTotal(t *testing.T) {
 	s := limited(t, 16)
 	address := serveLimited(t, s, 16)
@@ -136,7 +136,8 @@ func TestDownloadsInTotal(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfStrangers: whatever strangers do with as many connections as there may be, a caller gets in.
+// TestConnectionsOfStrangers: whatever strangers do with as many connections as there may be, a
+// caller gets in.
 func TestConnectionsOfStrangers(t *testing.T) {
 	const connections = 20
 	for name, request := range map[string]string{
@@ -166,8 +167,8 @@ func TestConnectionsOfStrangers(t *testing.T) {
 	}
 }
 
-// TestConnectionsInUse: a connection that cannot be served is answered, the operator's are never cut, and one user's give
-// way to others.
+// TestConnectionsInUse: a connection that cannot be served is answered, the operator's are never
+// cut, and one user's give way to others.
 func TestConnectionsInUse(t *testing.T) {
 	entered := make(chan struct{})
 	cfg := config(withPeople)
@@ -217,7 +218,8 @@ func onPipe(h http.Handler, client func(net.Conn)) {
 	synctest.Wait()
 }
 
-// TestWriteDeadline: who stops reading is cut, whatever the response; who reads on, however slowly, is not.
+// TestWriteDeadline: who stops reading is cut, whatever the response; who reads on, however slowly,
+// is not.
 func TestWriteDeadline(t *testing.T) {
 	const size = 1 << 20
 	for name, serve := range map[string]func(w http.ResponseWriter, r *http.Request){
@@ -269,7 +271,8 @@ func TestWriteDeadline(t *testing.T) {
 	}
 }
 
-// TestIdleConnections: a connection between requests stays for a while if it had a valid token, else not for long.
+// TestIdleConnections: a connection between requests stays for a while if it had a valid token,
+// else not for long.
 func TestIdleConnections(t *testing.T) {
 	for _, tt := range []struct {
 		request string

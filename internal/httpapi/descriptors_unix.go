@@ -4,7 +4,7 @@ package httpapi
 
 import "syscall"
 
-// descriptors is how many files this process may have open.
+// descriptors returns how many files this process may have open.
 func descriptors() uint64 {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

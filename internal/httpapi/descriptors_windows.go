@@ -1,4 +1,4 @@
 package httpapi
 
-// descriptors is how many handles this process may use; Windows has no limit that matters.
+// descriptors returns enough for mostConnections: Windows has no limit that matters.
 func descriptors() uint64 { return 2 * mostConnections }

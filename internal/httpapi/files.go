@@ -15,17 +15,22 @@ import (
 
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/mediatype"
+	"mcp-code-sandbox/internal/share"
 	"mcp-code-sandbox/internal/signedurl"
 )
 
-// filePolicy makes a file that a browser opens all the same a document without scripts, origin or network.
+// filePolicy denies scripts, an origin and network to a file that a browser shows anyway.
 const filePolicy = "sandbox; default-src 'none'; frame-ancestors 'none'"
 
-// uploadTime is how long one PUT may take.
-const uploadTime = 15 * time.Minute
+const (
+	uploadTime = 15 * time.Minute // for one PUT
 
-// files serves /files/{id}/{path}: GET and HEAD with a signed link, PUT with a one-time upload link. The
-// signature is the only right that is asked for; it names one file of one session.
+	// mostPerLink is how many transfers one link may have at once. Download managers use up to 16.
+	mostPerLink = 32
+)
+
+// files serves /files/{id}/{path}: GET and HEAD with a signed link, PUT with a one-time upload
+// link. The signature, for one file of one session, is all that a client needs.
 type files struct {
 	files     Files
 	signer    Verifier
@@ -61,8 +66,9 @@ func (f *files) download(w http.ResponseWriter, r *http.Request, id, name string
 		f.refuse(w, r, err)
 		return
 	}
-	end, ok := f.transfers.begin(w, r, id+"/"+name, f.files.LinkCaller(id))
-	if !ok {
+	end, err := f.transfers.begin(r, id+"/"+name, f.files.LinkCaller(id))
+	if err != nil {
+		refuseTransfer(w, r, err)
 		return
 	}
 	defer end()
@@ -87,19 +93,20 @@ func (f *files) upload(w http.ResponseWriter, r *http.Request, id, name string, 
 		f.refuse(w, r, err)
 		return
 	}
-	if r.ContentLength > f.maxUpload { // before the ticket is spent
+	if r.ContentLength > f.maxUpload { // before the ticket is used up
 		f.fail(w, r, &http.MaxBytesError{Limit: f.maxUpload})
 		return
 	}
-	end, ok := f.transfers.begin(w, r, "upload "+ticket, f.files.LinkCaller(id))
-	if !ok {
+	end, err := f.transfers.begin(r, "upload "+ticket, f.files.LinkCaller(id))
+	if err != nil {
+		refuseTransfer(w, r, err)
 		return
 	}
 	defer end()
-	http.NewResponseController(w).SetReadDeadline(time.Now().Add(uploadTime))
+	setReadDeadline(w, time.Now().Add(uploadTime))
 	link, err := f.files.ReceiveUpload(r.Context(), ticket, id, name, http.MaxBytesReader(w, r.Body, f.maxUpload))
 	if err != nil {
-		http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // for the rest of the body, which nobody wants
+		setReadDeadline(w, time.Now().Add(bodyTime)) // for the rest of the body
 		f.fail(w, r, err)
 		return
 	}
@@ -112,17 +119,17 @@ func (f *files) upload(w http.ResponseWriter, r *http.Request, id, name string, 
 	}{true, link.Name, link.Size, link.URL})
 }
 
-// refuse answers a link that grants nothing.
+// refuse answers a link that is not valid.
 func (f *files) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, signedurl.ErrExpired) {
 		writeError(w, r, http.StatusForbidden, "this link has expired; ask for a new one")
 		return
 	}
-	writeError(w, r, http.StatusForbidden, "the link's signature is missing or wrong; copy the whole link, the part after ? included. "+
-		"A whole link is of earlier settings or an earlier release of the server: ask for a new one")
+	writeError(w, r, http.StatusForbidden, "the link's signature is missing or wrong; copy the whole link, including the part after ?. "+
+		"A complete link may be from earlier settings or an earlier release of the server: ask for a new one")
 }
 
-// statusOf maps the executor's refusals to HTTP, here and nowhere else.
+// statusOf maps the executor's refusals to HTTP. No other place does.
 var statusOf = map[executor.Code]int{
 	executor.CodeInvalidID:       http.StatusBadRequest,
 	executor.CodeInvalidPath:     http.StatusBadRequest,
@@ -139,27 +146,30 @@ var statusOf = map[executor.Code]int{
 }
 
 func (f *files) fail(w http.ResponseWriter, r *http.Request, err error) {
-	var refusal *executor.Error
-	var tooLarge *http.MaxBytesError
+	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		writeError(w, r, http.StatusRequestEntityTooLarge, "the file is larger than "+size(tooLarge.Limit)+", the most that this server accepts")
+		return
+	}
+	refusal, ok := errors.AsType[*executor.Error](err)
 	switch {
-	case errors.As(err, &tooLarge):
-		writeError(w, r, http.StatusRequestEntityTooLarge, "the file is larger than "+size(tooLarge.Limit)+", the most that this server takes")
-	case errors.As(err, &refusal) && statusOf[refusal.Code] != 0:
-		if statusOf[refusal.Code] == http.StatusServiceUnavailable {
+	case ok && statusOf[refusal.Code] != 0:
+		status := statusOf[refusal.Code]
+		if status == http.StatusServiceUnavailable {
 			w.Header().Set("Retry-After", "5")
 		}
-		writeError(w, r, statusOf[refusal.Code], refusal.Message)
+		writeError(w, r, status, refusal.Message)
 	case errors.Is(err, fs.ErrNotExist):
 		writeError(w, r, http.StatusNotFound, "file not found")
 	case errors.Is(err, context.Canceled):
-		// nobody is listening
+		// the client is gone
 	default:
 		f.log.Error("[HTTP] a file could not be served", "method", r.Method, "error", err)
-		writeError(w, r, http.StatusInternalServerError, "internal error; the server's log has the details")
+		writeError(w, r, http.StatusInternalServerError, internalError)
 	}
 }
 
-// disposition is RFC 6266's header: a plain name for old clients, the exact one by RFC 5987.
+// disposition returns RFC 6266's header: a plain name for old clients, and the exact one as in RFC
+// 5987.
 func disposition(name string) string {
 	plain := strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '%' {
@@ -167,30 +177,60 @@ func disposition(name string) string {
 		}
 		return r
 	}, name)
-	return `attachment; filename="` + plain + `"; filename*=UTF-8''` + encodeExtValue(name)
+	exact := strings.ReplaceAll(url.QueryEscape(name), "+", "%20") // a plus is %2B here
+	return `attachment; filename="` + plain + `"; filename*=UTF-8''` + exact
 }
 
-// encodeExtValue escapes all but RFC 5987's attr-char.
-func encodeExtValue(s string) string {
-	const hex = "0123456789ABCDEF"
-	var b strings.Builder
-	for i := range len(s) {
-		c := s[i]
-		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$&+-.^_`|~", c) >= 0 {
-			b.WriteByte(c)
-			continue
-		}
-		b.WriteByte('%')
-		b.WriteByte(hex[c>>4])
-		b.WriteByte(hex[c&15])
-	}
-	return b.String()
-}
-
-// size is a number of bytes for people.
+// size formats a number of bytes for people.
 func size(n int64) string {
 	if n < 1<<20 {
 		return fmt.Sprintf("%d bytes", n)
 	}
 	return strconv.FormatFloat(float64(n)/(1<<20), 'g', 4, 64) + " MB"
+}
+
+// transfers bounds the files that are sent and received at once: per link, in total, and in shares
+// per caller whose session has the file. No caller is exempt: anybody may hold a link.
+type transfers struct {
+	links, callers *share.Pool
+}
+
+func newTransfers(connections int) *transfers {
+	total := int64(max(connections/4, 1))
+	return &transfers{
+		links:   share.New(share.Config{Capacity: total, Limit: mostPerLink}),
+		callers: share.New(share.Config{Capacity: total}),
+	}
+}
+
+// begin counts a transfer until end is called. The error is one of share's.
+func (t *transfers) begin(r *http.Request, link, caller string) (end func(), err error) {
+	byCaller, err := t.callers.TryAcquire(caller, 1)
+	if err != nil {
+		return nil, err
+	}
+	byLink, err := t.links.TryAcquire(link, 1)
+	if err != nil {
+		byCaller.Release()
+		return nil, err
+	}
+	c := connOf(r)
+	c.hold()
+	byCaller.Yield(func() {
+		byLink.Release()
+		c.cut()
+	})
+	return func() {
+		byLink.Release()
+		byCaller.Release()
+		c.release()
+	}, nil
+}
+
+func refuseTransfer(w http.ResponseWriter, r *http.Request, err error) {
+	if errors.Is(err, share.ErrLimit) {
+		writeRetry(w, r, http.StatusTooManyRequests, "this link is used too often at the same time; try again later")
+		return
+	}
+	writeRetry(w, r, http.StatusServiceUnavailable, "too many files are being transferred; try again later")
 }

@@ -147,7 +147,8 @@ func TestEscapedSlashIsASeparator(t *testing.T) {
 	}
 }
 
-// A whole link can be refused: it was made before links had to expire, or before the secret changed.
+// A whole link can be refused: it was made before links had to expire, or before the secret
+// changed.
 func TestLinkOfEarlierSettings(t *testing.T) {
 	s := newFileServer(t)
 	s.write(t, "a.txt", "x")
@@ -161,7 +162,7 @@ func TestLinkOfEarlierSettings(t *testing.T) {
 	} {
 		later := httpapi.New(config(func(c *httpapi.Config) { c.Files, c.Signer = s.executor, signer }))
 		w := do(later, request("GET", link))
-		if w.Code != 403 || !strings.Contains(w.Body.String(), "of earlier settings or an earlier release of the server: ask for a new one") {
+		if w.Code != 403 || !strings.Contains(w.Body.String(), "from earlier settings or an earlier release of the server: ask for a new one") {
 			t.Errorf("with another %s: %d %s", name, w.Code, w.Body)
 		}
 	}

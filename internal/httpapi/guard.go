@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 
 	"mcp-code-sandbox/internal/hostname"
@@ -14,8 +16,8 @@ import (
 // maxQuoted bounds what a message or a log line quotes of a request.
 const maxQuoted = 200
 
-// guard refuses requests that a web page could have made a browser send: those addressed to a name that is not ours
-// (DNS rebinding), and those from a foreign origin. Programs send no Origin and are not concerned by the second.
+// guard refuses requests that a web page could make a browser send: to a host name that is not the
+// server's (DNS rebinding), and from a foreign origin. Programs other than browsers send no Origin.
 type guard struct {
 	hosts   []string
 	origins []string
@@ -39,7 +41,7 @@ func (g *guard) wrap(next http.Handler) http.Handler {
 				"host %q is not allowed; add it to SANDBOX_ALLOWED_HOSTS", untrusted.Clip(r.Host, maxQuoted)))
 			return
 		}
-		// Several Origin headers are nothing a browser sends; each must pass.
+		// No browser sends several Origin headers; each must pass.
 		for _, origin := range r.Header.Values("Origin") {
 			if !g.originAllowed(origin, r.Host) {
 				writeError(w, r, http.StatusForbidden, fmt.Sprintf(
@@ -72,7 +74,7 @@ func (g *guard) hostAllowed(hostport string) bool {
 	return false
 }
 
-// originAllowed reports whether a page of that origin may call the server as host.
+// originAllowed reports whether a page of that origin may call the server at host.
 func (g *guard) originAllowed(origin, host string) bool {
 	for _, allowed := range g.origins {
 		if allowed == "*" || allowed == strings.ToLower(origin) {
@@ -81,22 +83,49 @@ func (g *guard) originAllowed(origin, host string) bool {
 	}
 	u, err := url.Parse(origin)
 	if err != nil || u.Host == "" || u.User != nil || (u.Scheme != "http" && u.Scheme != "https") {
-		return false // "null" included
+		return false // also for "null"
 	}
 	return strings.EqualFold(u.Host, host) || hostname.IsLoopback(hostOf(strings.ToLower(u.Host)))
 }
 
-// hostOf strips the port, brackets and the root's dot.
+// hostOf removes the port, brackets and the root's dot.
 func hostOf(hostport string) string {
-	host := hostport
-	if h, _, err := net.SplitHostPort(hostport); err == nil {
-		host = h
+	if host, _, err := net.SplitHostPort(hostport); err == nil {
+		hostport = host
 	}
-	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	return strings.TrimSuffix(host, ".")
+	return strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(hostport, "["), "]"), ".")
 }
 
 func hasPort(hostport string) bool {
 	_, _, err := net.SplitHostPort(hostport)
 	return err == nil
+}
+
+// forwarded sets RemoteAddr to the client's address if a trusted proxy sent the request. Each proxy
+// appends the address of its client, so the last address that is not a trusted proxy counts. The
+// client may have made up the ones before.
+func forwarded(trusted []netip.Prefix, next http.Handler) http.Handler {
+	if len(trusted) == 0 {
+		return next
+	}
+	isTrusted := func(addr netip.Addr) bool {
+		return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(addr) })
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && isTrusted(peer.Addr().Unmap()) {
+			list := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+			for _, text := range slices.Backward(list) {
+				addr, err := netip.ParseAddr(hostOf(strings.TrimSpace(text)))
+				if err != nil {
+					break // nothing before it can be trusted
+				}
+				addr = addr.Unmap().WithZone("")
+				r.RemoteAddr = netip.AddrPortFrom(addr, 0).String()
+				if !isTrusted(addr) {
+					break
+				}
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }

@@ -8,6 +8,11 @@ import (
 	"time"
 )
 
+const (
+	readyFor     = 10 * time.Second // how long an answer is kept: a probe starts a real sandbox
+	readyTimeout = 20 * time.Second
+)
+
 type healthBody struct {
 	Status string `json:"status"`
 	Server string `json:"server,omitempty"`
@@ -15,21 +20,12 @@ type healthBody struct {
 }
 
 // serveHealth says that the process answers, and which program it is.
-func serveHealth(w http.ResponseWriter, r *http.Request) {
-	if !readOnly(w, r) {
-		return
-	}
-	w.Header().Set("Cache-Control", "no-store")
+func serveHealth(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, healthBody{Status: "ok", Server: ServerName})
 }
 
-const (
-	readyFor     = 10 * time.Second // how long an answer is kept: probing starts a real sandbox
-	readyTimeout = 20 * time.Second
-)
-
-// readiness says whether a sandbox can be started. Anybody may ask, so it tries at most once in readyFor, and the
-// reason of a failure goes to the log and not to the answer.
+// readiness says whether a sandbox can start. Anybody may ask, so it probes once in readyFor at
+// most, and the reason of a failure is only in the log.
 type readiness struct {
 	probe func(context.Context) error
 	now   func() time.Time
@@ -41,10 +37,6 @@ type readiness struct {
 }
 
 func (rd *readiness) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !readOnly(w, r) {
-		return
-	}
-	w.Header().Set("Cache-Control", "no-store")
 	if err := rd.check(r.Context()); err != nil {
 		writeJSON(w, http.StatusServiceUnavailable, healthBody{Status: "not ready",
 			Reason: "no sandbox can be started here; the server's log says why, and mcp-code-sandbox doctor how to fix it"})
@@ -57,12 +49,12 @@ func (rd *readiness) check(ctx context.Context) error {
 	if rd.probe == nil {
 		return nil
 	}
-	rd.mu.Lock() // others wait for the probe that is going on, and get its answer
+	rd.mu.Lock() // others wait for the probe and get its answer
 	defer rd.mu.Unlock()
 	if !rd.checked.IsZero() && rd.now().Sub(rd.checked) < readyFor {
 		return rd.err
 	}
-	// The answer is for everybody: one client's going away must not make it "not ready".
+	// The answer is for everybody, so a client that leaves must not cancel the probe.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTimeout)
 	defer cancel()
 	rd.err = rd.probe(ctx)
@@ -73,11 +65,15 @@ func (rd *readiness) check(ctx context.Context) error {
 	return rd.err
 }
 
-func readOnly(w http.ResponseWriter, r *http.Request) bool {
-	if r.Method == http.MethodGet || r.Method == http.MethodHead {
-		return true
+// readOnly refuses methods other than GET and HEAD.
+func readOnly(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			writeError(w, r, http.StatusMethodNotAllowed, "use GET or HEAD here")
+			return
+		}
+		w.Header().Set("Cache-Control", "no-store")
+		next(w, r)
 	}
-	w.Header().Set("Allow", "GET, HEAD")
-	writeError(w, r, http.StatusMethodNotAllowed, "use GET or HEAD here")
-	return false
 }

@@ -1,8 +1,9 @@
-// Package httpapi is the program's HTTP face: who may come in, and which door leads where.
+// Package httpapi is the program's HTTP server: it decides who may call and routes requests.
 //
-// It guards (Host and Origin, bearer token, body sizes, panics), serves signed downloads and uploads, health
-// and the page, and hands /mcp to the MCP server, /proxy and /api to the execution proxy, and logins to the authorization server. It
-// knows no MCP messages and no sandboxes.
+// It checks Host and Origin, bearer tokens and body sizes, recovers panics, and serves signed
+// downloads and uploads, health and the page. It routes /mcp to the MCP server, /proxy and /api to
+// the execution proxy, and logins to the authorization server. It knows no MCP messages and no
+// sandboxes.
 package httpapi
 
 import (
@@ -21,16 +22,17 @@ import (
 	"mcp-code-sandbox/internal/secret"
 )
 
-// ServerName is how /healthz names the program; another instance recognises it by that.
+// ServerName identifies the program in /healthz. Other instances recognise it.
 const ServerName = "mcp-code-sandbox"
 
-// Files is what of the executor the file links need.
+// Files is the part of the executor that file links need.
 type Files interface {
-	// OpenLink opens the regular file that a link names by the id of the session and the file's name, and never makes the session.
+	// OpenLink opens the regular file that a link names by session id and file name. It never makes
+	// the session.
 	OpenLink(ctx context.Context, id, name string) (*os.File, fs.FileInfo, error)
 	// ReceiveUpload takes the ticket of an upload link and stores body under its name.
 	ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (executor.FileLink, error)
-	// LinkCaller returns whose session a link names by its id; empty when there is no such session.
+	// LinkCaller returns the caller whose session a link names, or "" if it does not exist.
 	LinkCaller(id string) string
 }
 
@@ -42,49 +44,51 @@ type Verifier interface {
 
 // Users knows the people who log in.
 type Users interface {
-	// Verify tells who holds an access token, and until when. Any error means that nobody does; it is [ErrTokenEnded] when somebody did.
+	// Verify returns the holder of an access token and its expiry. An invalid token is an error,
+	// and one that was valid once is [ErrTokenEnded].
 	Verify(ctx context.Context, token string) (caller string, expires time.Time, err error)
-	// Challenge is what of WWW-Authenticate tells a client how to log in; it may be empty.
+	// Challenge returns the part of WWW-Authenticate that tells clients how to log in; it may be
+	// empty.
 	Challenge() string
 }
 
-// Config of the handler.
+// Config configures the handler. A nil handler is not served.
 type Config struct {
-	// MCP serves /mcp and /mcp/events, behind the token. Nil where MCP speaks elsewhere (stdio).
+	// MCP serves /mcp and /mcp/events, behind the token.
 	MCP    http.Handler
 	Files  Files
 	Signer Verifier
-	// Token is the API token. Without one, nobody gets in.
+	// Token is the API token. If it is empty, only Users may call.
 	Token secret.Value
-	// Users may come in besides the token's holder. Nil: nobody else.
+	// Users may call besides the token's holder. It may be nil.
 	Users Users
-	// Proxy serves /proxy/…, whose tokens it checks itself, with the path as it was sent. API serves /api/… to callers. Login serves the
-	// authorization server's and the connections' pages to anybody. What is nil is not served.
+	// Proxy serves /proxy/… with the path as it was sent, and checks its own tokens. API serves
+	// /api/… to callers. Login serves the pages of the authorization server and of connections to
+	// anybody.
 	Proxy, API, Login http.Handler
-	// AllowedHosts are names by which the server may be addressed besides loopback: "example.com",
-	// "example.com:8443", "*.example.com" or "*".
+	// AllowedHosts are names of the server besides loopback: "example.com", "example.com:8443",
+	// "*.example.com" or "*".
 	AllowedHosts []string
-	// AllowedOrigins are web origins that may call besides loopback and the server's own: "https://app.example.com", or "*".
+	// AllowedOrigins are web origins that may call besides loopback and the server's own:
+	// "https://app.example.com" or "*".
 	AllowedOrigins []string
-	// TrustedProxies are the peers whose X-Forwarded-For says who the client is. Nobody else's does.
+	// TrustedProxies are the peers whose X-Forwarded-For header names the client.
 	TrustedProxies []netip.Prefix
 	MaxUploadBytes int64
-	// MaxConnections is what the listener is limited to; a quarter of them may transfer files. Default [MaxConnections].
+	// MaxConnections is the listener's limit; a quarter of them may transfer files. Default
+	// [MaxConnections].
 	MaxConnections int
-	// Ready starts a sandbox, or says why it cannot. Its answer is kept for some seconds.
+	// Ready starts a sandbox, or returns why it cannot. Its answer is kept for some seconds.
 	Ready func(ctx context.Context) error
-	// Metrics serves /metrics, behind the token; nil: not served.
+	// Metrics serves /metrics, behind the API token.
 	Metrics http.Handler
-	// Page is what / shows; nil: nothing.
+	// Page serves /.
 	Page   *Page
 	Logger *slog.Logger
 }
 
-// Bodies of requests that are a few fields.
-const (
-	apiBodyLimit   = 64 << 10
-	loginBodyLimit = 64 << 10
-)
+// smallBodyLimit bounds the bodies of requests to /api and of login forms.
+const smallBodyLimit = 64 << 10
 
 // New returns the handler of the whole server.
 func New(cfg Config) http.Handler {
@@ -95,45 +99,11 @@ func New(cfg Config) http.Handler {
 	if cfg.MaxConnections <= 0 {
 		cfg.MaxConnections = MaxConnections()
 	}
-	wrong := newWrongTokens()
-	operator := newAuthenticator(cfg.Token, nil, wrong)
-	auth := newAuthenticator(cfg.Token, cfg.Users, wrong)
-	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes, transfers: newTransfers(cfg.MaxConnections), log: log}
+	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes,
+		transfers: newTransfers(cfg.MaxConnections), log: log}
+	mux := newMux(cfg)
 
-	mux := http.NewServeMux()
-	if cfg.Page != nil {
-		cfg.Page.register(mux)
-	}
-	if cfg.MCP != nil {
-		mcp := auth.require(takeTime(limitBody(MCPBodyLimit(cfg.MaxUploadBytes), cfg.MCP)))
-		mux.Handle("/mcp", mcp)
-		mux.Handle("/mcp/", mcp)
-	}
-	if cfg.Metrics != nil {
-		mux.Handle("GET /metrics", operator.require(cfg.Metrics))
-	}
-	if cfg.API != nil {
-		mux.Handle("/api/", auth.require(limitBody(apiBodyLimit, cfg.API)))
-	}
-	if cfg.Login != nil {
-		login := limitBody(loginBodyLimit, cfg.Login)
-		for _, path := range []string{"/oauth/", "/connections", "/connections/"} {
-			mux.Handle(path, login)
-		}
-		if cfg.Users != nil {
-			for _, path := range []string{"/.well-known/oauth-authorization-server", "/.well-known/oauth-protected-resource"} {
-				mux.Handle(path, login)
-				mux.Handle(path+"/", login)
-			}
-		}
-	}
-	if cfg.MCP != nil && cfg.Users == nil {
-		for _, path := range loginPaths {
-			mux.HandleFunc(path, refuseLogin)
-		}
-	}
-
-	// The mux redirects paths with dot segments before any handler sees them; /files and /proxy must see them to refuse them.
+	// The mux redirects paths with dot segments. /files and /proxy must see them to refuse them.
 	routes := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		path := r.URL.EscapedPath()
 		switch {
@@ -141,27 +111,27 @@ func New(cfg Config) http.Handler {
 			files.ServeHTTP(w, r)
 		case strings.HasPrefix(path, "/proxy/") && cfg.Proxy != nil:
 			if rec, ok := w.(*recorder); ok {
-				rec.accepted = connOf(r).hold // the proxy checks its tokens itself
+				rec.accepted = connOf(r).hold // the proxy checks its own tokens
 			}
-			takeTime(cfg.Proxy).ServeHTTP(w, r) // it has limits of its own
+			withoutBodyTimeout(cfg.Proxy).ServeHTTP(w, r) // it has its own limits
 		default:
 			mux.ServeHTTP(w, r)
 		}
 	})
-
 	guarded := newGuard(cfg.AllowedHosts, cfg.AllowedOrigins).wrap(routes)
 
-	// Probes come from orchestrators, by whatever address: exempt from the Host check.
-	ready := &readiness{probe: cfg.Ready, now: time.Now, log: log}
+	// Orchestrators probe by any address, so health has no Host check.
+	health := readOnly(serveHealth)
+	ready := readOnly((&readiness{probe: cfg.Ready, now: time.Now, log: log}).ServeHTTP)
 	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Referrer-Policy", "no-referrer")
-		r = hurry(w, r)
+		r = withBodyTimeout(w, r)
 		switch r.URL.Path {
 		case "/healthz":
-			serveHealth(w, r)
+			health(w, r)
 		case "/readyz":
-			ready.ServeHTTP(w, r)
+			ready(w, r)
 		default:
 			guarded.ServeHTTP(w, r)
 		}
@@ -169,10 +139,48 @@ func New(cfg Config) http.Handler {
 	return forwarded(cfg.TrustedProxies, closeAmbiguous(observe(log, outer)))
 }
 
+func newMux(cfg Config) *http.ServeMux {
+	wrong := newWrongTokens()
+	operator := newAuthenticator(cfg.Token, nil, wrong)
+	auth := newAuthenticator(cfg.Token, cfg.Users, wrong)
+	mux := http.NewServeMux()
+	if cfg.Page != nil {
+		cfg.Page.register(mux)
+	}
+	if cfg.MCP != nil {
+		mcp := auth.require(withoutBodyTimeout(limitBody(MCPBodyLimit(cfg.MaxUploadBytes), cfg.MCP)))
+		mux.Handle("/mcp", mcp)
+		mux.Handle("/mcp/", mcp)
+	}
+	if cfg.Metrics != nil {
+		mux.Handle("GET /metrics", operator.require(cfg.Metrics))
+	}
+	if cfg.API != nil {
+		mux.Handle("/api/", auth.require(limitBody(smallBodyLimit, cfg.API)))
+	}
+	if cfg.Login != nil {
+		paths := []string{"/oauth/", "/connections", "/connections/"}
+		if cfg.Users != nil {
+			paths = append(paths, "/.well-known/oauth-authorization-server", "/.well-known/oauth-authorization-server/",
+				"/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/")
+		}
+		for _, path := range paths {
+			mux.Handle(path, limitBody(smallBodyLimit, cfg.Login))
+		}
+	}
+	if cfg.MCP != nil && cfg.Users == nil {
+		for _, path := range loginPaths {
+			mux.HandleFunc(path, refuseLogin)
+		}
+	}
+	return mux
+}
+
 const maxHeaderBytes = 32 << 10
 
-// NewServer returns the http.Server for a handler, with every timeout that streams allow. There is no write timeout:
-// event streams and large downloads take as long as they take. Serve it on a listener of [Limit], which bounds every write.
+// NewServer returns the http.Server for a handler. It has no write timeout, because event streams
+// and large downloads may take any time. Serve it on a listener of [Limit], which bounds each
+// write.
 func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -185,7 +193,7 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ConnContext:       withConn,
 		ConnState:         followState,
-		// "OPTIONS *" is the handler's to refuse, as any other target that is no path.
+		// The handler refuses "OPTIONS *", like every target that is not a path.
 		DisableGeneralOptionsHandler: true,
 	}
 }

@@ -132,7 +132,8 @@ func TestAuthentication(t *testing.T) {
 	})
 }
 
-// TestNoLogins: a client that wants to log in where nobody can is told to send the token, in the shape that it can read.
+// TestNoLogins: a client that wants to log in where nobody can is told to send the token, in the
+// shape that it can read.
 func TestNoLogins(t *testing.T) {
 	h := httpapi.New(config(nil))
 	connectionsOnly := httpapi.New(config(func(c *httpapi.Config) { c.Login = http.NotFoundHandler() }))

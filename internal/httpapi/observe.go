@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -11,19 +12,20 @@ import (
 	"mcp-code-sandbox/internal/untrusted"
 )
 
-// observe logs each request when it has been answered, and survives a panic in it. Neither the query (it signs links)
-// nor any body is ever logged.
+// observe logs each request after its answer, and recovers a panic in its handler. It never logs
+// the query, which signs links, or a body.
 func observe(log *slog.Logger, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		rec := &recorder{ResponseWriter: w}
 		defer func() {
 			p := recover()
+			method, path := untrusted.Clip(r.Method, maxQuoted), untrusted.Clip(r.URL.Path, maxQuoted)
 			answering := rec.status != 0
 			if p != nil && p != http.ErrAbortHandler {
-				log.Error("[HTTP] panic while answering", "method", untrusted.Clip(r.Method, maxQuoted), "path", untrusted.Clip(r.URL.Path, maxQuoted), "panic", p, "stack", string(debug.Stack()))
+				log.Error("[HTTP] panic while answering", "method", method, "path", path, "panic", p, "stack", string(debug.Stack()))
 				if !answering {
-					writeError(rec, r, http.StatusInternalServerError, "internal error; the server's log has the details")
+					writeError(rec, r, http.StatusInternalServerError, internalError)
 				}
 			}
 			level := slog.LevelInfo
@@ -33,18 +35,19 @@ func observe(log *slog.Logger, next http.Handler) http.Handler {
 			case rec.status >= 500:
 				level = slog.LevelWarn
 			}
-			log.LogAttrs(context.WithoutCancel(r.Context()), level, "[HTTP] "+untrusted.Clip(r.Method, maxQuoted)+" "+untrusted.Clip(r.URL.Path, maxQuoted),
-				slog.Int("status", rec.code()), slog.Int64("bytes", rec.bytes),
+			log.LogAttrs(context.WithoutCancel(r.Context()), level, "[HTTP] "+method+" "+path,
+				slog.Int("status", cmp.Or(rec.status, http.StatusOK)), slog.Int64("bytes", rec.bytes),
 				slog.Int64("duration_ms", time.Since(start).Milliseconds()), slog.String("remote", r.RemoteAddr))
 			if p != nil && (p == http.ErrAbortHandler || answering) {
-				panic(http.ErrAbortHandler) // the answer is half out: cut the connection, quietly
+				panic(http.ErrAbortHandler) // the client has a part of the answer: close the connection
 			}
 		}()
 		next.ServeHTTP(rec, r)
 	})
 }
 
-// recorder notes what was answered. It passes on what streams and file transfers need of the real writer.
+// recorder notes the status and the size of an answer. It keeps what streams and file transfers
+// need of the real writer.
 type recorder struct {
 	http.ResponseWriter
 	status   int
@@ -57,7 +60,7 @@ var (
 	_ io.ReaderFrom = (*recorder)(nil)
 )
 
-// Unwrap is for http.ResponseController.
+// Unwrap serves http.ResponseController.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 func (r *recorder) WriteHeader(status int) {
@@ -82,7 +85,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom keeps sendfile.
+// ReadFrom lets the real writer use sendfile.
 func (r *recorder) ReadFrom(src io.Reader) (int64, error) {
 	r.begin(http.StatusOK)
 	n, err := io.Copy(r.ResponseWriter, src)
@@ -93,11 +96,4 @@ func (r *recorder) ReadFrom(src io.Reader) (int64, error) {
 func (r *recorder) Flush() {
 	r.begin(http.StatusOK)
 	http.NewResponseController(r.ResponseWriter).Flush()
-}
-
-func (r *recorder) code() int {
-	if r.status == 0 {
-		return http.StatusOK
-	}
-	return r.status
 }

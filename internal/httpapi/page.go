@@ -20,33 +20,35 @@ import (
 
 const (
 	pageIndex  = "index.html"
-	pageAssets = "assets/" // files below have the hash of their content in their name
+	pageAssets = "assets/" // the names of files below change with their content
 
-	// noncePlaceholder stands in the index where each request's own nonce goes.
+	// noncePlaceholder is replaced in the index by a nonce for each request.
 	noncePlaceholder = "__CSP_NONCE__"
 )
 
-// pagePolicy keeps what shares a page with the API token to what we wrote. Scripts and styles need the nonce and not just this
-// origin: files that code made are of this origin, too. Frames are for previews, which bring no script of theirs to run.
+// pagePolicy runs only our scripts in the page that has the API token. They need the nonce and not
+// just this origin, because files that code made have this origin, too. Frames show previews
+// without scripts.
 const pagePolicy = "default-src 'none'; script-src 'nonce-%[1]s'; style-src 'nonce-%[1]s'; img-src 'self' blob: data:; font-src 'self'; " +
 	"connect-src 'self'; frame-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// assetPolicy is for an asset that somebody opens by itself.
+// assetPolicy applies to an asset that is opened by itself.
 const assetPolicy = "default-src 'none'; frame-ancestors 'none'"
 
-// pagePermissions are the browser's abilities that the page does without; nothing in a frame gets them either.
+// pagePermissions denies browser features to the page and its frames.
 const pagePermissions = "accelerometer=(), camera=(), display-capture=(), geolocation=(), gyroscope=(), hid=(), magnetometer=(), " +
 	"microphone=(), midi=(), payment=(), publickey-credentials-get=(), screen-wake-lock=(), serial=(), usb=(), xr-spatial-tracking=()"
 
-// Page serves a built page: its index, with a nonce of each request's own, and its assets. Nothing of it is secret, and it needs no
-// token to be seen.
+// Page serves a built page: its index, with a new nonce for each request, and its assets. It has no
+// secrets and needs no token.
 type Page struct {
-	index  [][]byte // what is between the nonces
+	index  [][]byte // the parts between the nonces
 	assets map[string]*asset
 }
 
-// NewPage reads a page from files, which must have an index.html. In it, __CSP_NONCE__ stands for the nonce that its scripts and
-// styles need. What lies under assets/ must have a name that changes with its content.
+// NewPage reads a page from files, which must have an index.html. It replaces __CSP_NONCE__ in it
+// by the nonce for scripts and styles. The names of files under assets/ must change with their
+// content.
 func NewPage(files fs.FS) (*Page, error) {
 	p := &Page{assets: map[string]*asset{}}
 	err := fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
@@ -65,7 +67,7 @@ func NewPage(files fs.FS) (*Page, error) {
 		return nil
 	})
 	if err == nil && p.index == nil {
-		err = errors.New("it has no " + pageIndex)
+		err = errors.New(pageIndex + " does not exist")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the page: %w", err)
@@ -90,7 +92,7 @@ func (p *Page) serveIndex(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Frame-Options", "DENY")
 	setIsolation(h)
 	h.Set("Content-Type", "text/html; charset=utf-8")
-	// It has no validator: a "not modified" would join a new policy with an old nonce.
+	// It has no ETag: "not modified" would combine a new policy with an old nonce.
 	h.Set("Cache-Control", "no-cache")
 	body := bytes.Join(p.index, []byte(nonce))
 	if acceptsGzip(r) {
@@ -103,7 +105,7 @@ func (p *Page) serveIndex(w http.ResponseWriter, r *http.Request) {
 // asset is a file of the page.
 type asset struct {
 	content []byte
-	gzipped func() []byte // nil inside: it is not worth it; made when it is first asked for
+	gzipped func() []byte // compresses once; returns nil if that does not help
 	kind    string
 	etag    string
 	cache   string
@@ -145,7 +147,8 @@ func (a *asset) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
 }
 
-// setIsolation keeps other sites from having the page's files as theirs, and caches from mixing up encodings.
+// setIsolation keeps other sites from embedding the page's files, and caches from mixing up
+// encodings.
 func setIsolation(h http.Header) {
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	h.Set("Vary", "Accept-Encoding")
@@ -154,24 +157,20 @@ func setIsolation(h http.Header) {
 func compress(b []byte, level int) []byte {
 	var out bytes.Buffer
 	z, err := gzip.NewWriterLevel(&out, level)
-	if err == nil {
-		_, err = z.Write(b)
-	}
-	if err == nil {
-		err = z.Close()
-	}
 	if err != nil {
-		panic("httpapi: compress: " + err.Error()) // memory does not fail
+		panic(err) // not a valid level
 	}
+	z.Write(b) // a write to memory does not fail
+	z.Close()
 	return out.Bytes()
 }
 
-// acceptsGzip reports whether a whole answer may be compressed. A range of it is a range of the plain bytes.
+// acceptsGzip reports whether the answer may be compressed. Ranges count plain bytes.
 func acceptsGzip(r *http.Request) bool {
 	if r.Header.Get("Range") != "" {
 		return false
 	}
-	for _, item := range strings.Split(strings.Join(r.Header.Values("Accept-Encoding"), ","), ",") {
+	for item := range strings.SplitSeq(strings.Join(r.Header.Values("Accept-Encoding"), ","), ",") {
 		coding, quality, _ := strings.Cut(item, ";")
 		if strings.EqualFold(strings.TrimSpace(coding), "gzip") {
 			q := strings.TrimLeft(strings.ReplaceAll(quality, " ", ""), "qQ=")

@@ -42,7 +42,8 @@ func body(t *testing.T, w *httptest.ResponseRecorder) string {
 	return string(b)
 }
 
-// The index has a nonce of each request's own, in its policy and in itself, and a browser keeps none of them.
+// The index has a nonce of each request's own, in its policy and in itself, and a browser keeps
+// none of them.
 func TestPageIndex(t *testing.T) {
 	h := httpapi.New(config(nil))
 	seen := map[string]bool{}

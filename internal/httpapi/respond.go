@@ -9,14 +9,16 @@ import (
 	"time"
 )
 
-// codeServerError is JSON-RPC's code for what an implementation refuses before it has read the message.
+// codeServerError is JSON-RPC's code for a request that is refused before its message is read.
 const codeServerError = -32000
 
-// writeError answers with message: as a JSON-RPC error on the MCP endpoint, whose clients parse
-// nothing else, and as one line of text elsewhere.
+const internalError = "internal error; the server's log has the details"
+
+// writeError answers with message: with a JSON-RPC error at the MCP endpoint, whose clients parse
+// nothing else, and with a line of text elsewhere.
 func writeError(w http.ResponseWriter, r *http.Request, status int, message string) {
 	w.Header().Set("Cache-Control", "no-store")
-	if !isMCP(r) {
+	if r.URL.Path != "/mcp" && !strings.HasPrefix(r.URL.Path, "/mcp/") {
 		http.Error(w, message, status)
 		return
 	}
@@ -31,8 +33,11 @@ func writeError(w http.ResponseWriter, r *http.Request, status int, message stri
 	}{"2.0", nil, rpcError{codeServerError, message}})
 }
 
-func isMCP(r *http.Request) bool {
-	return r.URL.Path == "/mcp" || strings.HasPrefix(r.URL.Path, "/mcp/")
+// writeRetry is writeError that closes the connection and asks to try again in 10 seconds.
+func writeRetry(w http.ResponseWriter, r *http.Request, status int, message string) {
+	w.Header().Set("Retry-After", "10")
+	w.Header().Set("Connection", "close")
+	writeError(w, r, status, message)
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
@@ -40,18 +45,20 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.WriteHeader(status)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	enc.Encode(v) // an error is the client's going away
+	enc.Encode(v) // an error means that the client is gone
 }
 
-// MCPBodyLimit is what the largest upload needs as a base64 argument, line breaks and escapes included.
+// MCPBodyLimit is the size of the largest upload as a base64 argument, with line breaks and
+// escapes.
 func MCPBodyLimit(maxUpload int64) int64 { return maxUpload + maxUpload/2 + 1<<20 }
 
-// limitBody refuses a body that says it is too large before reading any of it, and stops one that does not say.
+// limitBody refuses a body whose Content-Length is too large, and stops reading others at the
+// limit.
 func limitBody(limit int64, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength > limit {
-			writeError(w, r, http.StatusRequestEntityTooLarge, fmt.Sprintf(
-				"the request is larger than %d bytes; put large files up by the link that upload_file gives when it is called without content (SANDBOX_MAX_UPLOAD_BYTES)", limit))
+			writeError(w, r, http.StatusRequestEntityTooLarge, fmt.Sprintf("the request is larger than %d bytes; "+
+				"upload large files to the link that upload_file returns when it is called without content (SANDBOX_MAX_UPLOAD_BYTES)", limit))
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, limit)
@@ -59,39 +66,39 @@ func limitBody(limit int64, next http.Handler) http.Handler {
 	})
 }
 
-// bodyTime is how long the body of a request may take whose sender nobody knows yet, or which is a few fields.
+// bodyTime is how long a small body, or one of an unknown sender, may take.
 const bodyTime = 30 * time.Second
 
-// hurry bounds the time for a request's body. Without it, who announces one and never sends it holds on to a connection for good, be
-// the request refused or not: the server waits for the body before it lets go. It returns the request to go on with: the server looks at
-// the one it has made, to see how much of its body is left.
-func hurry(w http.ResponseWriter, r *http.Request) *http.Request {
+// withBodyTimeout bounds the time for a request's body. The server waits for a body before it
+// closes the connection, so a client could hold one by never sending it. The result is a copy: the
+// server looks at its own request to see whether the body was read.
+func withBodyTimeout(w http.ResponseWriter, r *http.Request) *http.Request {
 	if r.ContentLength == 0 {
 		return r
 	}
-	setBodyTime(w, time.Now().Add(bodyTime))
+	setReadDeadline(w, time.Now().Add(bodyTime))
 	timed := *r
 	timed.Body = &timedBody{r.Body, w}
 	return &timed
 }
 
-// takeTime lifts hurry's bound for those who may send as long as it takes.
-func takeTime(next http.Handler) http.Handler {
+// withoutBodyTimeout lifts that bound.
+func withoutBodyTimeout(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if b, ok := r.Body.(*timedBody); ok {
-			setBodyTime(w, time.Time{})
+			setReadDeadline(w, time.Time{})
 			r.Body = b.ReadCloser
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-func setBodyTime(w http.ResponseWriter, until time.Time) {
-	_ = http.NewResponseController(w).SetReadDeadline(until) // where it is not supported there is no connection to hold
+func setReadDeadline(w http.ResponseWriter, t time.Time) {
+	_ = http.NewResponseController(w).SetReadDeadline(t) // a writer without deadlines has no connection
 }
 
-// timedBody lifts the bound when the body is there: the server goes on reading, to notice that the client leaves, and would take the
-// end of the time for that.
+// timedBody lifts the bound at the end of the body: the server goes on reading to notice that the
+// client leaves, and would take a passed deadline for that.
 type timedBody struct {
 	io.ReadCloser
 	w http.ResponseWriter
@@ -100,7 +107,7 @@ type timedBody struct {
 func (b *timedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err == io.EOF {
-		setBodyTime(b.w, time.Time{})
+		setReadDeadline(b.w, time.Time{})
 	}
 	return n, err
 }

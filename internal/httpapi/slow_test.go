@@ -32,7 +32,8 @@ func (p *pipes) Accept() (net.Conn, error) {
 func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// Who announces a body and does not send it is shown out, whatever the door. Who is known may take longer.
+// Who announces a body and does not send it is shown out, whatever the door. Who is known may take
+// longer.
 func TestBodiesThatNeverCome(t *testing.T) {
 	read := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.ReadAll(r.Body); err != nil {
