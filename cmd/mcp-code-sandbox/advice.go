@@ -14,47 +14,45 @@ import (
 // defaultMaxExecTimeout is MaxExecTimeout's default.
 const defaultMaxExecTimeout = 10 * time.Minute
 
-// warning is about a setting that works, but hardly as its operator meant.
+// warning is about a setting that is valid but probably not what the operator meant.
 type warning struct{ name, problem, fix string }
 
-// warnings returns what serve and doctor warn about. It expects settings that are valid.
+// warnings returns what serve and doctor warn about. The settings must be valid.
 func (s *settings) warnings(env map[string]string) (list []warning) {
+	warn := func(name, fix, format string, args ...any) {
+		list = append(list, warning{name, fmt.Sprintf(format, args...), fix})
+	}
 	for _, weak := range s.weakSecrets() {
-		list = append(list, warning{weak.name, weak.problem + "; whoever can reach this server can guess it", "use for instance the output of openssl rand -hex 32"})
+		warn(weak.name, generateSecret, "%s; anybody who can reach this server can guess it", weak.problem)
 	}
 	for _, p := range prefixes(s.TrustedProxies) {
 		if p.Bits() < 8 || p.Addr().Is6() && p.Bits() < 16 {
-			list = append(list, warning{"SANDBOX_TRUSTED_PROXIES", p.String() + " trusts much of the internet: a client there can choose its own address", "name the proxies alone, such as 127.0.0.1"})
+			warn("SANDBOX_TRUSTED_PROXIES", "name only the proxies, such as 127.0.0.1",
+				"%s trusts much of the internet: a client there can choose its own address", p)
 		}
 	}
 	for _, p := range prefixes(s.NetworkDeny) {
 		if p.Bits() == 0 {
-			list = append(list, warning{"SANDBOX_NETWORK_DENY", p.String() + " closes everything to runs with network, and to services", "set SANDBOX_NETWORK=off to refuse network: true with a clear error"})
+			warn("SANDBOX_NETWORK_DENY", "set SANDBOX_NETWORK=off to refuse network: true with a clear error",
+				"%s closes everything to runs with network, and to services", p)
 		}
 	}
+	const tooSmall = "%v is less than one session may hold (%s is %v): no user can fill a session"
 	if s.CallerBytes != 0 && s.CallerBytes < s.WorkspaceBytes {
-		list = append(list, warning{
-			"SANDBOX_CALLER_BYTES", fmt.Sprintf("%s is less than one session may hold (SANDBOX_WORKSPACE_BYTES is %s): no user can fill a session", s.CallerBytes, s.WorkspaceBytes),
-			"raise it, or lower SANDBOX_WORKSPACE_BYTES",
-		})
+		warn("SANDBOX_CALLER_BYTES", "raise it, or lower SANDBOX_WORKSPACE_BYTES", tooSmall, s.CallerBytes, "SANDBOX_WORKSPACE_BYTES", s.WorkspaceBytes)
 	}
 	if s.CallerFiles != 0 && s.CallerFiles < s.WorkspaceFiles {
-		list = append(list, warning{
-			"SANDBOX_CALLER_FILES", fmt.Sprintf("%d is less than one session may hold (SANDBOX_WORKSPACE_FILES is %d): no user can fill a session", s.CallerFiles, s.WorkspaceFiles),
-			"raise it, or lower SANDBOX_WORKSPACE_FILES",
-		})
+		warn("SANDBOX_CALLER_FILES", "raise it, or lower SANDBOX_WORKSPACE_FILES", tooSmall, s.CallerFiles, "SANDBOX_WORKSPACE_FILES", s.WorkspaceFiles)
 	}
-	// Who raises the usual time alone means to raise the maximum with it.
+	// No warning with the default: it rises with SANDBOX_EXEC_TIMEOUT_S.
 	if s.ExecTimeout > s.MaxExecTimeout && time.Duration(s.MaxExecTimeout) != defaultMaxExecTimeout {
-		list = append(list, warning{
-			"SANDBOX_MAX_EXEC_TIMEOUT_S", fmt.Sprintf("%v is less than SANDBOX_EXEC_TIMEOUT_S, so runs may take %v", time.Duration(s.MaxExecTimeout), s.maxExecTimeout()),
-			"lower SANDBOX_EXEC_TIMEOUT_S as well",
-		})
+		warn("SANDBOX_MAX_EXEC_TIMEOUT_S", "lower SANDBOX_EXEC_TIMEOUT_S as well",
+			"%v is less than SANDBOX_EXEC_TIMEOUT_S, so runs may take %v", time.Duration(s.MaxExecTimeout), s.maxExecTimeout())
 	}
 	return append(list, s.unknownVariables(env)...)
 }
 
-// unknownVariables warns about variables that look like settings and are none.
+// unknownVariables warns about variables that look like settings but are not.
 func (s *settings) unknownVariables(env map[string]string) (list []warning) {
 	const prefix = "SANDBOX_"
 	var known []string
@@ -78,10 +76,10 @@ func (s *settings) unknownVariables(env map[string]string) (list []warning) {
 	return list
 }
 
-// nearest returns the known name that a misspelt one most probably means, or "".
+// nearest returns the known name that a misspelled one most probably means, or "".
 func nearest(name string, known []string) (best string) {
 	least := 3
-	if len(name) < len("SANDBOX_")+8 { // ROOT, PORT and HOST are not the same word misspelt
+	if len(name) < len("SANDBOX_")+8 { // ROOT, PORT and HOST are different words
 		least = 2
 	}
 	for _, k := range known {

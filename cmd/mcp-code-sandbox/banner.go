@@ -15,8 +15,8 @@ import (
 	"mcp-code-sandbox/internal/version"
 )
 
-// banner tells the operator how to connect. It goes to stderr only, never to the log file. It shows the token to people at a
-// terminal: elsewhere it would be kept in a log, so it names the file that has it. A token that the operator chose is not shown.
+// banner prints how to connect. It shows a generated token at a terminal only. Elsewhere a log would
+// keep it, so banner names the file that has it. It never shows a token that the operator chose.
 func banner(w io.Writer, a *app, base string, terminal bool) {
 	token, page, shown, inJSON := "$MCP_API_TOKEN", base+"/", "the one in MCP_API_TOKEN", "$MCP_API_TOKEN"
 	if a.keys.tokenIsOurs {
@@ -32,7 +32,7 @@ func banner(w io.Writer, a *app, base string, terminal bool) {
 	if v := a.services; v != nil {
 		if v.users {
 			shown += "; it is yours as the operator, others log in"
-			people = fmt.Sprintf("\n  Others, without a token (Claude Code opens a browser to log in):\n    claude mcp add --transport http sandbox %s/mcp\n", base)
+			people = "\n  Others, without a token (Claude Code opens a browser to log in):\n    claude mcp add --transport http sandbox " + base + "/mcp\n"
 			with = ", for yourself"
 		}
 		if len(v.names) > 0 {
@@ -42,7 +42,8 @@ func banner(w io.Writer, a *app, base string, terminal bool) {
 			more += "\n  Connections   " + base + "/connections"
 		}
 	}
-	if wanted, err := wantedTools(a.settings.Tools); err == nil && len((tools.Options{Tools: wanted}).Offered()) == len((tools.Options{}).Offered()) {
+	wanted, err := wantedTools(a.settings.Tools)
+	if err == nil && len((tools.Options{Tools: wanted}).Offered()) == len((tools.Options{}).Offered()) {
 		more += "\n  Tools         all; for chat clients, SANDBOX_TOOLS=run offers fewer and is easier on the model"
 	}
 	languages := strings.Join(a.environments.runners().Names(), ", ")
@@ -71,7 +72,8 @@ MCP Code Sandbox %s
 	}
 }
 
-// interfacesNote tells who listens on every interface what others still cannot do; empty: nothing.
+// interfacesNote explains what clients on other machines need when the server listens on every
+// interface. Otherwise it is empty.
 func interfacesNote(s *settings) string {
 	host, _, err := net.SplitHostPort(s.listenAddr())
 	if ip, perr := netip.ParseAddr(host); err != nil || s.PublicBaseURL != "" || host != "" && (perr != nil || !ip.IsUnspecified()) {
@@ -84,7 +86,7 @@ func interfacesNote(s *settings) string {
 		"  or SANDBOX_ALLOWED_HOSTS names the host by which they reach this server."
 }
 
-// isTerminal reports whether what is written there is shown to a person and not kept.
+// isTerminal reports whether a person sees what is written to w, and nothing keeps it.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -94,7 +96,7 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && fi.Mode()&os.ModeCharDevice != 0
 }
 
-// sessionsLine says how many sessions there may be, and how many there could be on this machine.
+// sessionsLine says how many sessions the settings allow and how many would fit on this machine.
 func sessionsLine(a *app) string {
 	line := fmt.Sprintf("%d at a time", a.settings.MaxSessions)
 	if !a.isolation.isLocal(a.settings) {
@@ -107,17 +109,18 @@ func sessionsLine(a *app) string {
 	return line
 }
 
-// clientJSON is the configuration that most clients take.
+// clientJSON returns the configuration format of most clients.
 func clientJSON(base, token string) string {
 	type server struct {
 		Type    string            `json:"type"`
 		URL     string            `json:"url"`
 		Headers map[string]string `json:"headers"`
 	}
-	config := map[string]map[string]server{"mcpServers": {"sandbox": {"http", base + "/mcp", map[string]string{"Authorization": "Bearer " + token}}}}
+	headers := map[string]string{"Authorization": "Bearer " + token}
+	config := map[string]map[string]server{"mcpServers": {"sandbox": {"http", base + "/mcp", headers}}}
 	text, err := json.MarshalIndent(config, "    ", "  ")
 	if err != nil {
-		panic(err) // it is all strings
+		panic(err) // strings always encode
 	}
 	return string(text)
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// Exit codes of the program itself. A run's own exit code is passed through, so these stay clear of the common ones.
+// Exit codes of the program. mcp-code-sandbox run passes on the exit code of its code.
 const (
 	exitOK      = 0
 	exitFailure = 1
 	exitUsage   = 2
 	exitTimeout = 124 // as timeout(1)
-	exitServer  = 125 // as docker run: we failed, not the program
+	exitServer  = 125 // as docker run: this program failed, not the code
 )
 
 // cli is the command line.
@@ -32,34 +32,38 @@ type cli struct {
 	Runners  runnersCmd  `cmd:"" help:"List the language environments, or prepare them."`
 	Sessions sessionsCmd `cmd:"" help:"List the sessions of all callers, or end what runs in one."`
 	Proxy    proxyCmd    `cmd:"" help:"Check the configuration and the audit trail of the execution proxy."`
-	Doctor   doctorCmd   `cmd:"" help:"Check what works on this host, and say how to fix what does not."`
+	Doctor   doctorCmd   `cmd:"" help:"Check what works on this host, and how to fix what does not."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
-// invocation is what a command has of the world around it.
+// invocation connects a command with the outside.
 type invocation struct {
 	settings       *settings
 	env            map[string]string
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	code           int  // the exit code of a command that did not fail
-	keepReady      bool // more than one session is to come: sandboxes may be started ahead of them
+	code           int  // exit code of a command that succeeds
+	keepReady      bool // start sandboxes in advance, for sessions to come
 }
 
-// exit is how kong's --help ends a parse; see run.
-type exit int
+// kongExit is what --help panics with to end the parse; see run.
+type kongExit int
 
-// run is the whole program: it returns the exit code and touches the world only by its arguments and the settings.
+// run is the whole program. It depends on its arguments only, and returns the exit code.
 func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	defer func() {
-		if p := recover(); p != nil {
-			e, ok := p.(exit)
-			if !ok {
-				panic(p)
-			}
-			code = int(e)
+		switch p := recover().(type) {
+		case nil:
+		case kongExit:
+			code = int(p)
+		default:
+			panic(p)
 		}
 	}()
+	fail := func(code int, err error) int {
+		fmt.Fprintln(stderr, "mcp-code-sandbox:", err)
+		return code
+	}
 	env := make(map[string]string, len(environ))
 	for _, kv := range environ {
 		if k, v, ok := strings.Cut(kv, "="); ok {
@@ -69,8 +73,7 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 	var c cli
 	parser, err := newParser(&c, env, stdout, stderr)
 	if err != nil {
-		fmt.Fprintln(stderr, "mcp-code-sandbox:", err)
-		return exitServer
+		return fail(exitServer, err)
 	}
 	if len(args) == 0 {
 		args = []string{"--help"}
@@ -80,24 +83,17 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 	}
 	kctx, err := parser.Parse(args)
 	if err != nil {
-		fmt.Fprintln(stderr, "mcp-code-sandbox:", err)
-		fmt.Fprintln(stderr, "Try: mcp-code-sandbox --help")
-		return exitUsage
+		return fail(exitUsage, fmt.Errorf("%w\nTry: mcp-code-sandbox --help", err))
 	}
-	inv := &invocation{settings: &c.settings, env: env, stdin: stdin, stdout: stdout, stderr: stderr}
 	if kctx.Command() != "version" {
 		if err := c.validate(env, os.Geteuid()); err != nil {
-			fmt.Fprintf(stderr, "mcp-code-sandbox: these settings cannot work:\n  %s\n", strings.ReplaceAll(err.Error(), "\n", "\n  "))
-			return exitUsage
+			return fail(exitUsage, errors.New("invalid settings:\n  "+strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 		}
 	}
+	inv := &invocation{settings: &c.settings, env: env, stdin: stdin, stdout: stdout, stderr: stderr}
 	kctx.BindTo(ctx, (*context.Context)(nil))
 	if err := kctx.Run(inv); err != nil {
-		fmt.Fprintln(stderr, "mcp-code-sandbox:", err)
-		if inv.code != 0 {
-			return inv.code
-		}
-		return exitFailure
+		return fail(max(inv.code, exitFailure), err)
 	}
 	return inv.code
 }
@@ -107,9 +103,9 @@ func newParser(c *cli, env map[string]string, stdout, stderr io.Writer) (*kong.K
 		kong.Name("mcp-code-sandbox"),
 		kong.Description("Runs the code of MCP clients in an OS-level sandbox.\n\nEach setting is a flag and an environment variable; the flag wins."),
 		kong.Writers(stdout, stderr),
-		kong.Exit(func(code int) { panic(exit(code)) }),
+		kong.Exit(func(code int) { panic(kongExit(code)) }),
 		kong.Resolvers(environment(env)),
-		kong.ValueFormatter(describe),
+		kong.ValueFormatter(helpWithVariable),
 		kong.KindMapper(reflect.Int, kong.MapperFunc(decodeInt)),
 		kong.KindMapper(reflect.Float64, kong.MapperFunc(decodeFloat)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
@@ -117,7 +113,8 @@ func newParser(c *cli, env map[string]string, stdout, stderr io.Writer) (*kong.K
 	)
 }
 
-// environment resolves flags that were not given from env, by their environ tag.
+// environment resolves a flag from the variable in its environ tag. Kong's own env tag reads the
+// process's environment, and its errors quote the value, which may be a secret.
 func environment(env map[string]string) kong.Resolver {
 	return kong.ResolverFunc(func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
 		name := flag.Tag.Get("environ")
@@ -125,20 +122,20 @@ func environment(env map[string]string) kong.Resolver {
 		if name == "" || value == "" {
 			return nil, nil
 		}
-		// Tried here first, so that the error names the variable.
+		// Kong decodes it again; this error names the variable instead of the flag.
 		trial := reflect.New(flag.Target.Type()).Elem()
-		if err := flag.Mapper.Decode(&kong.DecodeContext{Value: flag.Value, Scan: kong.ScanFromTokens(kong.Token{Type: kong.FlagValueToken, Value: value})}, trial); err != nil {
+		token := kong.ScanFromTokens(kong.Token{Type: kong.FlagValueToken, Value: value})
+		if err := flag.Mapper.Decode(&kong.DecodeContext{Value: flag.Value, Scan: token}, trial); err != nil {
 			return nil, errors.New(name + ": " + strings.TrimPrefix(err.Error(), "--"+flag.Name+": "))
 		}
 		return value, nil
 	})
 }
 
-// describe adds the environment name to a flag's help.
-func describe(v *kong.Value) string {
-	help := v.Help
+// helpWithVariable adds the environment variable to a flag's help.
+func helpWithVariable(v *kong.Value) string {
 	if name := v.Tag.Get("environ"); name != "" {
-		help += " [$" + name + "]"
+		return v.Help + " [$" + name + "]"
 	}
-	return help
+	return v.Help
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,19 +23,35 @@ import (
 
 type doctorCmd struct{}
 
-// Run prints what works, what does not and the fix, and fails when no run is possible.
+// discard is a logger for commands that print instead.
+var discard = slog.New(slog.DiscardHandler)
+
+// Run prints what works, and a fix for what does not. It fails if no code can run.
 func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
+	checks := runChecks(ctx, inv)
+	printChecks(inv.stdout, checks)
+	worst := slices.MaxFunc(checks, func(a, b sandbox.Check) int { return cmp.Compare(a.Status, b.Status) })
+	switch worst.Status {
+	case sandbox.Fail:
+		return errors.New("code cannot be run here: fix what is marked FAIL, from the top")
+	case sandbox.Warn:
+		fmt.Fprintln(inv.stdout, "\nCode can be run here, with something missing.")
+	default:
+		fmt.Fprintln(inv.stdout, "\nEverything works.")
+	}
+	return nil
+}
+
+func runChecks(ctx context.Context, inv *invocation) []sandbox.Check {
 	s := inv.settings
 	iso, release, err := openForDoctor(ctx, s)
 	if err != nil {
-		printChecks(inv.stdout, []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: fixRoot}})
-		return errors.New("code cannot be run here: mend what is marked FAIL, from the top")
+		return []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: fixRoot}}
 	}
 	defer release()
-	checks := []sandbox.Check{checkBackend(iso, s, inv.env)}
-	checks = append(checks, iso.checkHost(ctx, s)...)
+	checks := append([]sandbox.Check{checkBackend(iso, s, inv.env)}, iso.checkHost(ctx, s)...)
 	for _, c := range iso.Probe(ctx) {
-		// The host's line explains what is missing, the backend's line what happened. One is enough if they agree.
+		// The host's line explains what is missing, the backend's what happened. If they agree, one is enough.
 		if !slices.ContainsFunc(checks, func(h sandbox.Check) bool { return h.Name == c.Name && h.Status == c.Status }) {
 			c.Name = iso.name + ": " + c.Name
 			checks = append(checks, c)
@@ -43,49 +60,14 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	if iso.isLocal(s) {
 		checks = append(checks, doctor.System().CheckSessions(s.MaxSessions, iso.sessionCost(s))...)
 	}
-	checks = append(checks, checkRunners(ctx, inv, iso)...)
-	checks = append(checks, checkCustom(s, inv.env)...)
-	checks = append(checks, checkServices(inv)...)
-	checks = append(checks, checkPort(ctx, s))
+	checks = slices.Concat(checks, checkRunners(ctx, inv, iso), checkCustom(s, inv.env), checkServices(inv), []sandbox.Check{checkPort(ctx, s)})
 	for _, w := range s.warnings(inv.env) {
 		checks = append(checks, sandbox.Check{Name: "settings", Status: sandbox.Warn, Detail: w.name + ": " + w.problem, Fix: w.fix})
 	}
-	printChecks(inv.stdout, checks)
-
-	failed, warned := 0, 0
-	for _, c := range checks {
-		switch c.Status {
-		case sandbox.Fail:
-			failed++
-		case sandbox.Warn:
-			warned++
-		}
-	}
-	switch {
-	case failed > 0:
-		return errors.New("code cannot be run here: mend what is marked FAIL, from the top")
-	case warned > 0:
-		fmt.Fprintln(inv.stdout, "\nCode can be run here, with something missing.")
-	default:
-		fmt.Fprintln(inv.stdout, "\nEverything works.")
-	}
-	return nil
+	return checks
 }
 
-// checkBackend says which backend was chosen, and whether it is less than what the settings ask for.
-func checkBackend(iso isolation, s *settings, env map[string]string) sandbox.Check {
-	c := sandbox.Check{Name: "backend", Detail: iso.name + ": " + iso.why}
-	if note := iso.ignored(s, env); note != "" {
-		c.Status, c.Detail, c.Fix = sandbox.Warn, note, fixIgnored
-	}
-	var known *sandbox.Error
-	if errors.As(iso.checkAsked(s), &known) {
-		c.Status, c.Detail, c.Fix = sandbox.Fail, known.Err.Error(), known.Fix
-	}
-	return c
-}
-
-// openForDoctor makes the backend that a server would have.
+// openForDoctor opens the backend that a server would use.
 func openForDoctor(ctx context.Context, s *settings) (iso isolation, release func(), err error) {
 	if err := makeRoot(s.Root); err != nil {
 		return iso, nil, err
@@ -98,14 +80,25 @@ func openForDoctor(ctx context.Context, s *settings) (iso isolation, release fun
 	if err != nil {
 		return iso, nil, err
 	}
-	iso = newIsolation(ctx, s, i, key, slog.New(slog.DiscardHandler))
+	iso = newIsolation(ctx, s, i, key, discard)
 	return iso, func() { iso.close(); i.Close() }, nil
 }
 
-func checkRunners(ctx context.Context, inv *invocation, iso isolation) []sandbox.Check {
-	found := environments{settings: inv.settings, env: inv.env, catalogue: iso.catalogue, log: slog.New(slog.DiscardHandler)}
+// checkBackend reports the backend, and whether it is weaker than the one the settings ask for.
+func checkBackend(iso isolation, s *settings, env map[string]string) sandbox.Check {
+	c := sandbox.Check{Name: "backend", Detail: iso.name + ": " + iso.why}
+	if note := iso.ignored(s, env); note != "" {
+		c.Status, c.Detail, c.Fix = sandbox.Warn, note, fixIgnored
+	}
+	if known, ok := errors.AsType[*sandbox.Error](iso.checkAsked(s)); ok {
+		c.Status, c.Detail, c.Fix = sandbox.Fail, known.Err.Error(), known.Fix
+	}
+	return c
+}
+
+func checkRunners(ctx context.Context, inv *invocation, iso isolation) (checks []sandbox.Check) {
+	found := environments{settings: inv.settings, env: inv.env, catalogue: iso.catalogue, log: discard}
 	set, problems := found.discover(ctx)
-	var checks []sandbox.Check
 	for _, r := range set {
 		c := sandbox.Check{Name: r.Name, Detail: r.Version}
 		if r.ImageID != "" {
@@ -123,7 +116,7 @@ func checkRunners(ctx context.Context, inv *invocation, iso isolation) []sandbox
 		checks = append(checks, sandbox.Check{Name: p.Runner, Status: sandbox.Warn, Detail: p.Problem, Fix: p.Fix})
 	}
 	if len(set) == 0 {
-		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: "no language environment can be used", Fix: iso.installFix(inv.settings)})
+		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: errNoRunners.Error(), Fix: iso.installFix(inv.settings)})
 	}
 	return checks
 }
@@ -137,16 +130,14 @@ func checkPort(ctx context.Context, s *settings) sandbox.Check {
 	case err == nil:
 		l.Close()
 		c.Detail = addr + " is free"
+	case isOurs(ctx, addr) && s.HTTPAddr != "":
+		c.Detail = addr + " is served by another mcp-code-sandbox; another serve needs another MCP_HTTP_ADDR"
 	case isOurs(ctx, addr):
 		c.Detail = addr + " is served by another mcp-code-sandbox; a further one takes a free port"
-		if s.HTTPAddr != "" {
-			c.Detail = addr + " is served by another mcp-code-sandbox; another serve needs another MCP_HTTP_ADDR"
-		}
 	case s.addrIsDefault() && errors.Is(err, syscall.EADDRINUSE):
-		c.Status, c.Detail = sandbox.Warn, addr+" is taken by another program; serve takes a free port instead"
-		c.Fix = "stop the program that has it, or set MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
+		c.Status, c.Detail, c.Fix = sandbox.Warn, addr+" is taken by another program; serve takes a free port instead", fixPort
 	default:
-		c.Status, c.Detail, c.Fix = sandbox.Fail, err.Error(), "stop the program that has it, or set MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
+		c.Status, c.Detail, c.Fix = sandbox.Fail, err.Error(), fixPort
 	}
 	return c
 }
@@ -158,15 +149,16 @@ func printChecks(w io.Writer, checks []sandbox.Check) {
 	for _, c := range checks {
 		width = max(width, len(c.Name))
 	}
-	var long []sandbox.Check // their fix is a text to paste, which indenting would spoil
+	var long []sandbox.Check // with a fix to paste, which indenting would break
 	for _, c := range checks {
 		fmt.Fprintf(w, "%-4s  %-*s  %s\n", statusNames[c.Status], width, c.Name, strings.ReplaceAll(strings.TrimSpace(c.Detail), "\n", " "))
-		switch {
-		case strings.Contains(c.Fix, "\n"):
-			fmt.Fprintf(w, "%*s  fix: see below\n", 6+width, "")
+		fix := c.Fix
+		if strings.Contains(fix, "\n") {
+			fix = "see below"
 			long = append(long, c)
-		case c.Fix != "":
-			fmt.Fprintf(w, "%*s  fix: %s\n", 6+width, "", c.Fix)
+		}
+		if fix != "" {
+			fmt.Fprintf(w, "%*s  fix: %s\n", 6+width, "", fix)
 		}
 	}
 	for _, c := range long {

@@ -16,9 +16,9 @@ import (
 	"mcp-code-sandbox/internal/httpapi"
 )
 
-// listen opens the port of the settings. When it is taken, a free one on the same host is opened instead, and note says so, if
-// nobody asked for that port, if any port will do (stdio), or if another instance of ours has it and no whole address was
-// given (MCP_HTTP_ADDR). Otherwise the operator's choice cannot be honoured, and that is an error.
+// listen opens the configured port. If that is in use, it opens a free one on the same host, with a
+// note, provided that nobody chose the port, that any will do (stdio), or that MCP_HTTP_ADDR is unset
+// and another mcp-code-sandbox uses it. Otherwise it returns an error.
 func listen(ctx context.Context, s *settings, anyPort bool) (l net.Listener, note string, err error) {
 	addr := s.listenAddr()
 	var lc net.ListenConfig
@@ -34,7 +34,7 @@ func listen(ctx context.Context, s *settings, anyPort bool) (l net.Listener, not
 		owner, strict = "another mcp-code-sandbox", s.HTTPAddr != ""
 	}
 	if strict && !anyPort {
-		return nil, "", fmt.Errorf("%s is taken by %s; stop it, or choose another address with MCP_HTTP_ADDR or SANDBOX_HTTP_PORT", addr, owner)
+		return nil, "", fmt.Errorf("%s is taken by %s; %s", addr, owner, fixPort)
 	}
 	host, _, _ := net.SplitHostPort(addr)
 	if l, err = lc.Listen(ctx, "tcp", net.JoinHostPort(host, "0")); err != nil {
@@ -43,7 +43,9 @@ func listen(ctx context.Context, s *settings, anyPort bool) (l net.Listener, not
 	return l, fmt.Sprintf("%s is taken by %s; serving on %s instead", addr, owner, l.Addr()), nil
 }
 
-// isOurs asks whoever listens on addr which program it is.
+const fixPort = "stop it, or choose another address with MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
+
+// isOurs reports whether the program that listens on addr is an mcp-code-sandbox.
 func isOurs(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -62,7 +64,7 @@ func isOurs(ctx context.Context, addr string) bool {
 	return err == nil && body.Server == httpapi.ServerName
 }
 
-// reachable is an address under which a listener can be reached from this machine.
+// reachable returns an address at which this machine can reach a listener.
 func reachable(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -74,7 +76,7 @@ func reachable(addr string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// baseURL is where clients reach the listener: the operator's word, or the address served.
+// baseURL returns where clients reach the listener: PUBLIC_BASE_URL, or the listener's address.
 func baseURL(s *settings, l net.Listener) string {
 	if s.PublicBaseURL != "" {
 		return s.PublicBaseURL
@@ -84,16 +86,16 @@ func baseURL(s *settings, l net.Listener) string {
 	if err != nil || err2 != nil {
 		return "http://" + l.Addr().String()
 	}
-	return "http://" + reachable(net.JoinHostPort(host, port)) // a name stays the name
+	return "http://" + reachable(net.JoinHostPort(host, port)) // keeps a host name
 }
 
-// allowedHosts are the settings' and the base URL's own.
+// allowedHosts returns the host names of the settings and of the base URL.
 func allowedHosts(s *settings, base string) []string {
 	hosts := s.AllowedHosts
 	if u, err := url.Parse(base); err == nil {
 		hosts = append(hosts[:len(hosts):len(hosts)], u.Host)
 		if s.PublicBaseURL != "" {
-			hosts = append(hosts, u.Hostname()) // a proxy may or may not pass the port on
+			hosts = append(hosts, u.Hostname()) // a reverse proxy may remove the port
 		}
 	}
 	return hosts

@@ -1,5 +1,4 @@
-// Command mcp-code-sandbox gives MCP clients a computer that they cannot hurt anyone with: it runs their code in an
-// OS-level sandbox. See README.md.
+// Command mcp-code-sandbox runs the code of MCP clients in an OS-level sandbox. See README.md.
 package main
 
 import (

@@ -7,23 +7,23 @@ import (
 )
 
 const (
-	// leastMemoryLimit is the smallest soft limit of the Go runtime that is set: below it, the server
-	// would collect garbage all the time.
+	// leastMemoryLimit is the smallest soft limit of the Go runtime. Below it, the server would
+	// collect garbage all the time.
 	leastMemoryLimit = 256 << 20
 	// leastResultMemory and mostResultMemory bound the default of SANDBOX_RESULT_MEMORY.
 	leastResultMemory = 64 << 20
 	mostResultMemory  = 1 << 30
 )
 
-// limitMemory sets a soft limit of the Go runtime, a quarter of total, unless the operator has set
-// GOMEMLIMIT or total is not known (0). Sandboxes need the rest. undo restores the limit before it.
+// limitMemory sets the Go runtime's soft limit to a quarter of total, which leaves the rest to
+// sandboxes, unless GOMEMLIMIT is set or total is unknown (0). undo restores the previous limit.
 func limitMemory(env map[string]string, total int64, log *slog.Logger) (undo func()) {
 	if env["GOMEMLIMIT"] != "" || total <= 0 {
 		return func() {}
 	}
 	limit := max(total/4, leastMemoryLimit)
 	before := debug.SetMemoryLimit(limit)
-	if before != math.MaxInt64 { // somebody else has set one
+	if before != math.MaxInt64 { // another part of the program has set one
 		debug.SetMemoryLimit(before)
 		return func() {}
 	}
@@ -31,8 +31,8 @@ func limitMemory(env map[string]string, total int64, log *slog.Logger) (undo fun
 	return func() { debug.SetMemoryLimit(before) }
 }
 
-// defaultResultMemory is the budget for what results hold in memory, where total is what there is;
-// 0: not known.
+// defaultResultMemory returns the memory budget of results on a machine with total bytes (0:
+// unknown).
 func defaultResultMemory(total int64) int64 {
 	return min(max(total/16, leastResultMemory), mostResultMemory)
 }

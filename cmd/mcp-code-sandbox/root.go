@@ -7,8 +7,8 @@ import (
 
 const fixRoot = "set SANDBOX_ROOT, or --root, to a directory you may write to"
 
-// makeRoot makes the data directory, and makes sure that it can be written to: what is put there first would fail with the name of
-// some file that says nothing of the setting.
+// makeRoot creates the data directory and tests that it is writable, so that the error names the
+// setting and not the first file that fails.
 func makeRoot(root string) error {
 	err := os.MkdirAll(root, 0o700)
 	if err == nil {

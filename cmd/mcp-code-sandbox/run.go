@@ -23,15 +23,15 @@ type runCmd struct {
 	File     string            `arg:"" optional:"" default:"-" help:"File with the code; - is stdin."`
 }
 
-// extensions tell the language of a file.
+// extensions map a file's extension to its language.
 var extensions = map[string]string{
 	".py": "python", ".ts": "typescript", ".tsx": "typescript", ".mts": "typescript", ".js": "javascript",
 	".mjs": "javascript", ".cjs": "javascript", ".jsx": "typescript", ".sh": "shell", ".bash": "shell",
 }
 
-// Run runs one piece of code. Its output streams through, its exit code becomes the program's.
+// Run runs one piece of code, streams its output and exits with its exit code.
 func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
-	inv.code = exitServer // until the code itself has one
+	inv.code = exitServer // until the code has one
 	s := inv.settings
 	language := c.Language
 	if language == "" {
@@ -39,17 +39,16 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 	}
 	if language == "" {
 		inv.code = exitUsage
-		return errors.New("which language is it? Say so with --language, for example --language python")
+		return errors.New("which language? Set it with --language, for example --language python")
 	}
 	code, err := readCode(inv.stdin, c.File, int64(s.MaxCodeBytes))
 	if err != nil {
 		inv.code = exitUsage
 		return err
 	}
-	// People at a terminal want the program's output alone: what goes wrong is returned, the rest is in the log file.
-	s.SharedZygote = "off" // there is nobody to share it with
+	s.SharedZygote = "off" // only one sandbox will use it
 	quiet := *inv
-	quiet.stderr = io.Discard
+	quiet.stderr = io.Discard // the terminal shows the code's output only; the log file has the rest
 	a, err := newApp(ctx, &quiet, "http://"+s.listenAddr())
 	if err != nil {
 		return err
@@ -69,11 +68,10 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 	})
 	stdout.close()
 	stderr.close()
-	var refusal *executor.Error
-	if errors.As(err, &refusal) && refusal.Code != executor.CodeBackendUnavailable {
-		inv.code = exitUsage
-	}
 	if err != nil {
+		if refusal, ok := errors.AsType[*executor.Error](err); ok && refusal.Code != executor.CodeBackendUnavailable {
+			inv.code = exitUsage
+		}
 		return err
 	}
 	if res.Cause != "" {
@@ -103,7 +101,7 @@ func exitCode(res executor.Result) int {
 	return res.ExitCode
 }
 
-// readCode reads no more than one byte over the limit; the engine refuses that with a message.
+// readCode reads at most one byte over the limit, which the executor then refuses.
 func readCode(stdin io.Reader, file string, limit int64) (string, error) {
 	r := stdin
 	if file != "-" {
@@ -118,8 +116,8 @@ func readCode(stdin io.Reader, file string, limit int64) (string, error) {
 	return string(code), err
 }
 
-// spool writes output in a goroutine of its own, because a run's output must not be held up by a slow terminal. What it
-// holds is bounded by the run's output limit.
+// spool writes output in a goroutine, so that a slow terminal does not block the run. The run's
+// output limit bounds its size.
 type spool struct {
 	mu     sync.Mutex
 	ready  sync.Cond
@@ -166,7 +164,7 @@ func (s *spool) drain() {
 			return
 		}
 		if _, err := s.target.Write(p); err != nil {
-			return // nobody reads any more
+			return // the reader is gone
 		}
 	}
 }

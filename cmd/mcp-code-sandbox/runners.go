@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -26,16 +25,16 @@ func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 	if err := iso.checkAsked(inv.settings); err != nil {
 		return err
 	}
-	found := environments{settings: inv.settings, env: inv.env, catalogue: iso.catalogue, log: slog.New(slog.DiscardHandler)}
+	found := environments{settings: inv.settings, env: inv.env, catalogue: iso.catalogue, log: discard}
 	set, problems := found.discover(ctx)
 	printRunners(inv.stdout, set, problems)
 	if len(set) == 0 {
-		return errors.New("no language environment can be used; try: " + iso.installFix(inv.settings))
+		return fmt.Errorf("%w; try: %s", errNoRunners, iso.installFix(inv.settings))
 	}
 	return nil
 }
 
-// lookOnly chooses the backend without one that could start anything. It opens it only to list its runners.
+// lookOnly chooses the backend, and opens it only to list its runners.
 func lookOnly(ctx context.Context, s *settings) (iso isolation) {
 	iso.choose(ctx, s)
 	if iso.name == backendDocker {
@@ -66,13 +65,13 @@ func (c *runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
 	set, problems := installed.discover(ctx)
 	printRunners(inv.stdout, set, append(failed, problems...))
 	if len(set) == 0 {
-		return errors.New("no language environment can be used")
+		return errNoRunners
 	}
-	progress("A server that is running uses what is new after a restart.")
+	progress("A running server uses the changes after a restart.")
 	return failure(failed)
 }
 
-// failure is an error that names the runners that could not be prepared; nil when there are none.
+// failure returns an error that names the runners that could not be prepared, if any.
 func failure(failed []runner.Problem) error {
 	if len(failed) == 0 {
 		return nil
@@ -92,12 +91,10 @@ func printRunners(w io.Writer, set runner.Set, problems []runner.Problem) {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", r.Name, strings.Join(r.Aliases, ", "), r.Version, strings.Join(r.Libraries, ", "))
 	}
 	t.Flush()
-	seen := map[runner.Problem]bool{}
-	for _, p := range problems {
-		if seen[p] {
+	for i, p := range problems {
+		if slices.Contains(problems[:i], p) {
 			continue
 		}
-		seen[p] = true
 		fmt.Fprintf(w, "\n%s: %s\n", p.Runner, p.Problem)
 		if p.Fix != "" {
 			fmt.Fprintf(w, "  fix: %s\n", p.Fix)

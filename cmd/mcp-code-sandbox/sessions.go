@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -37,14 +38,14 @@ type sessionsStopCmd struct {
 // shortKey is how much of a key the table shows.
 const shortKey = 12
 
-// listedSession is a session, and the servers that have it. Several may: they share the root.
+// listedSession is a session, and the servers that use it: several may share the root.
 type listedSession struct {
 	session.Info
 	State   string   `json:"state"` // running, live (it has a sandbox) or idle
 	Servers []string `json:"servers,omitempty"`
 }
 
-// Run prints the sessions, those with something running first, then last used first.
+// Run prints the sessions: those with a sandbox first, then the last used first.
 func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
 	if _, err := os.Stat(inv.settings.Root); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the data directory %s does not exist; set SANDBOX_ROOT or --root", inv.settings.Root)
@@ -75,8 +76,8 @@ func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
 		if s.Bytes != nil {
 			size = megabytes(*s.Bytes)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", s.Key[:shortKey], printable(s.Caller), printable(s.ID), s.State, s.Runs, s.Sandboxes,
-			cmp.Or(printable(strings.Join(s.Interpreters, ",")), "-"), size, s.LastUsed.Format(time.RFC3339))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", s.Key[:shortKey], printable(s.Caller), printable(s.ID), s.State,
+			s.Runs, s.Sandboxes, cmp.Or(printable(strings.Join(s.Interpreters, ",")), "-"), size, s.LastUsed.Format(time.RFC3339))
 	}
 	fmt.Fprintln(t)
 	fmt.Fprintln(t, "CALLER\tSESSIONS\tSIZE")
@@ -88,45 +89,38 @@ func (c *sessionsListCmd) Run(ctx context.Context, inv *invocation) error {
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
-// callerTotal is what the listed sessions of a caller hold, as far as they have been measured.
+// callerTotal counts a caller's sessions and the bytes that have been measured.
 type callerTotal struct {
 	caller   string
 	sessions int
 	bytes    int64
 }
 
-// totals returns the sums of all callers, those who hold most first.
+// totals returns the totals of all callers, the largest first.
 func totals(list []listedSession) []callerTotal {
-	byCaller := map[string]*callerTotal{}
+	byCaller := map[string]callerTotal{}
 	for _, s := range list {
 		total := byCaller[s.Caller]
-		if total == nil {
-			total = &callerTotal{caller: s.Caller}
-			byCaller[s.Caller] = total
-		}
+		total.caller = s.Caller
 		total.sessions++
 		if s.Bytes != nil {
 			total.bytes += *s.Bytes
 		}
+		byCaller[s.Caller] = total
 	}
-	var all []callerTotal
-	for _, total := range byCaller {
-		all = append(all, *total)
-	}
-	slices.SortFunc(all, func(a, b callerTotal) int {
+	return slices.SortedFunc(maps.Values(byCaller), func(a, b callerTotal) int {
 		return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.caller, b.caller))
 	})
-	return all
 }
 
-// Run has every server that has the session end its sandboxes.
+// Run asks every server that uses the session to end its sandboxes.
 func (c *sessionsStopCmd) Run(ctx context.Context, inv *invocation) error {
 	list, servers, err := listSessions(ctx, inv)
 	if err != nil {
 		return err
 	}
 	if len(servers) == 0 {
-		return fmt.Errorf("no server is running on %s: there is nothing to stop (SANDBOX_ROOT, or --root, names the data directory)", inv.settings.Root)
+		return fmt.Errorf("no server is running on %s, so nothing can be stopped (SANDBOX_ROOT, or --root, names the data directory)", inv.settings.Root)
 	}
 	s, err := findSession(list, c.Session)
 	if err != nil {
@@ -137,7 +131,8 @@ func (c *sessionsStopCmd) Run(ctx context.Context, inv *invocation) error {
 	var errs []error
 	for _, id := range s.Servers {
 		stopped, err := control.Stop(ctx, instance.Dir(inv.settings.Root, id), s.Key)
-		if err != nil && !errors.Is(err, session.ErrNotFound) && !errors.Is(err, control.ErrNotRunning) { // it has ended meanwhile
+		gone := errors.Is(err, session.ErrNotFound) || errors.Is(err, control.ErrNotRunning)
+		if err != nil && !gone {
 			errs = append(errs, fmt.Errorf("server %s: %w", id, err))
 		}
 		total.Runs += stopped.Runs
@@ -162,7 +157,8 @@ func counted(n int, one, many string) string {
 	return strconv.Itoa(n) + " " + many
 }
 
-// findSession returns the session that the operator means: a key or the start of one, or CALLER/SESSION. A session's id has no slash.
+// findSession returns the session with that key, prefix of a key, or CALLER/SESSION. A session's id
+// has no slash.
 func findSession(list []listedSession, name string) (listedSession, error) {
 	at := strings.LastIndexByte(name, '/')
 	found := slices.DeleteFunc(slices.Clone(list), func(s listedSession) bool {
@@ -180,7 +176,8 @@ func findSession(list []listedSession, name string) (listedSession, error) {
 	return listedSession{}, fmt.Errorf("%d keys start with %s; give more of the key", len(found), printable(name))
 }
 
-// listSessions asks all servers on the root, and looks on disk for sessions that none of them has. It returns the servers that answer.
+// listSessions asks all servers on the root, and adds the sessions on disk that none of them has. It
+// returns the servers that answered.
 func listSessions(ctx context.Context, inv *invocation) (list []listedSession, servers []string, err error) {
 	root := inv.settings.Root
 	byKey := map[string]*listedSession{}
@@ -202,7 +199,7 @@ func listSessions(ctx context.Context, inv *invocation) (list []listedSession, s
 		}
 		servers = append(servers, id)
 		for _, info := range infos {
-			if len(info.Key) >= shortKey { // what another version would say is not trusted
+			if len(info.Key) >= shortKey { // another version may answer differently
 				add(byKey, info, id)
 			}
 		}
@@ -236,7 +233,7 @@ func listSessions(ctx context.Context, inv *invocation) (list []listedSession, s
 	return list, servers, nil
 }
 
-// add counts what one server has of a session.
+// add merges what one server reports about a session.
 func add(byKey map[string]*listedSession, info session.Info, server string) {
 	s := byKey[info.Key]
 	if s == nil {
@@ -256,7 +253,7 @@ func add(byKey map[string]*listedSession, info session.Info, server string) {
 	}
 }
 
-// printable is text that does nothing to a terminal or a table: what is not printable is escaped.
+// printable escapes text that could affect a terminal or break a table.
 func printable(s string) string {
 	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
 		return s
@@ -264,7 +261,8 @@ func printable(s string) string {
 	return strconv.QuoteToASCII(s)
 }
 
-// escapeJSON escapes what encoding/json leaves as it is though a terminal may obey it, such as C1 controls and bidi overrides.
+// escapeJSON escapes characters that encoding/json keeps but a terminal may interpret, such as C1
+// controls and bidi overrides.
 func escapeJSON(text string) string {
 	var b strings.Builder
 	for _, r := range text {

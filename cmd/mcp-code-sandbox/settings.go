@@ -132,7 +132,7 @@ func (s *settings) setDefaults(env map[string]string, euid int) {
 	if s.WrapperDir == "" && env["HOME"] != "" {
 		s.WrapperDir = filepath.Join(env["HOME"], ".config", "nix-sandbox-mcp", "sandboxes")
 	}
-	if !s.ResultMemory.given {
+	if !s.ResultMemory.isSet {
 		s.ResultMemory.byteSize = byteSize(defaultResultMemory(doctor.System().Memory()))
 	}
 	switch {

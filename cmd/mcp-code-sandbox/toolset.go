@@ -9,21 +9,23 @@ import (
 	"mcp-code-sandbox/internal/tools"
 )
 
-// toolPresets are what SANDBOX_TOOLS may say besides names: the tools of one contract, or all.
+// toolPresets are the names besides tools that SANDBOX_TOOLS accepts.
 func toolPresets() map[string][]string {
 	return map[string][]string{
 		"all":          tools.Names(),
 		"conversation": {"run_code", "upload_file", "list_runners", "list_services"},
 		"session":      {"upload_file", "run_python", "read_artifact", "list_artifacts", "close_session", "list_services"},
-		"run":          {"run", "wait_run", "cancel_run", "upload_file", "list_artifacts", "read_artifact", "close_session", "list_sessions", "delete_file", "list_services"},
+		"run": {
+			"run", "wait_run", "cancel_run", "upload_file", "list_artifacts", "read_artifact", "close_session", "list_sessions",
+			"delete_file", "list_services",
+		},
 	}
 }
 
-// wantedTools returns the tools of the operator's list, nil for an empty list: all.
-func wantedTools(list []string) ([]string, error) {
+// wantedTools expands the presets of a list. An empty list means all tools and returns nil.
+func wantedTools(list []string) (wanted []string, err error) {
 	presets := toolPresets()
 	all := presets["all"]
-	var wanted []string
 	for _, item := range list {
 		item = strings.TrimSpace(item)
 		switch preset, ok := presets[item]; {

@@ -12,7 +12,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// decodeInt and decodeFloat say in plain words what a setting must be; kong puts its name before them.
+// decodeInt and decodeFloat have clearer errors than kong's own decoders.
 func decodeInt(ctx *kong.DecodeContext, target reflect.Value) error {
 	var s string
 	if err := ctx.Scan.PopValueInto("number", &s); err != nil {
@@ -39,7 +39,8 @@ func decodeFloat(ctx *kong.DecodeContext, target reflect.Value) error {
 	return nil
 }
 
-// byteSize is a number of bytes, written 512MB, 512m, 1.5GiB or as a plain number. As for Docker, 1 KB is 1024 bytes.
+// byteSize is a number of bytes, written as 512MB, 512m, 1.5GiB or a plain number. 1 KB is 1024
+// bytes, as in Docker.
 type byteSize int64
 
 var sizeUnits = []struct {
@@ -74,18 +75,18 @@ func (b byteSize) String() string {
 	return strconv.FormatInt(int64(b), 10)
 }
 
-// optionalSize tells a size of 0 from none.
+// optionalSize distinguishes a size of 0 from an unset one.
 type optionalSize struct {
 	byteSize
-	given bool
+	isSet bool
 }
 
 func (o *optionalSize) UnmarshalText(p []byte) error {
-	o.given = true
+	o.isSet = true
 	return o.byteSize.UnmarshalText(p)
 }
 
-// seconds is a duration whose plain number counts seconds, as the contracts' names say.
+// seconds is a duration whose plain number counts seconds, as its setting's name says.
 type seconds time.Duration
 
 func (d *seconds) UnmarshalText(p []byte) error {
@@ -124,7 +125,7 @@ func parseDuration(s string, unit time.Duration, units string) (time.Duration, e
 	return d, nil
 }
 
-// logLevel also takes the names that Python's logging uses.
+// logLevel also accepts the names of Python's logging.
 type logLevel slog.Level
 
 func (l *logLevel) UnmarshalText(p []byte) error {
