@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/cgroup"
 	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/sandbox"
 )
@@ -31,7 +32,7 @@ type bubblewrap struct {
 // startBubblewrap starts bwrap in the group. It must run on the launcher's thread. conn becomes the
 // child's descriptor 3, files those from 6 on. env must not be nil.
 func (b *Backend) startBubblewrap(
-	args, env []string, credential *syscall.Credential, group *cgroup, conn *os.File, files ...*os.File,
+	args, env []string, credential *syscall.Credential, group *cgroup.Group, conn *os.File, files ...*os.File,
 ) (*bubblewrap, error) {
 	info, infoW, err := os.Pipe()
 	if err != nil {
@@ -49,7 +50,7 @@ func (b *Backend) startBubblewrap(
 	// died.
 	p.cmd.ExtraFiles = append([]*os.File{conn, infoW, info}, files...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
-	if err := group.start(p.cmd.SysProcAttr, p.cmd.Start); err != nil {
+	if err := group.Start(p.cmd.SysProcAttr, p.cmd.Start); err != nil {
 		_ = info.Close()
 		if p.cmd.Process != nil { // it has started, but the thread could not leave the group
 			_ = p.cmd.Process.Kill()

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"mcp-code-sandbox/internal/cgroup"
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 )
@@ -49,13 +50,13 @@ type Backend struct {
 	uid     int    // of the sandboxes, outside
 	files   string // directory of the files that sandboxes mount
 	launch  *launcher
-	cgroups *cgroups
+	cgroups *cgroup.Hierarchy
 	zygotes *sharedZygotes
 	nets    userNets
 
 	done     chan struct{} // closed by Close
 	close    sync.Once
-	watching sync.WaitGroup // watchSockets
+	watching sync.WaitGroup // WatchSockets
 }
 
 var (
@@ -96,11 +97,9 @@ func New(cfg Config) (*Backend, error) {
 	if b.launch, err = newLauncher(os.Geteuid() == 0); err != nil {
 		return nil, &sandbox.Error{Op: "prepare the jail", Err: err, Fix: seeDoctor}
 	}
-	b.cgroups = findCgroups(cfg.Instance)
-	if b.cgroups.v1 != nil && !b.cgroups.looseTCP {
-		b.watching.Go(func() { b.cgroups.watchSockets(b.done) })
-	}
-	homes, err := json.Marshal(b.cgroups.homes())
+	b.cgroups = cgroup.Find(cfg.Instance)
+	b.watching.Go(func() { b.cgroups.WatchSockets(b.done) })
+	homes, err := json.Marshal(b.cgroups.Homes())
 	if err == nil {
 		err = os.WriteFile(filepath.Join(b.files, "cgroups.json"), homes, 0o600)
 	}
@@ -120,13 +119,19 @@ func (b *Backend) Close() {
 		b.launch.close()
 		close(b.done)
 		b.watching.Wait()
-		b.cgroups.close()
+		b.cgroups.Close()
 		_ = os.RemoveAll(b.files)
 	})
 }
 
-// Reap implements sandbox.Reaper. The kernel has ended a dead instance's processes and mounts; its cgroups
-// are left, and cgroups.json in its directory lists where.
+// NewGroup makes a cgroup for processes that are not the jail's: those of environments that isolate
+// themselves. It returns nil if no cgroups can be made. Reap removes what a killed server leaves.
+func (b *Backend) NewGroup(id string, l sandbox.Limits) (*cgroup.Group, error) {
+	return b.cgroups.Create(id, l)
+}
+
+// Reap implements sandbox.Reaper. The kernel has ended a dead instance's processes and mounts; its
+// cgroups are left, and cgroups.json in its directory lists where.
 func (b *Backend) Reap(ctx context.Context, alive func(instance string) bool) error {
 	instances := filepath.Dir(b.cfg.Dir)
 	entries, err := os.ReadDir(instances)
@@ -145,7 +150,7 @@ func (b *Backend) Reap(ctx context.Context, alive func(instance string) bool) er
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			errs = append(errs, fmt.Errorf("reap %s: %w", instance, err))
 		case json.Unmarshal(text, &homes) == nil: // an instance that died while writing it started no sandbox
-			reapGroups(instance, homes)
+			cgroup.Reap(instance, homes)
 		}
 	}
 	return errors.Join(errs...)

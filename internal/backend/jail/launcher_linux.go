@@ -16,9 +16,9 @@ import (
 // of its own.
 const stage = "/mnt"
 
-// launcher is the thread that starts every sandbox. A sandbox dies with it. A root server's thread has
-// a mount namespace, where it binds directories to the stage that the sandboxes' uid could not reach.
-// The mounts end with the thread, however the server ends.
+// launcher is the thread that starts every sandbox. A sandbox dies with it. A root server's thread
+// has a mount namespace, where it binds directories to the stage that the sandboxes' uid could not
+// reach. The mounts end with the thread, however the server ends.
 type launcher struct {
 	*proc.Thread
 

@@ -19,14 +19,14 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 	checks := []sandbox.Check{b.probeRun(ctx, "sandbox", false)}
 	groups := sandbox.Check{Name: "cgroups", Detail: b.cgroups.String()}
 	switch {
-	case !b.cgroups.available():
+	case !b.cgroups.Available():
 		groups.Status = sandbox.Warn
 		groups.Fix = "start the server as root, or as a user service with Delegate=yes; until then, memory and " +
 			"process limits apply to each process, and CPU and socket buffers are not limited"
-	case b.cgroups.looseTCP:
+	case !b.cgroups.LimitsSockets():
 		groups.Status = sandbox.Warn
 		groups.Detail += ", which cannot limit TCP buffers"
-		groups.Fix = "boot with cgroup version 2, or use a kernel whose version 1 has " + tcpLimit
+		groups.Fix = "boot with cgroup version 2: systemd.unified_cgroup_hierarchy=1 on the kernel's command line"
 	}
 	checks = append(checks, groups)
 	if checks[0].Status == sandbox.OK {

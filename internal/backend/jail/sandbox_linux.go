@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/cgroup"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -20,7 +21,7 @@ type jailed struct {
 	proc    *bubblewrap
 	conn    *os.File // to the agent
 	attach  *os.File // to the agent, for its workspace; nil if the sandbox was started with one
-	group   *cgroup
+	group   *cgroup.Group
 
 	mu     sync.Mutex
 	net    *userNet
@@ -64,7 +65,7 @@ func (s *jailed) kill() {
 	s.proc.kill()
 	// The kernel ends the others only when process 1 gets to run, which is late beside hundreds of
 	// processes that fork. bubblewrap ends last.
-	s.group.kill(s.proc.cmd.Process.Pid)
+	s.group.Kill(s.proc.cmd.Process.Pid)
 }
 
 // wait cleans up when the sandbox has ended. bubblewrap ends after process 1, and that after all
@@ -78,9 +79,9 @@ func (s *jailed) wait() {
 	net.close()
 	_ = s.conn.Close()
 	_ = s.attach.Close()
-	used, _ := s.group.usage()
-	hog := s.group.socketsExceeded() // Close may have been called after watchSockets killed it
-	s.group.remove()
+	used, _ := s.group.Usage()
+	hog := s.group.SocketsExceeded() // Close may have been called after WatchSockets killed it
+	s.group.Remove()
 	switch {
 	case hog:
 		s.exit.Cause = sandbox.CauseOutOfMemory
@@ -99,12 +100,12 @@ func (s *jailed) wait() {
 }
 
 // Usage implements sandbox.Meter.
-func (s *jailed) Usage() (sandbox.Usage, error) { return s.group.usage() }
+func (s *jailed) Usage() (sandbox.Usage, error) { return s.group.Usage() }
 
 // The methods of sandbox.Weigher.
-func (s *jailed) CPUTime() (time.Duration, error) { return s.group.cpuTime() }
-func (s *jailed) Weigh(share float64) error       { return s.group.weigh(share) }
-func (s *jailed) Forking() (int, error)           { return s.group.forking() }
+func (s *jailed) CPUTime() (time.Duration, error) { return s.group.CPUTime() }
+func (s *jailed) Weigh(share float64) error       { return s.group.Weigh(share) }
+func (s *jailed) Forking() (int, error)           { return s.group.Forking() }
 
 // Held implements sandbox.Meter. The server can inspect processes that the agent cannot.
 func (s *jailed) Held() (sandbox.Held, error) {

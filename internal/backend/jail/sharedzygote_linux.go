@@ -257,7 +257,7 @@ func (s *jailed) tryAdopt(z *sharedZygote, link *os.File) error {
 	if err != nil {
 		return err
 	}
-	if err := s.group.add(child); err != nil {
+	if err := s.group.Add(child); err != nil {
 		return err // the fork finds the gate closed, and exits
 	}
 	_, err = open.Write([]byte("1"))

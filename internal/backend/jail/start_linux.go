@@ -57,7 +57,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (_ *jailed, err 
 		return nil, err
 	}
 	s := &jailed{id: spec.ID, backend: b, ended: make(chan struct{})}
-	if s.group, err = b.cgroups.create(spec.ID, spec.Limits); err != nil {
+	if s.group, err = b.cgroups.Create(spec.ID, spec.Limits); err != nil {
 		return nil, &sandbox.Error{Op: "make a cgroup", Err: err, Fix: seeDoctor}
 	}
 	if spec.Workspace != "" {
@@ -65,7 +65,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (_ *jailed, err 
 	}
 	links, err := s.spawn(spec, config, len(zygotes))
 	if err != nil {
-		s.group.remove()
+		s.group.Remove()
 		return nil, &sandbox.Error{Op: "start bubblewrap", Err: err, Fix: seeDoctor}
 	}
 	go s.wait() // from here on, the sandbox's end cleans up
@@ -97,7 +97,7 @@ func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []*sharedZygote) (strin
 	if spec.Workspace == "" {
 		cfg.Expect = &agent.Expected{TmpBytes: spec.Limits.TmpBytes}
 	}
-	if !b.cgroups.available() { // the limits that each process can carry itself
+	if !b.cgroups.Available() { // the limits that each process can carry itself
 		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)
 		cfg.Processes = uint64(spec.Limits.PIDs)
 	}

@@ -1,0 +1,258 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+const (
+	mount     = "/sys/fs/cgroup"
+	groupName = "mcp-code-sandbox-"
+)
+
+var controllers = []string{"memory", "pids", "cpu"}
+
+// accounting is version 1's controller of CPU time, which is often mounted together with cpu.
+const (
+	accounting     = "cpuacct"
+	accountingFile = "cpuacct.usage"
+)
+
+// Hierarchy is where one server instance makes its groups.
+type Hierarchy struct {
+	prefix string            // of the names of this instance's groups
+	v2     string            // version 2: the directory that holds the groups
+	v1     map[string]string // version 1: that directory by controller
+	// looseTCP says that version 1 cannot limit socket buffers, which its memory limit leaves out.
+	looseTCP bool
+	err      error // why there is none
+}
+
+// Find looks for a hierarchy in which this process may make groups, by making one.
+func Find(instance string) *Hierarchy {
+	h := &Hierarchy{prefix: groupName + instance + "-"}
+	err2 := h.findV2(instance)
+	if err2 == nil {
+		return h
+	}
+	if err1 := h.findV1(); err1 != nil {
+		h.err = fmt.Errorf("cgroup v2: %w; cgroup v1: %w", err2, err1)
+	}
+	return h
+}
+
+// Available reports whether groups can be made.
+func (h *Hierarchy) Available() bool { return h.err == nil }
+
+// LimitsSockets reports whether the memory limit also bounds socket buffers.
+func (h *Hierarchy) LimitsSockets() bool { return !h.looseTCP }
+
+func (h *Hierarchy) String() string {
+	switch {
+	case h.v2 != "":
+		return "version 2 at " + h.v2
+	case h.v1 != nil:
+		return "version 1 at " + h.v1["memory"]
+	}
+	return "none: " + h.err.Error()
+}
+
+func (h *Hierarchy) findV2(instance string) error {
+	if _, err := os.Stat(mount + "/cgroup.controllers"); err != nil {
+		return errors.New("not mounted at " + mount)
+	}
+	own, err := ownGroup("")
+	if err != nil {
+		return err
+	}
+	// Root may use the top. Others use the group that was delegated to this process, which must
+	// move into a leaf first: a group that holds processes cannot enable controllers for its
+	// children.
+	var errs []error
+	for _, base := range []string{mount, mount + own} {
+		if base == mount+own && base != mount {
+			_ = moveToLeaf(base)
+		}
+		dir := filepath.Join(base, groupName+instance)
+		if err := prepareV2(base, dir); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		h.v2 = dir
+		return nil
+	}
+	return errors.Join(errs...)
+}
+
+func prepareV2(base, dir string) error {
+	if err := enableControllers(base); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := enableControllers(dir); err != nil {
+		_ = os.Remove(dir)
+		return err
+	}
+	return nil
+}
+
+func enableControllers(dir string) error {
+	file := filepath.Join(dir, "cgroup.subtree_control")
+	enabled, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	for _, name := range controllers {
+		if !slices.Contains(strings.Fields(string(enabled)), name) {
+			if err := os.WriteFile(file, []byte("+"+name), 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func moveToLeaf(base string) error {
+	leaf := filepath.Join(base, groupName+"server")
+	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+}
+
+func (h *Hierarchy) findV1() error {
+	dirs := map[string]string{}
+	for _, name := range controllers {
+		own, err := ownGroup(name)
+		if err != nil {
+			return err
+		}
+		dir := filepath.Join(mount, name, own)
+		if name == "cpu" {
+			if _, err := os.Stat(dir); err != nil {
+				dir = filepath.Join(mount, "cpu,cpuacct", own)
+			}
+		}
+		err = h.try(dir, func(group string) {
+			if name == "memory" {
+				_, err := os.Stat(filepath.Join(group, tcpLimit))
+				h.looseTCP = err != nil
+			}
+		})
+		if err != nil {
+			return err
+		}
+		dirs[name] = dir
+	}
+	// Where CPU time has a hierarchy of its own, groups are made there, too.
+	if _, err := os.Stat(filepath.Join(dirs["cpu"], accountingFile)); err != nil {
+		if own, err := ownGroup(accounting); err == nil {
+			dir := filepath.Join(mount, accounting, own)
+			if h.try(dir, func(string) {}) == nil {
+				dirs[accounting] = dir
+			}
+		}
+	}
+	h.v1 = dirs
+	return nil
+}
+
+// try makes a group in dir, shows it to look and removes it.
+func (h *Hierarchy) try(dir string, look func(group string)) error {
+	group := filepath.Join(dir, h.prefix+"try")
+	if err := os.Mkdir(group, 0o755); err != nil {
+		return err
+	}
+	look(group)
+	return os.Remove(group)
+}
+
+// ownGroup returns this process's group in the hierarchy of a version 1 controller, or, for "", of
+// version 2.
+func ownGroup(controller string) (string, error) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		id, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		names, path, _ := strings.Cut(rest, ":")
+		if controller == "" && id == "0" || controller != "" && slices.Contains(strings.Split(names, ","), controller) {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no %s controller", controller)
+}
+
+// Create makes a group with the limits. It returns nil if no groups can be made. On error it leaves
+// nothing behind.
+func (h *Hierarchy) Create(id string, l sandbox.Limits) (_ *Group, err error) {
+	if !h.Available() {
+		return nil, nil
+	}
+	g := &Group{dirs: map[string]string{}, home: h.v1}
+	defer func() {
+		if err != nil {
+			g.Remove()
+		}
+	}()
+	if h.v2 != "" {
+		dir := filepath.Join(h.v2, h.prefix+id)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return nil, err
+		}
+		for _, name := range controllers {
+			g.dirs[name] = dir
+		}
+	}
+	for name, home := range h.v1 {
+		dir := filepath.Join(home, h.prefix+id)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return nil, err
+		}
+		g.dirs[name] = dir
+	}
+	return g, g.limit(l)
+}
+
+// Homes lists the directories in which this instance makes groups, for Reap.
+func (h *Hierarchy) Homes() []string {
+	if h.v2 != "" {
+		return []string{h.v2}
+	}
+	return slices.Sorted(maps.Values(h.v1))
+}
+
+// Close removes the instance's own directory.
+func (h *Hierarchy) Close() {
+	if h.v2 != "" {
+		_ = os.Remove(h.v2)
+	}
+}
+
+// Reap removes the groups of a dead instance in the directories that its Homes returned.
+func Reap(instance string, homes []string) {
+	for _, home := range homes {
+		if !strings.HasPrefix(home, mount+"/") || filepath.Clean(home) != home {
+			continue
+		}
+		groups, _ := filepath.Glob(filepath.Join(home, groupName+instance+"-*"))
+		for _, dir := range groups {
+			removeGroup(dir)
+		}
+		if filepath.Base(home) == groupName+instance {
+			removeGroup(home)
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package cgroup
+
+import (
+	"path/filepath"
+	"time"
+)
+
+const (
+	tcpUsage    = "memory.kmem.tcp.usage_in_bytes"
+	tcpMaxUsage = "memory.kmem.tcp.max_usage_in_bytes"
+
+	// socketsInterval is how often WatchSockets looks. A group can exceed its limit for that long.
+	socketsInterval = 200 * time.Millisecond
+)
+
+// WatchSockets kills groups whose sockets hold more than their memory limit, until done is closed.
+// Version 1 lets every socket without data exceed the limit by a segment of 64 KB, so thousands of
+// connections can hold many times the limit.
+func (h *Hierarchy) WatchSockets(done <-chan struct{}) {
+	if h.v1 == nil || h.looseTCP {
+		return
+	}
+	tick := time.NewTicker(socketsInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+			h.killSocketHogs()
+		}
+	}
+}
+
+// killSocketHogs looks at single groups only while they hold something together.
+func (h *Hierarchy) killSocketHogs() {
+	home := h.v1["memory"]
+	if n, err := readNumber(filepath.Join(home, tcpUsage)); err == nil && n == 0 {
+		return
+	}
+	groups, _ := filepath.Glob(filepath.Join(home, h.prefix+"*"))
+	for _, dir := range groups {
+		if exceedsMemory(dir, tcpUsage) {
+			killGroup(dir)
+		}
+	}
+}
+
+// SocketsExceeded reports whether the group's sockets have ever held more than its memory limit.
+func (g *Group) SocketsExceeded() bool {
+	return g != nil && !g.isV2() && exceedsMemory(g.dirs["memory"], tcpMaxUsage)
+}
+
+// exceedsMemory reports whether a counter is above the memory limit of a version 1 group.
+func exceedsMemory(dir, counter string) bool {
+	limit, limitErr := readNumber(filepath.Join(dir, "memory.limit_in_bytes"))
+	n, err := readNumber(filepath.Join(dir, counter))
+	return limitErr == nil && err == nil && n > limit
+}
