@@ -1,5 +1,6 @@
-// Package web has the page that the server shows at /, as `make web` built it from the TypeScript in src. What is in dist is
-// committed, so that nobody needs Node.js to build the server, and CI builds it anew and compares.
+// Package web has the page that the server shows at /, as `make web` built it from the TypeScript
+// in src. What is in dist is committed, so that nobody needs Node.js to build the server, and CI
+// builds it anew and compares.
 package web
 
 import (

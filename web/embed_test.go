@@ -14,7 +14,8 @@ import (
 // maxCompressed is what all of the page may weigh on its way to a browser.
 const maxCompressed = 250 << 10
 
-// What is embedded fits the policy that the server serves it with, refers to nothing but itself, and is small.
+// What is embedded fits the policy that the server serves it with, refers to nothing but itself,
+// and is small.
 func TestBuiltPage(t *testing.T) {
 	index, err := fs.ReadFile(web.Files(), "index.html")
 	if err != nil {

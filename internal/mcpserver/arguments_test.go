@@ -55,7 +55,8 @@ func with(args map[string]any, more ...any) map[string]any {
 	return all
 }
 
-// TestAliases: whatever a tool calls the session and the language, it takes the names that other tools have for them.
+// TestAliases: whatever a tool calls the session and the language, it takes the names that other
+// tools have for them.
 func TestAliases(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
@@ -91,7 +92,8 @@ func TestAliases(t *testing.T) {
 			t.Errorf("two languages: %s", text)
 		}
 
-		// The schemas do not mention them, and each has properties: there are clients that need them.
+		// The schemas do not mention them, and each has properties: there are clients that need
+		// them.
 		list, err := cs.ListTools(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -111,8 +113,8 @@ func TestAliases(t *testing.T) {
 	})
 }
 
-// TestNearMisses: an argument that is nearly one of the tool's is named, and refused where the call would touch something else
-// without it. Others are ignored.
+// TestNearMisses: an argument that is nearly one of the tool's is named, and refused where the call
+// would touch something else without it. Others are ignored.
 func TestNearMisses(t *testing.T) {
 	p := newProduct(t)
 	p.executor.result = executor.Result{RunID: "run_1", Session: "s", Stdout: []byte("1\n")}
@@ -213,7 +215,8 @@ func mustJSON(v any) string {
 	return string(b)
 }
 
-// TestOtherInterpreter: whoever switches the network learns before the output that the variables stayed behind.
+// TestOtherInterpreter: whoever switches the network learns before the output that the variables
+// stayed behind.
 func TestOtherInterpreter(t *testing.T) {
 	p := newProduct(t)
 	cs := p.connect(t, "http", "2025-11-25", nil)
@@ -238,7 +241,8 @@ func TestOtherInterpreter(t *testing.T) {
 	}
 }
 
-// TestHandedOver: run_code and run_python let long code go on for MCP clients, with the fields that their contracts require.
+// TestHandedOver: run_code and run_python let long code go on for MCP clients, with the fields that
+// their contracts require.
 func TestHandedOver(t *testing.T) {
 	p := newProductWith(t, tools.Options{Handover: 45 * time.Second})
 	cs := p.connect(t, "http", "2025-11-25", nil)
@@ -309,7 +313,8 @@ func TestResourceLinksOfTheOperator(t *testing.T) {
 	}
 }
 
-// TestOnlyOfferedToolsAreNamed: neither descriptions nor instructions nor messages name a tool that the server does not have.
+// TestOnlyOfferedToolsAreNamed: neither descriptions nor instructions nor messages name a tool that
+// the server does not have.
 func TestOnlyOfferedToolsAreNamed(t *testing.T) {
 	selections := [][]string{
 		nil, {"run_code", "upload_file", "list_runners"}, {"upload_file", "run_python", "read_artifact", "list_artifacts", "close_session"},

@@ -16,39 +16,39 @@ import (
 )
 
 const (
-	smallBody   = 1 << 20         // bodies up to this size are read without asking for room
+	smallBody   = 1 << 20         // bytes that are read without a lease
 	bodyTimeout = 5 * time.Minute // for a client to send its body
-	roomTimeout = 2 * time.Minute // for a large body to get room
-	paceWindow  = 5 * time.Second // in which a body must keep its pace
+	roomTimeout = 2 * time.Minute // for a large body to get its lease
+	paceWindow  = 5 * time.Second // interval at which the pace of a large body is checked
 )
 
-var (
-	errUnreadable = rpcErrorf(jsonrpc.CodeInvalidRequest, "the request could not be read")
-	errNoRoom     = rpcErrorf(codeUnavailable, "too many large requests at once; send this one again later, or put large files up by the link that upload_file gives when it is called without content")
-)
-
-// readBody reads the whole body within the limit. Large ones wait until there is room for them. done must be called
-// when the request has been served. If the room is needed for a caller who has less of it, cancel is called.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request, cancel func()) (body []byte, done func(), status int, rerr *rpcError) {
+// readBody reads the whole body within the limit. Large ones wait for a lease. Call done when the
+// request has been served. readBody calls cancel if a caller with fewer bytes needs the room. If it
+// fails, it answers the request.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request, cancel func()) (body []byte, done func(), ok bool) {
 	limit := s.cfg.MaxBodyBytes
-	tooLarge := rpcErrorf(jsonrpc.CodeInvalidRequest, "the request is larger than %d bytes", limit)
+	refuse := func(status int, format string, args ...any) ([]byte, func(), bool) {
+		writeError(w, status, nil, rpcErrorf(jsonrpc.CodeInvalidRequest, format, args...))
+		return nil, nil, false
+	}
 	if r.ContentLength > limit {
 		w.Header().Set("Connection", "close")
-		return nil, nil, http.StatusRequestEntityTooLarge, tooLarge
+		return refuse(http.StatusRequestEntityTooLarge, "the request is larger than %d bytes", limit)
 	}
 	var reader io.Reader = http.MaxBytesReader(w, r.Body, limit)
 	rc := http.NewResponseController(w) // not every ResponseWriter has deadlines
 	rc.SetReadDeadline(time.Now().Add(bodyTimeout))
 	defer rc.SetReadDeadline(time.Time{})
+
 	size := r.ContentLength
-	var head []byte
+	var buf bytes.Buffer
 	if size < 0 {
-		var err error
-		if head, err = io.ReadAll(io.LimitReader(reader, smallBody)); err != nil {
-			return nil, nil, http.StatusBadRequest, errUnreadable
-		}
-		if len(head) == smallBody {
+		switch _, err := io.CopyN(&buf, reader, smallBody); err {
+		case nil:
 			size = limit
+		case io.EOF:
+		default:
+			return refuse(http.StatusBadRequest, "the request could not be read")
 		}
 	}
 	done = func() {}
@@ -56,38 +56,38 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, cancel func())
 	if size > smallBody {
 		var err error
 		if room, err = s.takeRoom(r, size); err != nil {
-			return refuseRoom(w)
+			refuseRoom(w)
+			return nil, nil, false
 		}
-		rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // waiting for room does not count
+		rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // waiting for the lease does not count
 		reader = room.watch(reader, func() {
 			cancel()
 			rc.SetReadDeadline(time.Unix(1, 0))
 		})
 		done = room.lease.Release
 	}
-	buf := bytes.NewBuffer(head)
 	if r.ContentLength > 0 {
-		buf.Grow(int(r.ContentLength) + bytes.MinRead) // no reallocation while reading
+		buf.Grow(int(r.ContentLength) + bytes.MinRead) // avoids copies while reading
 	}
 	_, err := buf.ReadFrom(reader)
 	if room != nil && !room.keep(cancel) {
-		return refuseRoom(w)
+		refuseRoom(w)
+		return nil, nil, false
 	}
 	if err != nil {
 		done()
-		var mbe *http.MaxBytesError
-		if errors.As(err, &mbe) {
-			return nil, nil, http.StatusRequestEntityTooLarge, tooLarge
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+			return refuse(http.StatusRequestEntityTooLarge, "the request is larger than %d bytes", limit)
 		}
-		return nil, nil, http.StatusBadRequest, errUnreadable
+		return refuse(http.StatusBadRequest, "the request could not be read")
 	}
-	return buf.Bytes(), done, 0, nil
+	return buf.Bytes(), done, true
 }
 
-func refuseRoom(w http.ResponseWriter) (body []byte, done func(), status int, rerr *rpcError) {
-	w.Header().Set("Retry-After", "10")
+func refuseRoom(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
-	return nil, nil, http.StatusServiceUnavailable, errNoRoom
+	writeUnavailable(w, nil, "too many large requests at once; send this one again later, "+
+		"or upload large files with the link that upload_file returns when it is called without content")
 }
 
 func (s *Server) takeRoom(r *http.Request, size int64) (*bodyRoom, error) {
@@ -100,48 +100,50 @@ func (s *Server) takeRoom(r *http.Request, size int64) (*bodyRoom, error) {
 	return &bodyRoom{lease: lease, size: size}, nil
 }
 
-// bodyRoom is the room for a large body. While it is read, the pool may take it: for a caller who has less room, or, if it
-// comes too slowly to be there in time, for anybody.
+// bodyRoom is the lease for a large body. While the body is read, the pool may take it: for a
+// caller with fewer bytes or, if the body is too slow to arrive within bodyTimeout, for any caller.
 type bodyRoom struct {
-	lease  *share.Lease
-	size   int64
-	giveUp func()
-	read   atomic.Int64 // in this window
+	lease *share.Lease
+	size  int64
+	abort func()
+	read  atomic.Int64 // bytes in this window
 
 	mu    sync.Mutex
 	timer *time.Timer // nil: the body has been read
 }
 
-// watch returns body, whose pace decides whether the room is offered. giveUp must make reading it fail.
-func (b *bodyRoom) watch(body io.Reader, giveUp func()) io.Reader {
+// watch returns body and checks its pace while it is read. abort must make reading it fail.
+func (b *bodyRoom) watch(body io.Reader, abort func()) io.Reader {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.giveUp = giveUp
-	b.lease.Yield(giveUp)
-	b.timer = time.AfterFunc(paceWindow, b.judge)
+	b.abort = abort
+	b.lease.Yield(abort)
+	b.timer = time.AfterFunc(paceWindow, b.checkPace)
 	return io.TeeReader(body, b)
 }
 
+// Write counts the bytes that are read.
 func (b *bodyRoom) Write(p []byte) (int, error) {
 	b.read.Add(int64(len(p)))
 	return len(p), nil
 }
 
-func (b *bodyRoom) judge() {
+func (b *bodyRoom) checkPace() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.timer == nil {
 		return
 	}
 	if b.read.Swap(0) < b.size/int64(bodyTimeout/paceWindow) {
-		b.lease.Idle(b.giveUp)
+		b.lease.Idle(b.abort)
 	} else {
-		b.lease.Yield(b.giveUp)
+		b.lease.Yield(b.abort)
 	}
 	b.timer.Reset(paceWindow)
 }
 
-// keep ends the watch and reports whether the room is still there. From now on cancel is called when the pool takes it.
+// keep ends the watch and reports whether the lease still exists. From now on the pool calls cancel
+// to take it.
 func (b *bodyRoom) keep(cancel func()) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

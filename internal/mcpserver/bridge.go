@@ -14,16 +14,17 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/share"
 )
 
 const (
 	versionHeader = "Mcp-Protocol-Version"
 	sessionHeader = "Mcp-Session-Id"
 
-	// codeSessionNotFound is what the other SDKs answer for a session they do not know.
-	codeSessionNotFound = -32001
-	// codeUnavailable asks the client to come back later.
-	codeUnavailable = -32000
+	codeSessionNotFound = -32001 // as other SDKs answer for an unknown session
+	codeUnavailable     = -32000 // the client may try again later
 )
 
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request) {
@@ -31,26 +32,25 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusServiceUnavailable, nil, rpcErrorf(codeUnavailable, "the server is shutting down"))
 		return
 	}
-	stateless := r.Header.Get(versionHeader) >= versionStateless
 	switch {
 	case r.Method == http.MethodPost:
 		s.servePOST(w, r)
-	case r.Method == http.MethodGet && !stateless:
+	case r.Method == http.MethodGet && !isStateless(r):
 		s.serveEvents(w, r)
-	case r.Method == http.MethodDelete && !stateless:
+	case r.Method == http.MethodDelete && !isStateless(r):
 		s.serveDELETE(w, r)
+	case isStateless(r):
+		refuseMethod(w, "POST")
 	default:
-		allow := "GET, POST, DELETE"
-		if stateless {
-			allow = "POST"
-		}
-		w.Header().Set("Allow", allow)
-		writeError(w, http.StatusMethodNotAllowed, nil, rpcErrorf(jsonrpc.CodeInvalidRequest, "method not allowed; use %s", allow))
+		refuseMethod(w, "GET, POST, DELETE")
 	}
 }
 
-// servePOST takes one message, or a batch of them, to the SDK and brings back what it answers: as an event
-// stream to a client that asked for one, else as JSON.
+// isStateless reports whether the client speaks a protocol version without sessions.
+func isStateless(r *http.Request) bool { return r.Header.Get(versionHeader) >= versionStateless }
+
+// servePOST passes one message, or a batch, to the SDK and returns its answer: as an event stream
+// if the client asked for one, otherwise as JSON.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) {
 	s.log.Info("[HTTP] MCP request from " + r.RemoteAddr)
 	if enc := r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
@@ -60,9 +60,8 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	r = r.WithContext(ctx)
-	body, done, status, rerr := s.readBody(w, r, cancel)
-	if rerr != nil {
-		writeError(w, status, nil, rerr)
+	body, done, ok := s.readBody(w, r, cancel)
+	if !ok {
 		return
 	}
 	defer done()
@@ -73,11 +72,12 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, nil, rerr)
 		return
 	}
-	version := r.Header.Get(versionHeader)
 	for i := range msgs {
 		s.log.Info(fmt.Sprintf("[HTTP] Parsed JSON-RPC request: method=%s, id=%s", printable(msgs[i].method), logID(msgs[i])))
 		s.logIncoming(msgs[i])
-		checkMethod(&msgs[i], version, batch)
+		if !isStateless(r) { // otherwise the SDK answers in JSON, with the status that the version asks for
+			checkMethod(&msgs[i], batch)
+		}
 	}
 	if batch {
 		s.serveBatch(w, r, msgs)
@@ -86,103 +86,60 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) {
 	m := msgs[0]
 	switch {
 	case m.err != nil && m.isNotification():
-		w.WriteHeader(http.StatusAccepted) // nothing can be answered to a notification
+		w.WriteHeader(http.StatusAccepted) // a notification has no answer
 	case m.err != nil:
-		writeError(w, errorStatus(m.err, version), m.id, m.err)
+		writeError(w, errorStatus(m.err, isStateless(r)), m.id, m.err)
 	default:
 		s.forward(w, r, m, body)
 	}
 	s.log.Info("[HTTP] Sending response for method=" + printable(m.method))
 }
 
-// checkMethod refuses what the SDK would answer with a text.
-func checkMethod(m *message, version string, batch bool) {
-	if m.err != nil || m.method == "" {
-		return
-	}
-	info, known := lookupMethod(m.method)
-	notification := strings.HasPrefix(m.method, "notifications/")
+// errorStatus returns the HTTP status of an error. Versions with sessions answer 200 if they
+// understood the request.
+func errorStatus(e *jsonrpc.Error, stateless bool) int {
 	switch {
-	case version >= versionStateless:
-		// The SDK answers these in JSON, with the status that version asks for.
-	case notification && m.id != nil:
-		m.err = rpcErrorf(jsonrpc.CodeInvalidRequest, "invalid request: a notification has no id")
-	case notification:
-		switch m.method {
-		case "notifications/initialized", "notifications/cancelled", "notifications/roots/list_changed", "notifications/progress":
-		default:
-			m.err = rpcErrorf(jsonrpc.CodeMethodNotFound, "method not found")
-		}
-	case !known || info.stateless:
-		m.err = rpcErrorf(jsonrpc.CodeMethodNotFound, "method not found: %s", printable(m.method))
-		if m.id == nil {
-			return // it may well be a notification of some other version
-		}
-	case m.id == nil:
-		m.method = "" // not a notification, however it looks: it is owed an answer
-		m.err = rpcErrorf(jsonrpc.CodeInvalidRequest, `invalid request: "id" must be a string or an integer`)
-	case batch && m.method == "initialize":
-		m.err = rpcErrorf(jsonrpc.CodeInvalidRequest, "invalid request: initialize must not be in a batch")
-	}
-}
-
-// errorStatus is the HTTP status that goes with an error. Up to 2025-11-25 a request that was understood is answered
-// with 200, whatever the answer.
-func errorStatus(e *rpcError, version string) int {
-	switch e.Code {
-	case jsonrpc.CodeMethodNotFound:
-		if version >= versionStateless {
-			return http.StatusNotFound
-		}
+	case e.Code != jsonrpc.CodeMethodNotFound && e.Code != jsonrpc.CodeInvalidParams:
+		return http.StatusBadRequest
+	case !stateless:
 		return http.StatusOK
-	case jsonrpc.CodeInvalidParams:
-		if version >= versionStateless {
-			return http.StatusBadRequest
-		}
-		return http.StatusOK
+	case e.Code == jsonrpc.CodeMethodNotFound:
+		return http.StatusNotFound
 	}
 	return http.StatusBadRequest
 }
 
-// forward gives one message to the handler that is right for it.
+// forward passes one message to the SDK.
 func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body []byte) {
-	session := r.Header.Get(sessionHeader)
-	handler := http.Handler(s.stateless)
-	rep := newReply(w, accepts(r, "text/event-stream"))
-	rep.stopping = func() bool { return s.ctx.Err() != nil }
+	handler, calls, release := s.route(r)
+	defer release()
+	defer calls.track(m)()
+	var lease *share.Lease
 	switch {
-	case r.Header.Get(versionHeader) >= versionStateless:
-		if m.method == "subscriptions/listen" { // it lasts until the client goes
-			stream, closed, ok := s.openStream(w, r, m.id)
-			if !ok {
-				return
-			}
-			defer closed()
-			r = r.WithContext(stream)
-		}
-	case session != "":
-		handler = s.stateful
-		defer s.sessions.use(session, s.user(r))()
-		if rep.calls = s.sessions.callsOf(session, s.user(r)); rep.calls != nil {
-			defer rep.calls.take(m)()
-		}
-	case m.method == "initialize":
-		release, ok := s.sessions.reserve(s.user(r))
+	case isStateless(r) && m.method == "subscriptions/listen":
+		stream, closed, ok := s.openStream(w, r, m.id)
 		if !ok {
-			w.Header().Set("Retry-After", "10")
-			writeError(w, http.StatusServiceUnavailable, m.id, rpcErrorf(codeUnavailable, "too many sessions; end one, or try again later"))
 			return
 		}
-		defer release()
+		defer closed()
+		r = r.WithContext(stream)
+	case handler == s.stateless && !isStateless(r) && m.method == "initialize":
+		var err error
+		if lease, err = s.sessions.pool.TryAcquire(s.user(r), 1); err != nil {
+			writeUnavailable(w, m.id, "too many sessions; end one, or try again later")
+			return
+		}
 		handler = s.stateful
 	}
 
-	inner, closed := s.innerRequest(w, r, body)
-	defer closed()
-	rep.newest = r.Header.Get(versionHeader) >= versionStateless
+	inner, end := s.innerRequest(w, r, body, lease)
+	defer end()
+	rep := newReply(w, accepts(r, "text/event-stream"))
+	rep.stopping = func() bool { return s.ctx.Err() != nil }
+	rep.calls = calls
+	rep.stripCaching = !isStateless(r) && (strings.HasSuffix(m.method, "/list") || m.method == "resources/read")
 	stop := func() {}
-	if m.isCall() && m.method != "initialize" {
-		// Its answer may take long. That of initialize comes at once, with headers of its own.
+	if m.isCall() && m.method != "initialize" { // initialize is answered at once, with headers of its own
 		rep.call = m.method != "subscriptions/listen"
 		stop = rep.heartbeats(s.cfg.Heartbeat)
 	}
@@ -191,11 +148,23 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	rep.finish(m)
 }
 
-// serveBatch answers each message of a batch, in one JSON array. Protocol versions from 2025-06-18 on have no batches;
-// the SDK says so.
+// route returns the SDK's handler for a request. If the request belongs to a session, route marks
+// the session as in use until release is called and returns its open calls.
+func (s *Server) route(r *http.Request) (handler *mcp.StreamableHTTPHandler, open *calls, release func()) {
+	id := r.Header.Get(sessionHeader)
+	if id == "" || isStateless(r) {
+		return s.stateless, nil, func() {}
+	}
+	open, release = s.sessions.use(id, s.user(r))
+	return s.stateful, open, release
+}
+
+// serveBatch answers the messages of a batch in one JSON array. The SDK refuses batches of protocol
+// versions from 2025-06-18 on, which have none.
 func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, msgs []message) {
-	var valid []json.RawMessage
-	var answers []json.RawMessage
+	handler, calls, release := s.route(r)
+	defer release()
+	var valid, answers []json.RawMessage
 	seen := make(map[string]bool)
 	for _, m := range msgs {
 		if m.err == nil && m.isCall() {
@@ -207,57 +176,46 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, msgs []messa
 		switch {
 		case m.err == nil:
 			valid = append(valid, m.raw)
+			defer calls.track(m)()
 		case !m.isNotification():
 			answers = append(answers, encodeError(m.id, m.err))
 		}
 	}
 	rep := newReply(w, false)
-	rep.batch, rep.messages = true, answers
+	rep.batch, rep.messages, rep.calls = true, answers, calls
 	if len(valid) > 0 {
 		body, err := json.Marshal(valid)
 		if err != nil {
 			writeError(w, http.StatusBadRequest, nil, parseError(err))
 			return
 		}
-		inner, closed := s.innerRequest(w, r, body)
-		defer closed()
-		handler := http.Handler(s.stateless)
-		if id := r.Header.Get(sessionHeader); id != "" && r.Header.Get(versionHeader) < versionStateless {
-			handler = s.stateful
-			defer s.sessions.use(id, s.user(r))()
-			if rep.calls = s.sessions.callsOf(id, s.user(r)); rep.calls != nil {
-				for _, m := range msgs {
-					if m.err == nil {
-						defer rep.calls.take(m)()
-					}
-				}
-			}
-		}
+		inner, end := s.innerRequest(w, r, body, nil)
+		defer end()
 		handler.ServeHTTP(rep, inner)
 	}
 	rep.finish(message{})
 }
 
-// innerRequest is the request as the SDK wants it. Plain callers send any Accept and any Content-Type.
-func (s *Server) innerRequest(w http.ResponseWriter, r *http.Request, body []byte) (*http.Request, func()) {
+// innerRequest returns the request for the SDK, which is strict about Accept and Content-Type. Call
+// end when the answer has been sent.
+func (s *Server) innerRequest(w http.ResponseWriter, r *http.Request, body []byte, lease *share.Lease) (inner *http.Request, end func()) {
 	ctx, cancel := context.WithCancel(r.Context())
-	key, sent := s.exchanges.open(ctx, func() {
+	key, sent := s.exchanges.open(&exchange{ctx: ctx, lease: lease, scope: share.NewScope(func() {
 		cancel()
 		http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // not every ResponseWriter has one
-	})
-	closed := func() {
-		sent()
-		cancel()
-	}
-	inner := r.WithContext(ctx)
+	})})
+	inner = r.WithContext(ctx)
 	inner.Header = r.Header.Clone()
 	inner.Header.Set("Accept", "application/json, text/event-stream")
 	inner.Header.Set("Content-Type", "application/json")
-	inner.Header.Del("Last-Event-ID") // has a meaning for GET alone
+	inner.Header.Del("Last-Event-ID") // only for GET
 	inner.Header[exchangeHeader] = []string{key}
 	inner.Body = io.NopCloser(bytes.NewReader(body))
 	inner.ContentLength = int64(len(body))
-	return inner, closed
+	return inner, func() {
+		sent()
+		cancel()
+	}
 }
 
 func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) {
@@ -276,8 +234,8 @@ func (s *Server) user(r *http.Request) string {
 	return userID(auth.TokenInfoFromContext(r.Context()))
 }
 
-// accepts reports whether the client names the media type in Accept. A wildcard is not enough: curl and n8n send one
-// and want JSON.
+// accepts reports whether Accept names the media type. A wildcard is not enough: curl and n8n send
+// one and want JSON.
 func accepts(r *http.Request, mediaType string) bool {
 	for _, value := range r.Header.Values("Accept") {
 		for part := range strings.SplitSeq(value, ",") {
@@ -285,16 +243,26 @@ func accepts(r *http.Request, mediaType string) bool {
 			if err != nil || t != mediaType {
 				continue
 			}
-			if q, err := strconv.ParseFloat(params["q"], 64); err == nil && q == 0 {
-				continue
+			if q, err := strconv.ParseFloat(params["q"], 64); err != nil || q != 0 {
+				return true
 			}
-			return true
 		}
 	}
 	return false
 }
 
-func writeError(w http.ResponseWriter, status int, id json.RawMessage, e *rpcError) {
+func refuseMethod(w http.ResponseWriter, allow string) {
+	w.Header().Set("Allow", allow)
+	writeError(w, http.StatusMethodNotAllowed, nil, rpcErrorf(jsonrpc.CodeInvalidRequest, "method not allowed; use %s", allow))
+}
+
+// writeUnavailable asks the client to try again later.
+func writeUnavailable(w http.ResponseWriter, id json.RawMessage, message string) {
+	w.Header().Set("Retry-After", "10")
+	writeError(w, http.StatusServiceUnavailable, id, rpcErrorf(codeUnavailable, "%s", message))
+}
+
+func writeError(w http.ResponseWriter, status int, id json.RawMessage, e *jsonrpc.Error) {
 	writeJSON(w, status, encodeError(id, e))
 }
 
@@ -303,5 +271,5 @@ func writeJSON(w http.ResponseWriter, status int, data []byte) {
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(data)))
 	w.WriteHeader(status)
-	w.Write(data) // the client may be gone; nobody is left to tell
+	w.Write(data) // an error means that the client is gone
 }

@@ -15,7 +15,8 @@ import (
 
 const call = `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"echo","arguments":{"a":1}}}`
 
-// TestMalformed sends what no client should. Every answer is a JSON-RPC error with the request's id where it has one.
+// TestMalformed sends what no client should. Every answer is a JSON-RPC error with the request's id
+// where it has one.
 func TestMalformed(t *testing.T) {
 	f := newFixture(t, Config{MaxBodyBytes: 1 << 20})
 	deep := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
@@ -232,7 +233,8 @@ func mustJSON(t *testing.T, v any) string {
 	return string(data)
 }
 
-// TestHandlerFailures: a handler that panics or fails costs one request and tells the client nothing.
+// TestHandlerFailures: a handler that panics or fails costs one request and tells the client
+// nothing.
 func TestHandlerFailures(t *testing.T) {
 	f := newFixture(t, Config{})
 	for _, tool := range []string{"panic", "fail"} {
@@ -360,7 +362,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestProgress: notifications reach a streaming client in order and before the answer; others get the answer alone.
+// TestProgress: notifications reach a streaming client in order and before the answer; others get
+// the answer alone.
 func TestProgress(t *testing.T) {
 	f := newFixture(t, Config{})
 	body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"progress","_meta":{"progressToken":"p"}}}`
@@ -417,7 +420,7 @@ func TestHeartbeats(t *testing.T) {
 func TestLateStatus(t *testing.T) {
 	w := httptest.NewRecorder()
 	r := newReply(w, true)
-	r.beat()
+	r.beatLocked()
 	r.Header().Set("Content-Type", "application/json")
 	r.WriteHeader(400)
 	r.Write([]byte(`{"jsonrpc":"2.0"}`))
@@ -427,8 +430,8 @@ func TestLateStatus(t *testing.T) {
 	}
 }
 
-// TestLargeAnswer: the Python SDK refuses events of more than 1 MiB, so a large answer that comes first is the JSON body, also
-// for a client that accepts a stream.
+// TestLargeAnswer: the Python SDK refuses events of more than 1 MiB, so a large answer that comes
+// first is the JSON body, also for a client that accepts a stream.
 func TestLargeAnswer(t *testing.T) {
 	f := newFixture(t, Config{Heartbeat: time.Hour}) // none comes first
 	session := f.initialize(t, "2025-11-25")

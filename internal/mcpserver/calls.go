@@ -5,13 +5,14 @@ import (
 	"sync"
 )
 
-// calls are a client's requests that have not been answered. A request that the client has cancelled must not be answered
-// any more: [calls.cancel] is called before the SDK sees the notification, [calls.answer] before an answer is sent.
+// calls are a client's open requests. A request that the client has cancelled must not be answered:
+// [calls.cancel] runs before the SDK sees the notification, [calls.answer] before an answer is
+// sent.
 type calls struct {
 	mu     sync.Mutex
 	byID   map[any]*openCall // by the id's JSON value, a string or a float64
 	owed   int               // calls that end by themselves
-	waiter chan struct{}     // closed when owed is 0; nil: nobody waits
+	waiter chan struct{}     // closed when owed is 0; nil if nothing waits
 }
 
 type openCall struct {
@@ -19,11 +20,15 @@ type openCall struct {
 	cancelled bool
 }
 
-// lasts reports whether the call goes on until the client ends it.
-func (c *openCall) lasts() bool { return c.method == "subscriptions/listen" }
+// isStream reports whether the call lasts until the client ends it.
+func (c *openCall) isStream() bool { return c.method == "subscriptions/listen" }
 
-// take notes what a message means for the calls. done forgets a call that was not answered.
-func (c *calls) take(m message) (done func()) {
+// track records a message. end removes a call that was not answered. On a nil receiver, track does
+// nothing.
+func (c *calls) track(m message) (end func()) {
+	if c == nil {
+		return func() {}
+	}
 	_ = c.cancel(m)
 	if !c.begin(m) {
 		return func() {}
@@ -34,7 +39,7 @@ func (c *calls) take(m message) (done func()) {
 	}
 }
 
-// begin records a request and reports whether it did. An id that is in use already is left alone: the SDK refuses it.
+// begin records a request and reports whether it did. The SDK refuses an id that is in use.
 func (c *calls) begin(m message) bool {
 	key, ok := idKey(m.id)
 	if !ok || !m.isCall() {
@@ -50,23 +55,21 @@ func (c *calls) begin(m message) bool {
 	}
 	call := &openCall{method: m.method}
 	c.byID[key] = call
-	if !call.lasts() {
+	if !call.isStream() {
 		c.owed++
 	}
 	return true
 }
 
-// cancel takes a client's notification that it no longer wants an answer. late reports that the answer was sent before: the
-// SDK must not see such a notification, since it might cancel a later call with the same id.
+// cancel handles a notification that the client no longer wants an answer. late reports that the
+// answer was already sent: the SDK must not see the notification, since it might cancel a later
+// call with the same id.
 func (c *calls) cancel(m message) (late bool) {
-	if m.method != "notifications/cancelled" {
-		return false
-	}
 	var params struct {
 		RequestID json.RawMessage `json:"requestId"`
 	}
-	if json.Unmarshal(m.params, &params) != nil {
-		return false // the SDK refuses it
+	if m.method != "notifications/cancelled" || json.Unmarshal(m.params, &params) != nil {
+		return false // the SDK refuses malformed params
 	}
 	key, ok := idKey(params.RequestID)
 	if !ok {
@@ -75,14 +78,14 @@ func (c *calls) cancel(m message) (late bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call := c.byID[key]
-	if call != nil && call.method != "initialize" { // which must not be cancelled
+	if call != nil && call.method != "initialize" { // must not be cancelled
 		call.cancelled = true
 	}
 	return call == nil
 }
 
-// answer forgets a request and reports whether its response may be sent. sent must be called when it has been, or never
-// will be.
+// answer removes a request and reports whether its response may be sent. Call sent when it has
+// been, or never will be.
 func (c *calls) answer(id json.RawMessage) (wanted bool, sent func()) {
 	key, _ := idKey(id)
 	c.mu.Lock()
@@ -98,7 +101,7 @@ func (c *calls) answer(id json.RawMessage) (wanted bool, sent func()) {
 func (c *calls) settle(call *openCall) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !call.lasts() {
+	if !call.isStream() {
 		c.owed--
 	}
 	if c.owed == 0 && c.waiter != nil {
@@ -107,8 +110,8 @@ func (c *calls) settle(call *openCall) {
 	}
 }
 
-// answered returns a channel that is closed when every request that ends by itself has been answered. There is one caller,
-// and no request begins after it.
+// answered returns a channel that is closed when every request that ends by itself has been
+// answered. Call it once, after the last request.
 func (c *calls) answered() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,7 +124,8 @@ func (c *calls) answered() <-chan struct{} {
 	return done
 }
 
-// idKey is the value of an id that checkID accepts: the same id can be spelt in several ways.
+// idKey returns the value of an id that checkID accepts: the same id can be written in several
+// ways.
 func idKey(id json.RawMessage) (key any, ok bool) {
 	if id == nil || json.Unmarshal(id, &key) != nil {
 		return nil, false

@@ -10,8 +10,8 @@ const cancelNote = `{"jsonrpc":"2.0","method":"notifications/cancelled","params"
 
 const waitCall = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait"}}`
 
-// TestCancelledOverHTTP: a request that the client has cancelled is not answered. Its stream ends; who wants JSON gets 202 and
-// no body.
+// TestCancelledOverHTTP: a request that the client has cancelled is not answered. Its stream ends;
+// who wants JSON gets 202 and no body.
 func TestCancelledOverHTTP(t *testing.T) {
 	const ping = `{"jsonrpc":"2.0","id":"p","method":"ping"}`
 	for _, tt := range []struct {

@@ -66,7 +66,8 @@ func forClients(t *testing.T, test func(t *testing.T, transport, version string)
 
 var runArgs = map[string]any{"conversationId": "a", "language": "python", "code": "1"}
 
-// unstructured are the tools whose results may have images: clients drop those where there is structured content.
+// unstructured are the tools whose results may have images: clients drop those where there is
+// structured content.
 var unstructured = []string{"run", "run_code", "run_python", "read_artifact", "wait_run", "cancel_run"}
 
 // TestClients: each version gets what it knows, and nothing newer.
@@ -207,8 +208,8 @@ func TestCancelledRun(t *testing.T) {
 	})
 }
 
-// TestLargeUpload sends more than the SDK takes by default. The limit leaves room for contract 4's 50 MB in base64, and what is
-// beyond it is refused before it is read.
+// TestLargeUpload sends more than the SDK takes by default. The limit leaves room for contract 4's
+// 50 MB in base64, and what is beyond it is refused before it is read.
 func TestLargeUpload(t *testing.T) {
 	p := newProduct(t)
 	const size = 3600 << 10 // 4.9 MB in base64

@@ -21,7 +21,8 @@ func link(name string, size int64) executor.FileLink {
 	return executor.FileLink{File: workspace.File{Name: name, Size: size}, URL: "http://h:8080/files/sess_1/" + name + "?sig=5ec2e7"}
 }
 
-// compact is the only text item of a plain caller's answer, without white space, and whether it is an error.
+// compact is the only text item of a plain caller's answer, without white space, and whether it is
+// an error.
 func compact(t *testing.T, answer string) (text string, isError bool) {
 	t.Helper()
 	var reply struct {
@@ -151,7 +152,8 @@ func TestContract4(t *testing.T) {
 	}
 }
 
-// TestReadImage: an MCP client sees the image itself, if it is one; whoever asks for base64 gets that.
+// TestReadImage: an MCP client sees the image itself, if it is one; whoever asks for base64 gets
+// that.
 func TestReadImage(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)

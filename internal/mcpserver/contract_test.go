@@ -332,7 +332,8 @@ func TestContract2(t *testing.T) {
 	}
 }
 
-// TestBadArguments: a protocol error for plain callers and old clients, a result for new ones, with the same words.
+// TestBadArguments: a protocol error for plain callers and old clients, a result for new ones, with
+// the same words.
 func TestBadArguments(t *testing.T) {
 	p := newProduct(t)
 	tests := []struct{ tool, args, want string }{
@@ -418,7 +419,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestFailingProgram: a run that fails is a result with all there is to know, and bytes that are not text are replaced.
+// TestFailingProgram: a run that fails is a result with all there is to know, and bytes that are
+// not text are replaced.
 func TestFailingProgram(t *testing.T) {
 	p := newProduct(t)
 	p.executor.result = executor.Result{
@@ -464,7 +466,8 @@ func TestUploadLink(t *testing.T) {
 	}
 }
 
-// TestNothingSecretIsLogged runs through everything that must not be logged, and looks for contract 2's lines.
+// TestNothingSecretIsLogged runs through everything that must not be logged, and looks for contract
+// 2's lines.
 func TestNothingSecretIsLogged(t *testing.T) {
 	p := newProduct(t)
 	p.executor.result = exampleResult()
@@ -494,7 +497,8 @@ func TestNothingSecretIsLogged(t *testing.T) {
 	}
 }
 
-// BenchmarkCall is what the MCP layer costs a run: everything but the executor, over a real connection.
+// BenchmarkCall is what the MCP layer costs a run: everything but the executor, over a real
+// connection.
 func BenchmarkCall(b *testing.B) {
 	p := newProduct(b)
 	p.executor.result = exampleResult()

@@ -54,7 +54,8 @@ func TestSessionsAndFiles(t *testing.T) {
 	}
 }
 
-// TestDetails: who asks for them learns a run's id when it begins, which output is stderr's, and how it ended, whatever the tool.
+// TestDetails: who asks for them learns a run's id when it begins, which output is stderr's, and
+// how it ended, whatever the tool.
 func TestDetails(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)

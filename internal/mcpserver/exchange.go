@@ -8,58 +8,61 @@ import (
 	"mcp-code-sandbox/internal/share"
 )
 
-// exchangeHeader names, in the headers that the SDK passes on to handlers, the HTTP exchange a call came by. The
-// context of a handler is not the request's: in a session it is that of "initialize". No client can send this
-// header, since a space is not allowed in a name.
+// exchangeHeader carries the key of an exchange through the SDK to handlers, whose context is not
+// the request's: in a session it is that of "initialize". No client can send this header, since a
+// name must not contain a space.
 const exchangeHeader = "mcpserver exchange"
 
-// exchanges are the HTTP requests going on.
+// exchange is one HTTP request that the SDK is serving.
+type exchange struct {
+	ctx   context.Context
+	scope *share.Scope // ends when the answer has been sent
+	lease *share.Lease // for the session that the request initializes; nil for other requests
+}
+
+// exchanges are the current exchanges by key.
 type exchanges struct {
 	mu   sync.Mutex
 	last uint64
-	live map[string]exchange
+	live map[string]*exchange
 }
 
-// exchange is one of them. Its scope ends when the answer has been sent.
-type exchange struct {
-	ctx   context.Context
-	scope *share.Scope
-}
-
-// open registers a request by its context, which abort ends. The key is good until closed.
-func (x *exchanges) open(ctx context.Context, abort func()) (key string, closed func()) {
-	scope := share.NewScope(abort)
+// open adds an exchange. end removes it, and releases the lease if no session has taken it.
+func (x *exchanges) open(e *exchange) (key string, end func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.live == nil {
-		x.live = make(map[string]exchange)
+		x.live = make(map[string]*exchange)
 	}
 	x.last++
 	key = strconv.FormatUint(x.last, 36)
-	x.live[key] = exchange{ctx, scope}
+	x.live[key] = e
 	return key, func() {
+		if lease := x.takeLease(e); lease != nil {
+			lease.Release()
+		}
 		x.mu.Lock()
 		delete(x.live, key)
 		x.mu.Unlock()
-		scope.End()
+		e.scope.End()
 	}
 }
 
-// scope returns the scope of an exchange, nil if it has ended.
-func (x *exchanges) scope(key string) *share.Scope {
+// get returns nil if the exchange has ended.
+func (x *exchanges) get(key string) *exchange {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.live[key].scope
+	return x.live[key]
 }
 
-// attach calls gone once, when the client of the exchange goes away; at once if it has. stop ends the attachment.
-func (x *exchanges) attach(key string, gone func()) (stop func() bool) {
-	x.mu.Lock()
-	e, ok := x.live[key]
-	x.mu.Unlock()
-	if !ok {
-		gone()
-		return func() bool { return false }
+// takeLease returns the lease of an exchange once; nil for a nil exchange.
+func (x *exchanges) takeLease(e *exchange) *share.Lease {
+	if e == nil {
+		return nil
 	}
-	return context.AfterFunc(e.ctx, gone)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	lease := e.lease
+	e.lease = nil
+	return lease
 }

@@ -15,7 +15,8 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// TestFollowRun: a client that asks wait_run for details gets what is new, streams apart, and hints that name no argument of a tool.
+// TestFollowRun: a client that asks wait_run for details gets what is new, streams apart, and hints
+// that name no argument of a tool.
 func TestFollowRun(t *testing.T) {
 	p := newProduct(t)
 	cs := p.connect(t, "http", "2025-11-25", nil)

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzBridge: whatever the body and the headers, the answer is valid JSON-RPC, or nothing with a status that says why.
+// FuzzBridge: whatever the body and the headers, the answer is valid JSON-RPC, or nothing with a
+// status that says why.
 func FuzzBridge(f *testing.F) {
 	for _, body := range []string{
 		call, ``, `{`, `[]`, `[` + call + `,` + call + `,1]`, `{"jsonrpc":"2.0","id":1e400,"method":"ping"}`,

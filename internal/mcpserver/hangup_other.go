@@ -4,5 +4,5 @@ package mcpserver
 
 import "io"
 
-// hungUp cannot be known here before something is written.
+// hungUp returns false: this system reports a lost reader only on write.
 func hungUp(io.Writer) bool { return false }

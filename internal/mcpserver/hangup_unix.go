@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hungUp reports whether w is a pipe or socket that nobody reads any more, as far as the system can tell.
+// hungUp reports whether w is a pipe or socket whose reader is gone.
 func hungUp(w io.Writer) bool {
 	file, ok := w.(syscall.Conn)
 	if !ok {

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// pipeListener accepts connections that exist in this process alone, so that a test of timing runs in synctest's time.
+// pipeListener accepts connections that exist in this process alone, so that a test of timing runs
+// in synctest's time.
 type pipeListener struct{ conns chan net.Conn }
 
 func (l *pipeListener) Accept() (net.Conn, error) {
@@ -63,8 +64,9 @@ func inBubble(t *testing.T, test func(t *testing.T, f *fixture, l *pipeListener)
 	})
 }
 
-// TestSilence: a client that asked for a stream gets its first byte within 3 s and then at least one every 4 s, however long
-// the server has nothing to say. The Python SDK gives up after 5 silent seconds.
+// TestSilence: a client that asked for a stream gets its first byte within 3 s and then at least
+// one every 4 s, however long the server has nothing to say. The Python SDK gives up after 5 silent
+// seconds.
 func TestSilence(t *testing.T) {
 	const (
 		wait   = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait"}}`
@@ -129,7 +131,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestNoHeartbeatInJSON: who did not ask for a stream gets one JSON object, with a length, and nothing before it.
+// TestNoHeartbeatInJSON: who did not ask for a stream gets one JSON object, with a length, and
+// nothing before it.
 func TestNoHeartbeatInJSON(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture, l *pipeListener) {
 		conn := l.dial(t, "HTTP/1.1", "POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait"}}`, "Accept: application/json")

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestListenLimit: streams that listen are counted, and their room is free again when the client goes.
+// TestListenLimit: streams that listen are counted, and their room is free again when the client
+// goes.
 func TestListenLimit(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 1})
 	listen := func() *http.Response {

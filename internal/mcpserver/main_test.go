@@ -101,7 +101,8 @@ func newServer(t testing.TB, cfg Config) *fixture {
 	return f
 }
 
-// do sends a request as curl would, with headers given as "Name: value"; an empty value removes the header.
+// do sends a request as curl would, with headers given as "Name: value"; an empty value removes the
+// header.
 func (f *fixture) do(t testing.TB, method, url, body string, headers ...string) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))

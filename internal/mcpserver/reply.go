@@ -14,40 +14,39 @@ import (
 	"mcp-code-sandbox/internal/untrusted"
 )
 
-// writeTimeout bounds one write to a client that does not read. It takes the place of a limit on the whole
-// response, which a stream cannot have.
+// writeTimeout bounds one write to a client that does not read. A stream cannot have a limit on the
+// whole response.
 const writeTimeout = 30 * time.Second
 
-// largeAnswer is how large an answer may be that is sent as an event. The Python SDK refuses events of more than 1 MiB.
+// largeAnswer is the size from which an answer is not sent as an event. The Python SDK refuses
+// events over 1 MiB.
 const largeAnswer = 512 << 10
 
-// reply stands between the SDK and the client. To a client that asked for it, an event stream goes straight through, with
-// heartbeats. Everything else is kept until [reply.finish]: of an event stream, just the responses, which become the JSON
-// body; of a text, the reason, which becomes a JSON-RPC error.
+// reply is the ResponseWriter that the SDK writes to. It passes an event stream through, with
+// heartbeats, if the client asked for one. It keeps everything else until finish: the responses of
+// an event stream become the JSON body, and a text becomes a JSON-RPC error.
 type reply struct {
 	w         http.ResponseWriter
 	rc        *http.ResponseController
 	streaming bool        // the client asked for an event stream
-	header    http.Header // what the SDK sets; copied when the headers go out
+	header    http.Header // set by the SDK; copied when the headers are sent
 
-	// batch makes finish write an array. messages may hold answers already. newest says that the client speaks the newest
-	// protocol version. call says that one answer is to come: if it is large, and nothing was sent before it, it becomes the JSON
-	// body. calls knows which requests the client has cancelled; it may be nil. All are set before use.
-	newest   bool
-	call     bool
-	calls    *calls
-	stopping func() bool // the server is
-	batch    bool
-	messages []json.RawMessage
+	// Set before use.
+	call         bool              // one answer is expected; if it is large and comes first, it becomes the JSON body
+	calls        *calls            // knows which requests the client has cancelled; may be nil
+	stopping     func() bool       // whether the server is stopping
+	stripCaching bool              // the answer has fields that are newer than the client
+	batch        bool              // finish writes an array
+	messages     []json.RawMessage // answers; finish writes them
 
-	mu     sync.Mutex
-	status int
-	live   bool // the headers of an event stream are out
-	late   bool // the SDK wanted another status afterwards; what it writes must still become an event
-	silent bool // a response was left out, because the request has been cancelled
-	buf    bytes.Buffer
-
-	answered bool // a response has gone out on the event stream
+	mu       sync.Mutex
+	status   int
+	live     bool // the headers of an event stream were sent
+	late     bool // the SDK set an error status after that; what it writes must become an event
+	silent   bool // a response was dropped, because the request was cancelled
+	answered bool // a response was sent on the event stream
+	buf      bytes.Buffer
+	ticker   *time.Timer // nil: no heartbeats
 }
 
 var (
@@ -56,7 +55,10 @@ var (
 )
 
 func newReply(w http.ResponseWriter, streaming bool) *reply {
-	return &reply{stopping: func() bool { return false }, w: w, rc: http.NewResponseController(w), streaming: streaming, header: make(http.Header)}
+	return &reply{
+		w: w, rc: http.NewResponseController(w), streaming: streaming, header: make(http.Header),
+		stopping: func() bool { return false },
+	}
 }
 
 func (r *reply) Header() http.Header { return r.header }
@@ -68,32 +70,30 @@ func (r *reply) WriteHeader(status int) {
 }
 
 func (r *reply) writeHeaderLocked(status int) {
-	if r.live {
+	switch {
+	case r.live:
 		r.late = r.late || status != http.StatusOK && r.status == 0
 		r.status = status
-		return
-	}
-	if r.status != 0 {
-		return
-	}
-	r.status = status
-	if !r.call && r.isStreamLocked() {
-		r.goLiveLocked()
+	case r.status == 0:
+		r.status = status
+		if !r.call && r.isStreamLocked() {
+			r.goLiveLocked()
+		}
 	}
 }
 
-// isStreamLocked reports whether the SDK has begun an event stream, and the client asked for one.
+// isStreamLocked reports whether the SDK has begun an event stream and the client asked for one.
 func (r *reply) isStreamLocked() bool {
-	return r.streaming && r.status == http.StatusOK && r.isEventStream()
+	return r.streaming && r.status == http.StatusOK && r.hasType("text/event-stream")
 }
 
-func (r *reply) isEventStream() bool {
-	return strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream")
+func (r *reply) hasType(mediaType string) bool {
+	return strings.HasPrefix(r.header.Get("Content-Type"), mediaType)
 }
 
 func (r *reply) goLiveLocked() {
 	h := r.w.Header()
-	if r.status != 0 { // before, the SDK may still be setting r.header
+	if r.status != 0 { // before that, the SDK may still be setting r.header
 		maps.Copy(h, r.header)
 	}
 	h.Set("Content-Type", "text/event-stream")
@@ -112,26 +112,30 @@ func (r *reply) Write(p []byte) (int, error) {
 	if !r.live && r.isStreamLocked() && !isLargeAnswer(p) {
 		r.goLiveLocked()
 	}
+	var err error
 	switch {
 	case r.live && r.late:
-		if err := r.sendLocked([]byte("event: message\ndata: " + string(p) + "\n\n")); err != nil {
-			return 0, err
+		if err = r.sendEventLocked(p); err == nil {
+			err = r.rc.Flush()
 		}
-		return len(p), r.rc.Flush()
 	case r.live:
-		if !r.wantedLocked(p) {
-			return len(p), nil
+		if r.isWantedLocked(p) {
+			err = r.sendLocked(p)
 		}
-		if err := r.sendLocked(p); err != nil {
-			return 0, err
-		}
-	case r.isEventStream():
-		r.buf.Write(p)
-		r.collectLocked()
 	default:
 		r.buf.Write(p)
+		if r.hasType("text/event-stream") {
+			r.collectLocked()
+		}
+	}
+	if err != nil {
+		return 0, err
 	}
 	return len(p), nil
+}
+
+func (r *reply) sendEventLocked(data []byte) error {
+	return r.sendLocked([]byte("event: message\ndata: " + string(data) + "\n\n"))
 }
 
 func (r *reply) sendLocked(p []byte) error {
@@ -140,45 +144,41 @@ func (r *reply) sendLocked(p []byte) error {
 	return err
 }
 
-// Flush sends what has been written, where it is not kept.
+// Flush sends what was written to an event stream.
 func (r *reply) Flush() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.live {
-		r.rc.Flush() // best effort; a client that is gone is noticed elsewhere
+		r.rc.Flush() // an error means that the client is gone, which the next Write reports
 	}
 }
 
-// heartbeats sends a comment at every interval, so that no proxy or client takes a silent stream for dead. The first one
-// starts the stream if need be. stop returns when no more will be sent. A client that did not ask for a stream gets none:
-// its status must fit its answer, which is not known yet.
+// heartbeats sends a comment at every interval, so that no proxy or client gives up on a silent
+// stream. The first one starts the stream. A client that did not ask for a stream gets none, since
+// its status depends on the answer. After stop returns, no more comments are sent.
 func (r *reply) heartbeats(interval time.Duration) (stop func()) {
 	if !r.streaming {
 		return func() {}
 	}
-	quit, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		ticker := time.NewTicker(interval)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-quit:
-				return
-			case <-ticker.C:
-				r.beat()
-			}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ticker = time.AfterFunc(interval, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.ticker != nil {
+			r.beatLocked()
+			r.ticker.Reset(interval)
 		}
-	}()
+	})
 	return func() {
-		close(quit)
-		<-done
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.ticker.Stop()
+		r.ticker = nil
 	}
 }
 
-func (r *reply) beat() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (r *reply) beatLocked() {
 	if !r.live {
 		if r.status != 0 && !r.isStreamLocked() || len(r.messages) > 0 {
 			return // it will not be a stream
@@ -190,8 +190,8 @@ func (r *reply) beat() {
 	}
 }
 
-// collectLocked takes the whole events out of buf and keeps the responses among them. Progress that a client
-// cannot receive is dropped here.
+// collectLocked moves the responses of complete events from buf to messages. It drops
+// notifications, which the client cannot receive.
 func (r *reply) collectLocked() {
 	for {
 		event, rest, ok := bytes.Cut(r.buf.Bytes(), []byte("\n\n"))
@@ -199,15 +199,16 @@ func (r *reply) collectLocked() {
 			return
 		}
 		data := eventData(event)
-		if _, ok := responseID(data); ok && r.wantedLocked(event) {
+		if _, ok := responseID(data); ok && r.isWantedLocked(event) {
 			r.messages = append(r.messages, bytes.Clone(data))
 		}
 		r.buf.Next(r.buf.Len() - len(rest))
 	}
 }
 
-// wantedLocked reports whether the client still wants an event of the SDK's: all but the response to a cancelled request.
-func (r *reply) wantedLocked(event []byte) bool {
+// isWantedLocked reports whether the client wants an event: any but the response to a cancelled
+// request.
+func (r *reply) isWantedLocked(event []byte) bool {
 	id, ok := responseID(eventData(event))
 	r.answered = r.answered || ok
 	if !ok || r.calls == nil {
@@ -227,7 +228,7 @@ func isLargeAnswer(event []byte) bool {
 	return ok
 }
 
-// eventData is the data of an event, which the SDK writes in one line.
+// eventData returns the data of an event, which the SDK writes in one line.
 func eventData(event []byte) []byte {
 	for line := range bytes.Lines(event) {
 		if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok {
@@ -237,7 +238,8 @@ func eventData(event []byte) []byte {
 	return nil
 }
 
-// responseID tells the SDK's responses from its notifications without parsing all of a large result.
+// responseID returns the id of a response, and false for a notification. It does not parse a large
+// result.
 func responseID(data []byte) (id json.RawMessage, ok bool) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
@@ -265,25 +267,24 @@ func responseID(data []byte) (id json.RawMessage, ok bool) {
 	return nil, false
 }
 
-// finish writes what has been kept, as the answer to m. The SDK has returned.
+// finish sends what was kept, as the answer to m, after the SDK has returned.
 func (r *reply) finish(m message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.live {
 		if r.call && !r.answered && !r.silent && r.stopping() {
-			_ = r.sendLocked([]byte("event: message\ndata: " + string(encodeError(m.id, stoppingError())) + "\n\n")) // the client may be gone
+			_ = r.sendEventLocked(encodeError(m.id, stoppingError())) // the client may be gone
 		}
 		r.rc.SetWriteDeadline(time.Time{}) // the connection may serve another request
 		return
 	}
-	contentType := r.header.Get("Content-Type")
 	for _, name := range []string{sessionHeader, "Allow"} {
 		if v := r.header.Get(name); v != "" {
 			r.w.Header().Set(name, v)
 		}
 	}
 	switch {
-	case r.status >= 400 && !strings.HasPrefix(contentType, "application/json"):
+	case r.status >= 400 && !r.hasType("application/json"):
 		writeError(r.w, r.status, m.id, textError(r.status, r.buf.String()))
 	case r.batch && len(r.messages) > 0:
 		data, err := json.Marshal(r.messages)
@@ -293,19 +294,19 @@ func (r *reply) finish(m message) {
 		writeJSON(r.w, http.StatusOK, data)
 	case len(r.messages) > 0:
 		answer := r.messages[0]
-		if !r.newest && (strings.HasSuffix(m.method, "/list") || m.method == "resources/read") {
+		if r.stripCaching {
 			answer = withoutCaching(answer)
 		}
 		writeJSON(r.w, http.StatusOK, answer)
-	case strings.HasPrefix(contentType, "application/json"):
+	case r.hasType("application/json"):
 		writeJSON(r.w, r.status, r.buf.Bytes())
 	case r.silent:
-		r.w.WriteHeader(http.StatusAccepted) // nothing follows, but HTTP needs an answer
+		r.w.WriteHeader(http.StatusAccepted) // no answer follows, but HTTP needs a status
 	case m.isCall() && r.stopping():
 		writeError(r.w, http.StatusServiceUnavailable, m.id, stoppingError())
 	case m.isCall():
-		// The session ended before the answer came. If it was the client who left, nobody reads this.
-		writeError(r.w, http.StatusServiceUnavailable, m.id, rpcErrorf(codeUnavailable, "the session ended before the request was answered"))
+		writeError(r.w, http.StatusServiceUnavailable, m.id,
+			rpcErrorf(codeUnavailable, "the session ended before the request was answered"))
 	case r.status != 0:
 		r.w.WriteHeader(r.status)
 	default:
@@ -313,12 +314,13 @@ func (r *reply) finish(m message) {
 	}
 }
 
-// stoppingError is the answer to a call that the end of the server has ended.
-func stoppingError() *rpcError {
+// stoppingError is the answer to a call that the server's shutdown has ended.
+func stoppingError() *jsonrpc.Error {
 	return rpcErrorf(codeUnavailable, "the server is stopping and has ended this call; connect again in a moment (files are kept)")
 }
 
-// withoutCaching takes the fields out of a list, or of what was read, that came with the newest protocol version and that the SDK sends to all.
+// withoutCaching removes the fields of the newest protocol version, which the SDK sends to every
+// client.
 func withoutCaching(answer json.RawMessage) json.RawMessage {
 	var msg struct {
 		Version json.RawMessage            `json:"jsonrpc"`
@@ -337,17 +339,18 @@ func withoutCaching(answer json.RawMessage) json.RawMessage {
 	return answer
 }
 
-// textError is the JSON-RPC error for what the SDK says as text with an HTTP status.
-func textError(status int, text string) *rpcError {
+// textError returns the JSON-RPC error for a text that the SDK writes with an HTTP status.
+func textError(status int, text string) *jsonrpc.Error {
 	text = untrusted.Clip(strings.TrimSpace(text), 300)
 	if text == "" {
 		text = http.StatusText(status)
 	}
+	code := int64(jsonrpc.CodeInvalidRequest)
 	switch {
 	case status == http.StatusNotFound:
-		return rpcErrorf(codeSessionNotFound, "%s", text)
+		code = codeSessionNotFound
 	case status >= 500:
-		return rpcErrorf(jsonrpc.CodeInternalError, "%s", text)
+		code = jsonrpc.CodeInternalError
 	}
-	return rpcErrorf(jsonrpc.CodeInvalidRequest, "%s", text)
+	return rpcErrorf(code, "%s", text)
 }

@@ -100,7 +100,8 @@ func wantCode(t *testing.T, err error, code int64, what string) {
 	}
 }
 
-// TestResources: what a client lists it can read, as text or as bytes; what is not there has the error of the client's version.
+// TestResources: what a client lists it can read, as text or as bytes; what is not there has the
+// error of the client's version.
 func TestResources(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)

@@ -1,13 +1,15 @@
-// Package mcpserver carries MCP messages between clients and the official SDK: streamable HTTP in every protocol
-// version on one endpoint, plain HTTP callers (curl, n8n), server-sent events, and stdio.
+// Package mcpserver carries MCP messages between clients and the official SDK: streamable HTTP in
+// every protocol version on one endpoint, plain HTTP callers (curl, n8n), server-sent events, and
+// stdio.
 //
-// It is a thin bridge. The SDK speaks the protocol; this package only repairs what the SDK would refuse or end a session
-// over, bounds what a client can use up, and ties a call's life to its client's. It knows no tool, no sandbox and no
-// credentials: tools are added by [Config.Tools], and whoever mounts [Server.Handler] has authenticated the caller and
-// checked Host and Origin before.
+// It is a thin bridge. The SDK speaks the protocol. This package repairs what the SDK would refuse
+// or end a session over, bounds what a client can use, and cancels a call when its client leaves.
+// It knows no tool, no sandbox and no credentials: [Config.Tools] adds the tools, and the code that
+// mounts [Server.Handler] authenticates the caller and checks Host and Origin.
 package mcpserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,26 +26,25 @@ import (
 	"mcp-code-sandbox/internal/share"
 )
 
-// Config is what a Server needs. The zero value of a field means its default.
+// Config configures a Server. Zero values mean the defaults.
 type Config struct {
-	// Version is the program's version, told to clients. Default "1.0.0".
-	Version string
-	// Instructions tell the client's model which tool to use for what.
-	Instructions string
-	// Tools adds the tools to the server.
-	Tools func(*mcp.Server)
-	// MaxBodyBytes limits one request's body and one line of stdio. Default 70 MiB: a 50 MB file in base64.
+	Version      string            // of the program, sent to clients; default "1.0.0"
+	Instructions string            // tell the client's model when to use which tool
+	Tools        func(*mcp.Server) // adds the tools to the server; required
+	Operator     string            // a user who keeps sessions in use and streams whatever others need; default none
+	// MaxBodyBytes limits the body of a request and a line of stdio. Default 70 MiB: a 50 MB file
+	// in base64.
 	MaxBodyBytes int64
-	// MaxSessions limits the transport sessions, and apart from them the event streams without one, those that listen among them. Default 1000.
+	// MaxSessions limits the transport sessions and, separately, the event streams without a
+	// session. Default 1000.
 	MaxSessions int
-	// Operator is the user whom shares do not bind: only what it leaves idle is ended for others. Empty: nobody.
-	Operator string
-	// SessionIdle ends a transport session that has had no request and no open stream for so long. Default 30 minutes.
+	// SessionIdle ends a transport session without requests and open streams after that time.
+	// Default 30 minutes.
 	SessionIdle time.Duration
-	// Heartbeat is the time to the first comment on an event stream, and between two of them. Default 2 s: clients that
-	// use httpx as it comes, the Python SDK among them, give up after 5 silent seconds.
+	// Heartbeat is the interval of comments on an event stream. Default 2 s: clients that use httpx
+	// with its default settings, such as the Python SDK, give up after 5 silent seconds.
 	Heartbeat time.Duration
-	// Logger gets one line per event of contract 2; nil is silent. It never gets bodies, arguments or credentials.
+	// Logger receives contract 2's lines, without bodies, arguments and credentials. Nil is silent.
 	Logger *slog.Logger
 }
 
@@ -60,33 +61,28 @@ type Server struct {
 	large     *share.Pool // bytes of large bodies in memory
 	streams   *share.Pool // event streams without a session
 
-	ctx    context.Context // ends with Close; every call hangs on it
+	ctx    context.Context // of every call; Close cancels it
 	cancel context.CancelCauseFunc
 }
 
-// New makes a Server. [Server.Close] ends it.
+// Causes of the end of a call's context.
+var (
+	errSessionEnded = errors.New("the session was ended")
+	errShutdown     = errors.New("the server is shutting down")
+	errGone         = errors.New("the client closed the connection")
+)
+
+// New returns a Server. [Server.Close] ends it.
 func New(cfg Config) (*Server, error) {
 	if cfg.Tools == nil {
 		return nil, errors.New("mcpserver: Config.Tools is missing")
 	}
-	if cfg.Version == "" {
-		cfg.Version = "1.0.0"
-	}
-	if cfg.MaxBodyBytes <= 0 {
-		cfg.MaxBodyBytes = 70 << 20
-	}
-	if cfg.MaxSessions <= 0 {
-		cfg.MaxSessions = 1000
-	}
-	if cfg.SessionIdle <= 0 {
-		cfg.SessionIdle = 30 * time.Minute
-	}
-	if cfg.Heartbeat <= 0 {
-		cfg.Heartbeat = 2 * time.Second
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Version = cmp.Or(cfg.Version, "1.0.0")
+	cfg.MaxBodyBytes = cmp.Or(cfg.MaxBodyBytes, 70<<20)
+	cfg.MaxSessions = cmp.Or(cfg.MaxSessions, 1000)
+	cfg.SessionIdle = cmp.Or(cfg.SessionIdle, 30*time.Minute)
+	cfg.Heartbeat = cmp.Or(cfg.Heartbeat, 2*time.Second)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	s := &Server{
 		cfg:      cfg,
 		log:      cfg.Logger,
@@ -98,22 +94,20 @@ func New(cfg Config) (*Server, error) {
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.mcp = mcp.NewServer(
 		&mcp.Implementation{Name: "mcp-code-sandbox", Version: cfg.Version},
-		// The SDK's own logger stays silent: its messages may quote what a client sent.
+		// The SDK gets no logger: its messages may quote what a client sent.
 		&mcp.ServerOptions{Instructions: cfg.Instructions, Capabilities: &mcp.ServerCapabilities{
 			Tools:     &mcp.ToolCapabilities{},
 			Resources: &mcp.ResourceCapabilities{ListChanged: true},
 		}},
 	)
 	cfg.Tools(s.mcp)
-	// The last one added is the outermost.
-	s.mcp.AddReceivingMiddleware(s.bind)
-	s.mcp.AddReceivingMiddleware(s.guard)
+	s.mcp.AddReceivingMiddleware(s.guard, s.bind, s.adaptVersion)
 
 	server := func(*http.Request) *mcp.Server { return s.mcp }
 	opts := mcp.StreamableHTTPOptions{
 		MaxRequestBodyBytes: cfg.MaxBodyBytes,
-		// Whoever mounts the handler checks Host against the operator's list; the SDK's own check would refuse every
-		// reverse proxy on this machine.
+		// The code that mounts the handler checks Host. The SDK's check would refuse reverse
+		// proxies on this machine.
 		DisableLocalhostProtection: true,
 	}
 	s.stateful = mcp.NewStreamableHTTPHandler(server, &opts)
@@ -127,28 +121,29 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Handler serves POST, GET and DELETE on /mcp and GET on /mcp/events. The caller's identity is expected where
-// [auth.RequireBearerToken] puts it.
+// Handler serves POST, GET and DELETE on /mcp and GET on /mcp/events. It expects the caller's
+// identity where [auth.RequireBearerToken] stores it.
 func (s *Server) Handler() http.Handler { return s.handler }
 
-// Shares returns what callers share, by name.
+// Shares returns the pools that callers share, by name.
 func (s *Server) Shares() map[string]*share.Pool {
 	return map[string]*share.Pool{"transport_sessions": s.sessions.pool, "event_streams": s.streams, "body_bytes": s.large}
 }
 
-// Close cancels every call, ends every session and stream, and refuses what comes later. It waits for calls to return
-// until ctx ends. Call it before or while the HTTP server shuts down, which otherwise waits for open streams.
+// Close cancels every call, ends every session and stream, and refuses later requests. It waits for
+// calls to return until ctx ends. Call it before or while the HTTP server shuts down, which
+// otherwise waits for open streams.
 func (s *Server) Close(ctx context.Context) error {
 	s.cancel(errShutdown)
-	s.sessions.drain()
+	s.sessions.cancelAll()
+	var wg sync.WaitGroup
+	for ss := range s.mcp.Sessions() {
+		wg.Go(func() { ss.Close() })
+	}
 	done := make(chan struct{})
 	go func() {
-		defer close(done)
-		var wg sync.WaitGroup
-		for ss := range s.mcp.Sessions() {
-			wg.Go(func() { ss.Close() })
-		}
 		wg.Wait()
+		close(done)
 	}()
 	select {
 	case <-done:
@@ -158,67 +153,98 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 }
 
-// guard answers for handlers that panic, and gives every error a code.
+// guard recovers panics of handlers and hides errors that are not meant for clients.
 func (s *Server) guard(next mcp.MethodHandler) mcp.MethodHandler {
+	internal := &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "internal error"}
 	return func(ctx context.Context, method string, req mcp.Request) (res mcp.Result, err error) {
 		defer func() {
 			if p := recover(); p != nil {
-				s.log.Error("[MCP] A handler panicked", "method", printable(method), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-				res, err = nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "internal error"}
+				s.log.Error("[MCP] A handler panicked", "method", printable(method),
+					"panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+				res, err = nil, internal
 			}
 		}()
-		res, err = next(ctx, method, req)
-		var coded *jsonrpc.Error
-		if err != nil && (!errors.As(err, &coded) || coded.Code == 0) {
-			s.log.Error("[MCP] Request failed", "method", printable(method), "error", err)
-			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "internal error"}
+		if res, err = next(ctx, method, req); err == nil || hasCode(err) {
+			return res, err
+		}
+		s.log.Error("[MCP] Request failed", "method", printable(method), "error", err)
+		return nil, internal
+	}
+}
+
+// hasCode reports whether err is a JSON-RPC error.
+func hasCode(err error) bool {
+	coded, ok := errors.AsType[*jsonrpc.Error](err)
+	return ok && coded.Code != 0
+}
+
+// bind cancels a call's context when its HTTP request, its session or the server ends. The SDK does
+// so itself when a client sends a cancel notification and when a stdio client ends.
+func (s *Server) bind(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		cancelWith := func(parent context.Context, cause error) (stop func() bool) {
+			return context.AfterFunc(parent, func() { cancel(cause) })
+		}
+		defer cancelWith(s.ctx, errShutdown)()
+
+		var exchange *exchange
+		var user string
+		if extra := req.GetExtra(); extra != nil {
+			user = userID(extra.TokenInfo)
+			if key := extra.Header[exchangeHeader]; len(key) == 1 {
+				if exchange = s.exchanges.get(key[0]); exchange == nil {
+					cancel(errGone)
+				} else {
+					defer cancelWith(exchange.ctx, errGone)()
+					ctx = share.WithScope(ctx, exchange.scope)
+				}
+			}
+		}
+		ss, _ := req.GetSession().(*mcp.ServerSession)
+		if ss == nil || ss.ID() == "" {
+			return next(ctx, method, req)
+		}
+		if e := s.sessions.get(ss.ID()); e != nil {
+			defer cancelWith(e.ctx, errSessionEnded)()
+			return next(ctx, method, req)
+		}
+		res, err := next(ctx, method, req)
+		if method == "initialize" && err == nil {
+			if lease := s.exchanges.takeLease(exchange); lease != nil {
+				s.sessions.add(ss, user, lease)
+			} else {
+				go ss.Close() // the client has left; Close waits for this call
+			}
 		}
 		return res, err
 	}
 }
 
-// bind ends a call's context when its HTTP request, its session or the server ends, whichever is first. The SDK does
-// so for a client's cancel notification and for the end of a stdio client.
-func (s *Server) bind(next mcp.MethodHandler) mcp.MethodHandler {
+// adaptVersion corrects what the SDK declares to clients of the oldest and of the newest protocol
+// version.
+func (s *Server) adaptVersion(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		defer context.AfterFunc(s.ctx, func() { cancel(errShutdown) })()
-
-		var user string
-		if extra := req.GetExtra(); extra != nil {
-			if key := extra.Header[exchangeHeader]; len(key) == 1 {
-				defer s.exchanges.attach(key[0], func() { cancel(errGone) })()
-				ctx = share.WithScope(ctx, s.exchanges.scope(key[0]))
-			}
-			user = userID(extra.TokenInfo)
+		if method == "initialize" {
+			s.log.Info("[MCP] Processing initialize request")
 		}
-		ss, _ := req.GetSession().(*mcp.ServerSession)
-		if ss != nil && ss.ID() != "" {
-			if e := s.sessions.get(ss.ID()); e != nil {
-				defer context.AfterFunc(e.ctx, func() { cancel(errSessionEnded) })()
-			}
-		}
-		if method != "initialize" {
-			res, err := next(ctx, method, req)
-			if discovered, ok := res.(*mcp.DiscoverResult); ok && err == nil {
-				// The SDK answers for prompts, with an empty list; this version wants that declared.
-				discovered.Capabilities.Prompts = new(mcp.PromptCapabilities)
-			}
+		res, err := next(ctx, method, req)
+		if err != nil {
 			return res, err
 		}
-		s.log.Info("[MCP] Processing initialize request")
-		res, err := next(ctx, method, req)
-		if err == nil {
-			if init, ok := res.(*mcp.InitializeResult); ok && init.ProtocolVersion < versionResources {
-				init.Capabilities.Resources, init.Instructions = nil, "" // contract 2 shows what the oldest version gets
-			}
-			if ss != nil && ss.ID() != "" && !s.sessions.add(ss, user) {
-				go ss.Close() // it waits for this call
+		switch res := res.(type) {
+		case *mcp.InitializeResult:
+			if res.ProtocolVersion < versionResources {
+				res.Capabilities.Resources, res.Instructions = nil, "" // as in contract 2
 			}
 			s.log.Info("[MCP] Initialize successful")
+		case *mcp.DiscoverResult:
+			// The SDK answers prompts/list with an empty list. The newest version wants that
+			// declared.
+			res.Capabilities.Prompts = new(mcp.PromptCapabilities)
 		}
-		return res, err
+		return res, nil
 	}
 }
 
@@ -229,7 +255,7 @@ func userID(info *auth.TokenInfo) string {
 	return info.UserID
 }
 
-// logIncoming writes contract 2's line for every message, whatever transport it came by.
+// logIncoming writes contract 2's line about a message, for every transport.
 func (s *Server) logIncoming(m message) {
 	s.log.Info(fmt.Sprintf("[MCP] Incoming request - Method: %s, ID: %s", printable(m.method), logID(m)))
 }

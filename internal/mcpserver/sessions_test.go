@@ -10,8 +10,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// TestSessionCap: a new session takes the place of the least recently used one that nobody uses; when all are in use, it
-// is refused.
+// TestSessionCap: a new session takes the place of the least recently used one that nobody uses;
+// when all are in use, it is refused.
 func TestSessionCap(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 2})
 	first := f.initialize(t, "2025-11-25")
@@ -82,11 +82,11 @@ func TestSessionIdle(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := newSessions(10, "", time.Minute)
-		reserved, _ := s.reserve("ann")
-		if !s.add(ss, "ann") {
-			t.Fatal("the session was not added")
+		lease, err := s.pool.TryAcquire("ann", 1)
+		if err != nil {
+			t.Fatal(err)
 		}
-		reserved()
+		s.add(ss, "ann", lease)
 		e := s.get("s1")
 
 		advance := func(d time.Duration) {
@@ -94,14 +94,15 @@ func TestSessionIdle(t *testing.T) {
 			synctest.Wait()
 		}
 		advance(50 * time.Second)
-		release := s.use("s1", "ann")
+		_, release := s.use("s1", "ann")
 		advance(time.Hour) // in use
 		if s.len() != 1 {
 			t.Fatal("a session in use was ended")
 		}
 		release()
 		advance(50 * time.Second)
-		s.use("s1", "bob")() // does not count
+		_, other := s.use("s1", "bob") // does not count
+		other()
 		advance(9 * time.Second)
 		if s.len() != 1 || e.ctx.Err() != nil {
 			t.Fatal("a session was ended before its time")
@@ -114,4 +115,10 @@ func TestSessionIdle(t *testing.T) {
 			t.Errorf("Wait: %v", err)
 		}
 	})
+}
+
+func (s *sessions) len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.byID)
 }

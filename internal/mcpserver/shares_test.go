@@ -17,8 +17,8 @@ const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 
 func as(user string) string { return "Authorization: Bearer " + user }
 
-// TestSessionsAreShared: a user who initializes without end ends its own sessions, not another's, in use or not. Others
-// get in even when all of that user's sessions are in use.
+// TestSessionsAreShared: a user who initializes without end ends its own sessions, not another's,
+// in use or not. Others get in even when all of that user's sessions are in use.
 func TestSessionsAreShared(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 4, Operator: "local"})
 	status := func(session, user string) int {
@@ -55,7 +55,8 @@ func TestSessionsAreShared(t *testing.T) {
 	}
 }
 
-// TestStreamsAreShared: a user who holds every event stream gives some to others. The operator gives none.
+// TestStreamsAreShared: a user who holds every event stream gives some to others. The operator
+// gives none.
 func TestStreamsAreShared(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 4, Operator: "local"})
 	open := func(user string, status int) *http.Response {
@@ -106,7 +107,8 @@ func (m *memory) Accept() (net.Conn, error) {
 func (m *memory) Close() error   { m.once.Do(func() { close(m.closed) }); return nil }
 func (m *memory) Addr() net.Addr { return &net.TCPAddr{} }
 
-// TestStalledBodies: users who announce large bodies and do not send them do not keep others from sending theirs.
+// TestStalledBodies: users who announce large bodies and do not send them do not keep others from
+// sending theirs.
 func TestStalledBodies(t *testing.T) {
 	const limit = 2 << 20
 	large := `{"jsonrpc":"2.0","id":1,"method":"ping"` + strings.Repeat(" ", limit-100) + `}`

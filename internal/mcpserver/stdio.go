@@ -16,12 +16,13 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// lookInterval is how often a server that only has answers left to give looks whether anybody reads them.
-const lookInterval = 250 * time.Millisecond
+// hangUpInterval is how often the server checks, after the end of input, whether the client still
+// reads.
+const hangUpInterval = 250 * time.Millisecond
 
-// ServeStdio serves one client, whose messages come line by line from in and are answered on out, until in ends, ctx ends
-// or the server is closed. At the end of in it answers the requests it has got first, unless nobody reads out any more. It
-// closes both. An in that does not unblock on Close, such as a terminal, may keep one goroutine until it ends.
+// ServeStdio serves one client until in ends, ctx ends or the server is closed. Messages are lines.
+// After the end of in, it still answers open requests while the client reads. It closes in and out.
+// If Close does not unblock in, as with a terminal, one goroutine stays until in ends.
 func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -36,7 +37,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteC
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
-		in.Close() // ends the calls, too
+		in.Close() // cancels the calls, too
 		session.Close()
 		<-ended
 		if !errors.Is(context.Cause(ctx), errShutdown) {
@@ -45,19 +46,19 @@ func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteC
 		return nil
 	}
 	if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, os.ErrClosed) || errors.Is(err, syscall.EPIPE) {
-		return nil // the client left without waiting for the last answer
+		return nil // the client left before the last answer
 	}
 	return err
 }
 
-// stdioTransport is the SDK's line transport but for these things: a message that is not JSON-RPC is answered instead of
-// ending the session, as is one that is too long; every error has a code; a cancelled request is not answered; and at the
-// end of input the requests that are under way are.
+// stdioTransport differs from the SDK's line transport: it answers invalid and too long messages
+// instead of ending the session, gives every error a code, does not answer cancelled requests, and
+// answers open requests after the end of input.
 type stdioTransport struct {
 	server *Server
 	in     io.ReadCloser
 	out    io.WriteCloser
-	stop   <-chan struct{} // ends the wait for answers
+	stop   <-chan struct{} // ends awaitAnswers
 }
 
 func (t *stdioTransport) Connect(context.Context) (mcp.Connection, error) {
@@ -73,7 +74,7 @@ type stdioConn struct {
 
 	calls   calls
 	writeMu sync.Mutex
-	failed  bool          // guarded by writeMu: a write has failed
+	failed  bool          // a write has failed; guarded by writeMu
 	broken  chan struct{} // closed when failed is set
 
 	closeOnce sync.Once
@@ -104,8 +105,8 @@ func (c *stdioConn) readLines() {
 	}
 }
 
-// readLine returns the next line. One over the limit is skipped, and answered when its end has come: the client may not read
-// before it has written.
+// readLine returns the next line. It skips a line over the limit and answers it at its end, since
+// the client may not read before it has written all of it.
 func (c *stdioConn) readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for tooLong := false; ; {
@@ -126,7 +127,7 @@ func (c *stdioConn) readLine(r *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// Read returns the next message that the SDK can deal with, and answers the others.
+// Read returns the next valid message and answers invalid ones.
 func (c *stdioConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 	for {
 		select {
@@ -148,11 +149,11 @@ func (c *stdioConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 	}
 }
 
-// awaitAnswers returns when the requests that have been read are answered, or cannot be: the SDK cancels them when Read
-// says that there is no more.
+// awaitAnswers waits until all requests are answered or cannot be. The SDK cancels open requests
+// when Read returns an error.
 func (c *stdioConn) awaitAnswers(ctx context.Context) {
-	look := time.NewTicker(lookInterval)
-	defer look.Stop()
+	ticker := time.NewTicker(hangUpInterval)
+	defer ticker.Stop()
 	for answered := c.calls.answered(); ; {
 		select {
 		case <-answered:
@@ -165,7 +166,7 @@ func (c *stdioConn) awaitAnswers(ctx context.Context) {
 			return
 		case <-c.broken:
 			return
-		case <-look.C:
+		case <-ticker.C:
 			if hungUp(c.out) {
 				return
 			}
@@ -173,6 +174,7 @@ func (c *stdioConn) awaitAnswers(ctx context.Context) {
 	}
 }
 
+// decode returns nil if the SDK must not see the message. It has been answered if necessary.
 func (c *stdioConn) decode(line []byte) jsonrpc.Message {
 	msgs, batch, rerr := parse(line)
 	if rerr == nil && batch {
@@ -202,7 +204,7 @@ func (c *stdioConn) decode(line []byte) jsonrpc.Message {
 	return nil
 }
 
-// Write sends one message of the SDK's.
+// Write sends a message from the SDK.
 func (c *stdioConn) Write(ctx context.Context, msg jsonrpc.Message) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -215,12 +217,10 @@ func (c *stdioConn) Write(ctx context.Context, msg jsonrpc.Message) error {
 			return nil
 		}
 	}
-	if ok && resp.Error != nil {
-		var coded *jsonrpc.Error
-		if !errors.As(resp.Error, &coded) || coded.Code == 0 {
-			// Errors of handlers have codes. What is left is the SDK's refusal of a request that came too early.
-			return c.send(encodeError(encodeID(resp.ID), rpcErrorf(jsonrpc.CodeInvalidRequest, "%s", printable(resp.Error.Error()))))
-		}
+	if ok && resp.Error != nil && !hasCode(resp.Error) {
+		// Errors of handlers have codes, so this is the SDK's refusal of a request before
+		// initialize.
+		return c.send(encodeError(encodeID(resp.ID), rpcErrorf(jsonrpc.CodeInvalidRequest, "%s", printable(resp.Error.Error()))))
 	}
 	data, err := jsonrpc.EncodeMessage(msg)
 	if err != nil {
@@ -237,8 +237,9 @@ func encodeID(id jsonrpc.ID) json.RawMessage {
 	return data
 }
 
-// reply answers a message that the SDK does not see. That the client no longer reads is noticed by the next Write.
-func (c *stdioConn) reply(id json.RawMessage, e *rpcError) { _ = c.send(encodeError(id, e)) }
+// reply answers a message that the SDK does not see. The next Write reports a client that no longer
+// reads.
+func (c *stdioConn) reply(id json.RawMessage, e *jsonrpc.Error) { _ = c.send(encodeError(id, e)) }
 
 func (c *stdioConn) send(data []byte) error {
 	c.writeMu.Lock()

@@ -66,8 +66,8 @@ const (
 		`"io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}` + "\n"
 )
 
-// TestStdioEndOfInput: what was asked before the end of input is answered, however long it takes; then the server ends. A
-// call that never ends by itself is not waited for.
+// TestStdioEndOfInput: what was asked before the end of input is answered, however long it takes;
+// then the server ends. A call that never ends by itself is not waited for.
 func TestStdioEndOfInput(t *testing.T) {
 	for _, first := range []string{stdioHello, stdioListen} {
 		f, in, out, ended := stdio(t, Config{})
@@ -147,7 +147,8 @@ func TestStdioWriteFails(t *testing.T) {
 	}
 }
 
-// TestStdioCancelled: a cancelled request is not answered; the session goes on, and the id can be used again.
+// TestStdioCancelled: a cancelled request is not answered; the session goes on, and the id can be
+// used again.
 func TestStdioCancelled(t *testing.T) {
 	f, in, out, ended := stdio(t, Config{})
 	send := func(line string) {

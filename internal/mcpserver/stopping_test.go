@@ -17,7 +17,7 @@ func TestStopping(t *testing.T) {
 			r := newReply(w, live)
 			r.call, r.stopping = true, func() bool { return stopping }
 			if live {
-				r.beat()
+				r.beatLocked()
 			}
 			r.finish(call)
 			got := w.Body.String()

@@ -1,7 +1,8 @@
-// Package mediatype names the media type of a file by the file's name. Everything that tells a client what a file is asks here.
+// Package mediatype names the media type of a file by the file's name. Everything that tells a
+// client what a file is asks here.
 //
-// It goes by the name alone, since what a file says about itself is its author's claim, and by a table of its own, since the
-// host's differs from machine to machine.
+// It goes by the name alone, since what a file says about itself is its author's claim, and by a
+// table of its own, since the host's differs from machine to machine.
 package mediatype
 
 import (
@@ -50,7 +51,8 @@ var byExtension = map[string]string{
 	".otf": "font/otf", ".ttf": "font/ttf", ".woff": "font/woff", ".woff2": "font/woff2",
 }
 
-// ByName returns the media type of a file, without parameters: "text/csv" for "a/b.CSV", [Unknown] where the name tells nothing.
+// ByName returns the media type of a file, without parameters: "text/csv" for "a/b.CSV", [Unknown]
+// where the name tells nothing.
 func ByName(name string) string {
 	if t, ok := byExtension[strings.ToLower(path.Ext(name))]; ok {
 		return t

@@ -1,7 +1,8 @@
 // Package spelling compares names that people and models have misspelt.
 package spelling
 
-// Distance counts the letters to insert, delete, replace or swap with their neighbour to make one name of the other.
+// Distance counts the letters to insert, delete, replace or swap with their neighbour to make one
+// name of the other.
 func Distance(a, b string) int {
 	var before, last []int // rows of the table, of the prefixes of a
 	row := make([]int, len(b)+1)

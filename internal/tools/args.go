@@ -12,18 +12,20 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 )
 
-// maxEnvironmentJSON bounds the argument environment before it is decoded. The executor checks its contents.
+// maxEnvironmentJSON bounds the argument environment before it is decoded. The executor checks its
+// contents.
 const maxEnvironmentJSON = 1 << 20
 
-// aliases are groups of names for the same argument. A tool that has one of them also accepts the others, which its
-// schema does not mention: models often use the name that another tool has.
+// aliases are groups of names for the same argument. A tool that has one of them also accepts the
+// others, which its schema does not mention: models often use the name that another tool has.
 var aliases = [][]string{
 	{"session", "session_id", "conversationId"},
 	{"env", "language"},
 	{"content", "content_base64"},
 }
 
-// argumentError says what is wrong with the arguments of a call, in contract 2's words. It never quotes a value.
+// argumentError says what is wrong with the arguments of a call, in contract 2's words. It never
+// quotes a value.
 type argumentError string
 
 func (e argumentError) Error() string { return string(e) }
@@ -64,7 +66,8 @@ func (a argument) isEmpty() bool {
 	return false
 }
 
-// equal reports whether two arguments have the same value. Of other types than strings it compares the JSON text.
+// equal reports whether two arguments have the same value. Of other types than strings it compares
+// the JSON text.
 func (a argument) equal(b argument) bool {
 	if bytes.Equal(a.raw, b.raw) {
 		return true
@@ -82,8 +85,8 @@ type arguments struct {
 	err      error
 }
 
-// parseArguments accepts an object or nothing. It ignores unknown arguments, since clients add their own, but warns
-// about or refuses those whose names are close to one of the tool's.
+// parseArguments accepts an object or nothing. It ignores unknown arguments, since clients add
+// their own, but warns about or refuses those whose names are close to one of the tool's.
 func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error) {
 	a := &arguments{members: map[string]argument{}, misses: map[string]string{}}
 	if len(raw) == 0 || string(raw) == "null" {
@@ -114,7 +117,8 @@ func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error
 	return a, a.err
 }
 
-// set stores an argument. The same argument may come twice, also under an alias, if the values agree.
+// set stores an argument. The same argument may come twice, also under an alias, if the values
+// agree.
 func (a *arguments) set(name string, arg argument) {
 	before, ok := a.members[name]
 	switch {
@@ -135,8 +139,8 @@ func (a *arguments) fail(format string, args ...any) {
 	}
 }
 
-// decode stores the arguments in the fields of in, a pointer to a struct with the given schema. It checks types,
-// limits and required arguments; null is the same as a missing argument.
+// decode stores the arguments in the fields of in, a pointer to a struct with the given schema. It
+// checks types, limits and required arguments; null is the same as a missing argument.
 func (a *arguments) decode(schema *jsonschema.Schema, in any) error {
 	value := reflect.ValueOf(in).Elem()
 	for _, field := range reflect.VisibleFields(value.Type()) {

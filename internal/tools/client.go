@@ -17,7 +17,8 @@ const (
 
 // client is what a result's form depends on.
 type client struct {
-	// plain: an HTTP request without a session and a protocol version. It gets the contracts' JSON and nothing newer.
+	// plain: an HTTP request without a session and a protocol version. It gets the contracts' JSON
+	// and nothing newer.
 	plain   bool
 	version string
 }
@@ -37,7 +38,8 @@ func clientOf[P mcp.Params](req *mcp.ServerRequest[P]) client {
 // atLeast reports whether the client speaks the protocol version or a later one.
 func (c client) atLeast(version string) bool { return !c.plain && c.version >= version }
 
-// argumentError reports bad arguments: as a protocol error, or from 2025-11-25 on as a result, which the model sees.
+// argumentError reports bad arguments: as a protocol error, or from 2025-11-25 on as a result,
+// which the model sees.
 func (c client) argumentError(err argumentError) (*mcp.CallToolResult, error) {
 	if c.atLeast(version20251125) {
 		return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: string(err)}}}, nil

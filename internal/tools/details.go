@@ -13,8 +13,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// Keys in _meta. A client that shows runs to people asks for details with detailsKey and receives them in _meta, so
-// that no model reads them and results stay the same for other clients.
+// Keys in _meta. A client that shows runs to people asks for details with detailsKey and receives
+// them in _meta, so that no model reads them and results stay the same for other clients.
 const (
 	detailsKey = "mcp-code-sandbox/details" // call: true asks for details; tools/list and its result: true if available
 	tagKey     = "mcp-code-sandbox/tag"     // call that runs code: the client's own name for the run
@@ -107,8 +107,8 @@ func (t *toolset) addDetails(c *call, res executor.Result) {
 	}
 }
 
-// followedResult returns the new output of a run, the images it has shown, and its details, for a client that follows
-// the run.
+// followedResult returns the new output of a run, the images it has shown, and its details, for a
+// client that follows the run.
 func (t *toolset) followedResult(c *call, res executor.Result) *mcp.CallToolResult {
 	d := t.detailsOf(res)
 	d.outputJSON = outputOf(res.Recent)
@@ -166,7 +166,8 @@ func (t *toolset) hintForPeople(res executor.Result) string {
 	return res.Hint
 }
 
-// outputOf returns output as text. It makes each stretch of one stream valid UTF-8 by itself, so that the spans fit.
+// outputOf returns output as text. It makes each stretch of one stream valid UTF-8 by itself, so
+// that the spans fit.
 func outputOf(recent executor.Output) *outputJSON {
 	var text strings.Builder
 	var s spans
@@ -197,7 +198,8 @@ func runsOf(list []executor.RunInfo) []runInfoJSON {
 	return out
 }
 
-// span is a range of a text, as start and end in UTF-16 units, in which JavaScript and most clients count.
+// span is a range of a text, as start and end in UTF-16 units, in which JavaScript and most clients
+// count.
 type span [2]int
 
 // spans records which parts of a growing text came from stderr. The zero value is ready to use.

@@ -29,7 +29,8 @@ func (catalog) Runners() runner.Set {
 	}
 }
 
-// TestToolList compares tools/list with testdata, byte for byte: models and clients depend on every word of it.
+// TestToolList compares tools/list with testdata, byte for byte: models and clients depend on every
+// word of it.
 func TestToolList(t *testing.T) {
 	for name, opt := range map[string]Options{
 		"all.json": {MaxTimeout: 5 * time.Minute, Services: &Services{
@@ -54,17 +55,7 @@ func TestToolList(t *testing.T) {
 				return res, err
 			}
 		})
-		near, far := mcp.NewInMemoryTransports()
-		ss, err := srv.Connect(t.Context(), near, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer ss.Close()
-		cs, err := mcp.NewClient(&mcp.Implementation{Name: "c"}, nil).Connect(t.Context(), far, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer cs.Close()
+		cs := connect(t, srv)
 		if _, err := cs.ListTools(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
@@ -82,4 +73,21 @@ func TestToolList(t *testing.T) {
 			t.Errorf("tools/list differs from %s; if that is intended, run go test -update and read the diff", path)
 		}
 	}
+}
+
+// connect returns a client of the server, both in memory.
+func connect(t *testing.T, srv *mcp.Server) *mcp.ClientSession {
+	t.Helper()
+	near, far := mcp.NewInMemoryTransports()
+	ss, err := srv.Connect(t.Context(), near, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ss.Close() })
+	cs, err := mcp.NewClient(&mcp.Implementation{Name: "c"}, nil).Connect(t.Context(), far, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cs.Close() })
+	return cs
 }

@@ -20,10 +20,11 @@ import (
 )
 
 const (
-	// maxImageSide is the largest side that models make use of. A larger image costs tokens and shows no more.
+	// maxImageSide is the largest side that models make use of. A larger image costs tokens and
+	// shows no more.
 	maxImageSide = 1568
-	// maxImageBytes bounds the images of one result together. The Python SDK 2.x refuses events over 1 MiB: this is
-	// 853 KiB in base64, which leaves room for the output.
+	// maxImageBytes bounds the images of one result together. The Python SDK 2.x refuses events
+	// over 1 MiB: this is 853 KiB in base64, which leaves room for the output.
 	maxImageBytes = 640 << 10
 	// maxImagePixels bounds the memory for decoding a hostile image.
 	maxImagePixels = 16 << 20
@@ -34,8 +35,8 @@ const (
 // imageScaler is a semaphore that bounds how many images are decoded at a time.
 type imageScaler chan struct{}
 
-// images returns the images that a run showed, scaled for a model, and a sentence about those left out, if any. Each
-// image gets an equal share of the bytes that the images before it left.
+// images returns the images that a run showed, scaled for a model, and a sentence about those left
+// out, if any. Each image gets an equal share of the bytes that the images before it left.
 func (s imageScaler) images(displays []executor.Display) (out []mcp.Content, missing string) {
 	name := func(d executor.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
 	var shown, hidden []executor.Display
@@ -59,8 +60,8 @@ func (s imageScaler) images(displays []executor.Display) (out []mcp.Content, mis
 	return out, missingImages(hidden, len(out))
 }
 
-// display returns the image of a display. While it waits for the semaphore, it keeps no reference to the data, so that
-// the executor can drop it.
+// display returns the image of a display. While it waits for the semaphore, it keeps no reference
+// to the data, so that the executor can drop it.
 func (s imageScaler) display(d executor.Display, name string, limit int) *mcp.ImageContent {
 	if data, _ := d.Content(); len(data) <= limit {
 		return s.content(name, data, limit)
@@ -71,7 +72,8 @@ func (s imageScaler) display(d executor.Display, name string, limit int) *mcp.Im
 	return scaledContent(name, data, limit)
 }
 
-// content returns an image of at most limit bytes for a model, or nil if data is not an image that can be shown.
+// content returns an image of at most limit bytes for a model, or nil if data is not an image that
+// can be shown.
 func (s imageScaler) content(name string, data []byte, limit int) *mcp.ImageContent {
 	if kind, fits := inspectImage(name, data, limit); kind != "" && !fits {
 		s <- struct{}{}
@@ -95,7 +97,8 @@ func scaledContent(name string, data []byte, limit int) *mcp.ImageContent {
 	return scaled(full, limit)
 }
 
-// inspectImage returns the type of an image, "" if it cannot be shown, and whether it needs no scaling.
+// inspectImage returns the type of an image, "" if it cannot be shown, and whether it needs no
+// scaling.
 func inspectImage(name string, data []byte, limit int) (kind string, fits bool) {
 	kind, ok := imageType(name, data)
 	if !ok {
@@ -108,15 +111,16 @@ func inspectImage(name string, data []byte, limit int) (kind string, fits bool) 
 	return kind, len(data) <= limit && max(config.Width, config.Height) <= maxImageSide
 }
 
-// imageType returns the type of an image that models can look at. The content decides, not the name that hostile code
-// chose: a client that gets a wrong type may refuse the whole conversation.
+// imageType returns the type of an image that models can look at. The content decides, not the name
+// that hostile code chose: a client that gets a wrong type may refuse the whole conversation.
 func imageType(name string, content []byte) (kind string, ok bool) {
 	kind = http.DetectContentType(content)
 	ok = slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, kind)
 	return kind, ok && strings.HasPrefix(mediatype.ByName(name), "image/")
 }
 
-// scaled fits an image into maxImageSide and limit bytes: as PNG, else as JPEG, else at a smaller size.
+// scaled fits an image into maxImageSide and limit bytes: as PNG, else as JPEG, else at a smaller
+// size.
 func scaled(full image.Image, limit int) *mcp.ImageContent {
 	for side := maxImageSide; side > 16; side = side * 2 / 3 {
 		small := resized(full, side)

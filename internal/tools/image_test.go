@@ -96,7 +96,8 @@ func TestImagesFit(t *testing.T) {
 	}
 }
 
-// TestImagesOfOneResultFit: together they are small enough for one event, and a small one leaves its share to the others.
+// TestImagesOfOneResultFit: together they are small enough for one event, and a small one leaves
+// its share to the others.
 func TestImagesOfOneResultFit(t *testing.T) {
 	small, noise := picture(t, 2, 2, false), picture(t, 700, 700, true)
 	displays := []executor.Display{{MIME: "image/png", Data: small}}

@@ -13,8 +13,8 @@ import (
 
 const markdownWidth = 100
 
-// Markdown returns the reference of all tools: a table of contents, then a section for each tool with its arguments
-// and its result. Descriptions name the given runners.
+// Markdown returns the reference of all tools: a table of contents, then a section for each tool
+// with its arguments and its result. Descriptions name the given runners.
 func Markdown(runners runner.Set) string {
 	t := newToolset(nil, Options{Services: &Services{}})
 	var b strings.Builder
@@ -49,7 +49,8 @@ func (t *tool) kind() string {
 	return "changes"
 }
 
-// writeProperties writes a table row for each property of a schema and, below it, for the properties of its items.
+// writeProperties writes a table row for each property of a schema and, below it, for the
+// properties of its items.
 func writeProperties(b *strings.Builder, prefix string, schema *jsonschema.Schema, required, optional string) {
 	for _, name := range schema.PropertyOrder {
 		property, mark := schema.Properties[name], optional

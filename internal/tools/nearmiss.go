@@ -15,8 +15,9 @@ const (
 	maxWarnings    = 5
 )
 
-// n8nMarks are arguments that n8n's agent adds to every call. It also adds sessionId, the id of its chat. That is not
-// the model's misspelt session_id: refusing it would shut n8n out; using it would put single runs into a session.
+// n8nMarks are arguments that n8n's agent adds to every call. It also adds sessionId, the id of its
+// chat. That is not the model's misspelt session_id: refusing it would shut n8n out; using it would
+// put single runs into a session.
 var n8nMarks = []string{"action", "chatInput", "toolCallId"}
 
 // synonyms are folded names that other servers have for our arguments.
@@ -36,8 +37,8 @@ var synonyms = map[string][]string{
 	"timeout_seconds": {"timeout", "timeoutms", "timeoutsec", "timeoutsecs", "timeouts", "maxseconds", "waitseconds"},
 }
 
-// decisive maps the arguments that decide what a call touches to what it would do without them. A call that
-// misspells one of them is refused.
+// decisive maps the arguments that decide what a call touches to what it would do without them. A
+// call that misspells one of them is refused.
 var decisive = map[string]string{
 	"session": "use another session", "session_id": "use another session", "conversationId": "use another session",
 	"network": "have no network", "services": "have no services",
@@ -58,8 +59,8 @@ func (u unknownArguments) fromN8n() bool {
 	return slices.ContainsFunc(u, func(arg argument) bool { return slices.Contains(n8nMarks, arg.name) })
 }
 
-// checkUnknown warns about unknown arguments that are probably misspelt, and fails for decisive ones. A correctly
-// spelt argument of the same name takes precedence.
+// checkUnknown warns about unknown arguments that are probably misspelt, and fails for decisive
+// ones. A correctly spelt argument of the same name takes precedence.
 func (a *arguments) checkUnknown(others unknownArguments, accepted parameters) {
 	for _, other := range others {
 		meant := nearMiss(other.name, accepted)
@@ -81,7 +82,8 @@ func (a *arguments) checkUnknown(others unknownArguments, accepted parameters) {
 	}
 }
 
-// nearMiss returns the argument that a misspelt name probably means, as the tool's schema names it, or "".
+// nearMiss returns the argument that a misspelt name probably means, as the tool's schema names it,
+// or "".
 func nearMiss(name string, accepted parameters) string {
 	folded := fold(name)
 	for meant, names := range synonyms {

@@ -31,7 +31,8 @@ func TestNearMiss(t *testing.T) {
 	}
 }
 
-// TestTwiceGiven: an argument that is there twice must not disagree with itself, whichever names and spellings it has.
+// TestTwiceGiven: an argument that is there twice must not disagree with itself, whichever names
+// and spellings it has.
 func TestTwiceGiven(t *testing.T) {
 	accepted := parameters{"session": "session", "session_id": "session", "network": "network"}
 	for raw, want := range map[string]string{

@@ -21,8 +21,9 @@ const (
 	maxNotices       = 16                    // notices kept for a slow client
 )
 
-// progress streams a run's output and its place in the queue as progress notifications. The run never waits for the
-// client: a goroutine sends from a bounded buffer. A nil *progress does nothing.
+// progress streams a run's output and its place in the queue as progress notifications. The run
+// never waits for the client: a goroutine sends from a bounded buffer. A nil *progress does
+// nothing.
 type progress struct {
 	send   func(message string, total, missed int64, stderr []span) error
 	notify func(q *executor.Queue, total int64) error

@@ -78,7 +78,8 @@ func TestProgressCoalesces(t *testing.T) {
 	})
 }
 
-// TestProgressText: characters that arrive in pieces stay whole, on each stream by itself; what is no character is replaced.
+// TestProgressText: characters that arrive in pieces stay whole, on each stream by itself; what is
+// no character is replaced.
 func TestProgressText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}
@@ -146,7 +147,8 @@ func TestProgressClientGone(t *testing.T) {
 	none.stop()
 }
 
-// TestProgressQueued: that a run waits, and that it begins, is told at once, before its output, and further with every notification.
+// TestProgressQueued: that a run waits, and that it begins, is told at once, before its output, and
+// further with every notification.
 func TestProgressQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}

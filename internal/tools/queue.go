@@ -37,8 +37,8 @@ func (q *queueJSON) String() string {
 	return text
 }
 
-// queueNotice returns the content of a progress notification: what a run waits for or, with nil, that it starts. A
-// client that wants details gets it in _meta, since it shows messages as output.
+// queueNotice returns the content of a progress notification: what a run waits for or, with nil,
+// that it starts. A client that wants details gets it in _meta, since it shows messages as output.
 func queueNotice(q *executor.Queue, details bool) (message string, meta mcp.Meta) {
 	status, behind := "running", queueOf(q)
 	if behind != nil {

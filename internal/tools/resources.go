@@ -27,12 +27,13 @@ const (
 
 	resourcesPage = 100
 
-	// codeResourceNotFound is for protocol versions up to 2025-11-25. Later ones use "invalid params".
+	// codeResourceNotFound is for protocol versions up to 2025-11-25. Later ones use "invalid
+	// params".
 	codeResourceNotFound = -32002
 )
 
-// registerResources serves the callers' files as MCP resources. It registers only the template with the SDK's server,
-// which would show registered resources to every caller.
+// registerResources serves the callers' files as MCP resources. It registers only the template with
+// the SDK's server, which would show registered resources to every caller.
 func (t *toolset) registerResources(srv *mcp.Server) {
 	srv.AddResourceTemplate(&mcp.ResourceTemplate{
 		URITemplate: uriTemplate,
@@ -188,8 +189,8 @@ func fileURI(sessionID, name string) string {
 	return uriPrefix + url.QueryEscape(sessionID) + "/" + strings.Join(segments, "/")
 }
 
-// parseFileURI also accepts URIs with unescaped characters, since clients fill in the template by hand. It decodes
-// nothing twice. The caller must check what it returns.
+// parseFileURI also accepts URIs with unescaped characters, since clients fill in the template by
+// hand. It decodes nothing twice. The caller must check what it returns.
 func parseFileURI(uri string) (sessionID, name string, ok bool) {
 	rest, ok := strings.CutPrefix(uri, uriPrefix)
 	if !ok {

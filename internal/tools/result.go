@@ -16,8 +16,8 @@ func textResult(v any) *mcp.CallToolResult {
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: encode(v)}}}
 }
 
-// encode returns contract 2's form of a result: JSON indented by two spaces. v is one of our types, so an error is a
-// bug.
+// encode returns contract 2's form of a result: JSON indented by two spaces. v is one of our types,
+// so an error is a bug.
 func encode(v any) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -77,8 +77,9 @@ const (
 	maxLinks = 20                                // the JSON lists more files
 )
 
-// links returns resource links to the newest files of a run, for resources/read, and their download URLs, for people.
-// They are optional: some frameworks pass links on to the model's provider, which refuses them.
+// links returns resource links to the newest files of a run, for resources/read, and their download
+// URLs, for people. They are optional: some frameworks pass links on to the model's provider, which
+// refuses them.
 func (t *toolset) links(c *call, res executor.Result) (links []mcp.Content) {
 	wanted, _ := c.req.Params.Meta[linksKey].(bool)
 	if !wanted && !t.resourceLinks || !c.client.atLeast(version20250618) {

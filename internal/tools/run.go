@@ -82,8 +82,8 @@ func (t *toolset) run(ctx context.Context, c *call, in runArguments) (*mcp.CallT
 	return t.report(c, res), nil
 }
 
-// runJSON is the result for a plain caller: run_python's fields, and the session's name as contract 5 has it. An MCP
-// client gets text instead (run_text.go).
+// runJSON is the result for a plain caller: run_python's fields, and the session's name as contract
+// 5 has it. An MCP client gets text instead (run_text.go).
 type runJSON struct {
 	Notice string `json:"notice,omitempty" jsonschema:"What to know before reading the output"`
 	runPythonJSON

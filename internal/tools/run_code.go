@@ -82,7 +82,8 @@ type fileJSON struct {
 	URL  string `json:"url"`
 }
 
-// runCodeJSON is contract 1's RunCodeResult and further facts about the run, or about why it was refused.
+// runCodeJSON is contract 1's RunCodeResult and further facts about the run, or about why it was
+// refused.
 type runCodeJSON struct {
 	Success        bool       `json:"success"`
 	Output         string     `json:"output" jsonschema:"What the code printed: stdout, then stderr"`
@@ -119,8 +120,8 @@ func runCodeResult(res executor.Result, warnings []string) runCodeJSON {
 	}
 }
 
-// runCodeStartedJSON is the result while the code runs: the state of the run, and the fields of contract 1. Success
-// is false until it is known.
+// runCodeStartedJSON is the result while the code runs: the state of the run, and the fields of
+// contract 1. Success is false until it is known.
 type runCodeStartedJSON struct {
 	runStateJSON
 	Success bool       `json:"success"`

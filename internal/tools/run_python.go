@@ -69,7 +69,8 @@ func (t *toolset) runPython(ctx context.Context, c *call, in runPythonArguments)
 	return t.report(c, res), nil
 }
 
-// runPythonJSON is contract 4's result of run_python, with the cause of a failure where it is known.
+// runPythonJSON is contract 4's result of run_python, with the cause of a failure where it is
+// known.
 type runPythonJSON struct {
 	SessionID          string         `json:"session_id" jsonschema:"The session, for the next call"`
 	RunID              string         `json:"run_id"`
@@ -111,7 +112,8 @@ func runPythonResult(res executor.Result, warnings []string) runPythonJSON {
 	return out
 }
 
-// runPythonStartedJSON is the result while the code runs: the state of the run, and the fields of contract 4.
+// runPythonStartedJSON is the result while the code runs: the state of the run, and the fields of
+// contract 4.
 type runPythonStartedJSON struct {
 	runStateJSON
 	ExitCode        int            `json:"exit_code"`

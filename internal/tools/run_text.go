@@ -24,7 +24,8 @@ func (t *toolset) finishedText(c *call, res executor.Result) *mcp.CallToolResult
 	return t.runText(c, res, combine(res.Stdout, res.Stderr), facts)
 }
 
-// stateText returns the state of a background run. Of a resumed run that has ended, it repeats no earlier output.
+// stateText returns the state of a background run. Of a resumed run that has ended, it repeats no
+// earlier output.
 func (t *toolset) stateText(c *call, res executor.Result, resumed bool) *mcp.CallToolResult {
 	facts := []string{"status: " + statusOf(res)}
 	output := combine(res.Stdout, res.Stderr)
@@ -46,8 +47,8 @@ func (t *toolset) stateText(c *call, res executor.Result, resumed bool) *mcp.Cal
 	return t.runText(c, res, output, facts)
 }
 
-// runText returns a notice, the output, displayed text and one line of facts, all in one text item, since some
-// frameworks show their model only the first item. Images follow.
+// runText returns a notice, the output, displayed text and one line of facts, all in one text item,
+// since some frameworks show their model only the first item. Images follow.
 func (t *toolset) runText(c *call, res executor.Result, output string, facts []string) *mcp.CallToolResult {
 	var text strings.Builder
 	add := func(part string) {
@@ -137,8 +138,8 @@ func factsOf(res executor.Result) (facts []string) {
 	return facts
 }
 
-// factName returns a file's name for the line of facts. It quotes names that could end the line or add to it: hostile
-// code chooses them.
+// factName returns a file's name for the line of facts. It quotes names that could end the line or
+// add to it: hostile code chooses them.
 func factName(name string) string {
 	unsafe := func(r rune) bool { return !strconv.IsPrint(r) || strings.ContainsRune("[]<>;,\"", r) }
 	if !utf8.ValidString(name) || strings.ContainsFunc(name, unsafe) {
@@ -147,7 +148,8 @@ func factName(name string) string {
 	return name
 }
 
-// noticeOf warns that a run did not use the same interpreter as the run before. It precedes the output.
+// noticeOf warns that a run did not use the same interpreter as the run before. It precedes the
+// output.
 func noticeOf(res executor.Result) string {
 	if !res.Switched {
 		return ""

@@ -14,8 +14,8 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// This file has the steps that run, run_code and run_python share: their common arguments, running the code, and
-// choosing the form of the result.
+// This file has the steps that run, run_code and run_python share: their common arguments, running
+// the code, and choosing the form of the result.
 
 const (
 	defaultMaxTimeout = 10 * time.Minute
@@ -79,8 +79,8 @@ type serviceArgument struct {
 	MaxRequests *int64   `json:"max_requests,omitempty" jsonschema:"Most requests that it may make"`
 }
 
-// UnmarshalJSON accepts objects, and names in place of objects. It refuses unknown fields: a misspelt restriction
-// must not mean no restriction.
+// UnmarshalJSON accepts objects, and names in place of objects. It refuses unknown fields: a
+// misspelt restriction must not mean no restriction.
 func (s *servicesArgument) UnmarshalJSON(data []byte) error {
 	if len(data) > maxServicesJSON {
 		return argumentError("services is too large")
@@ -109,8 +109,8 @@ func (s *servicesArgument) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// handoverFor returns when run_code and run_python leave their code running in the background. Plain callers know
-// contracts 1 and 4, where these tools answer when the code has ended.
+// handoverFor returns when run_code and run_python leave their code running in the background.
+// Plain callers know contracts 1 and 4, where these tools answer when the code has ended.
 func (t *toolset) handoverFor(c client) time.Duration {
 	if c.plain {
 		return 0
@@ -141,7 +141,8 @@ func (t *toolset) execute(ctx context.Context, c *call, req executor.Request) (e
 	return res, err
 }
 
-// report returns the result of a run tool: that of the code, or the state of a run that goes on in the background.
+// report returns the result of a run tool: that of the code, or the state of a run that goes on in
+// the background.
 func (t *toolset) report(c *call, res executor.Result) *mcp.CallToolResult {
 	t.addDetails(c, res)
 	if res.Running {
@@ -170,7 +171,8 @@ func (t *toolset) startedResult(c *call, res executor.Result) *mcp.CallToolResul
 	return textResult(runPythonStarted(state, res))
 }
 
-// finishedResult returns the result of a run that has ended, in the form of the tool that started it.
+// finishedResult returns the result of a run that has ended, in the form of the tool that started
+// it.
 func (t *toolset) finishedResult(c *call, res executor.Result) *mcp.CallToolResult {
 	if c.wantsText(res) {
 		return t.finishedText(c, res)
@@ -193,7 +195,8 @@ func finishedJSON(res executor.Result, warnings []string) any {
 // wantsText reports whether the result of the run is plain text instead of JSON.
 func (c *call) wantsText(res executor.Result) bool { return res.Tool == "run" && !c.client.plain }
 
-// imagesFor returns the images that a run showed, none for a plain caller, and warnings about those left out.
+// imagesFor returns the images that a run showed, none for a plain caller, and warnings about those
+// left out.
 func (t *toolset) imagesFor(c *call, res executor.Result) (images []mcp.Content, warnings []string) {
 	if c.client.plain {
 		return nil, nil
@@ -207,7 +210,8 @@ func (t *toolset) imagesFor(c *call, res executor.Result) (images []mcp.Content,
 	return images, warnings
 }
 
-// withFiles returns JSON followed by the images that a run showed and links to the files that it made.
+// withFiles returns JSON followed by the images that a run showed and links to the files that it
+// made.
 func (t *toolset) withFiles(c *call, res executor.Result, json any, images []mcp.Content) *mcp.CallToolResult {
 	out := textResult(json)
 	out.Content = append(append(out.Content, images...), t.links(c, res)...)

@@ -31,7 +31,8 @@ var (
 	runsCode    = mcp.ToolAnnotations{DestructiveHint: new(true), OpenWorldHint: new(true)}
 )
 
-// newTool returns a tool that decodes its arguments into an A. R is the type of the JSON in its result.
+// newTool returns a tool that decodes its arguments into an A. R is the type of the JSON in its
+// result.
 func newTool[A, R any](definition mcp.Tool, handle func(context.Context, *call, A) (*mcp.CallToolResult, error)) *tool {
 	t := &tool{definition: definition, input: schemaFor[A](), result: schemaFor[R]()}
 	t.definition.InputSchema = t.input
@@ -51,8 +52,8 @@ func newTool[A, R any](definition mcp.Tool, handle func(context.Context, *call, 
 	return t
 }
 
-// newStructuredTool returns a tool that announces the schema of its result and returns it as structured content,
-// too, to clients that know it.
+// newStructuredTool returns a tool that announces the schema of its result and returns it as
+// structured content, too, to clients that know it.
 func newStructuredTool[A, R any](definition mcp.Tool, handle func(context.Context, *call, A) (R, error)) *tool {
 	t := newTool[A, R](definition, func(ctx context.Context, c *call, in A) (*mcp.CallToolResult, error) {
 		out, err := handle(ctx, c, in)
@@ -103,13 +104,15 @@ func setEnum(schema *jsonschema.Schema, name string, values []string) *jsonschem
 	return &property
 }
 
-// warned is the last part of a result. It is in no schema: results have warnings only if arguments were ignored.
+// warned is the last part of a result. It is in no schema: results have warnings only if arguments
+// were ignored.
 type warned struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// schemaFor returns the schema of T for models to read: without null as a second type of pointers and slices, and
-// without additionalProperties of structs. T is a type of this package, so an error is a bug.
+// schemaFor returns the schema of T for models to read: without null as a second type of pointers
+// and slices, and without additionalProperties of structs. T is a type of this package, so an error
+// is a bug.
 func schemaFor[T any]() *jsonschema.Schema {
 	schema, err := jsonschema.For[T](&jsonschema.ForOptions{
 		TypeSchemas: map[reflect.Type]*jsonschema.Schema{reflect.TypeFor[warned](): {Type: "object"}},

@@ -67,18 +67,7 @@ func TestServiceTools(t *testing.T) {
 	Register(srv, runs{err: errors.Join(errors.New("grant"), executor.NotConnected(states[0]))}, Options{Services: &Services{
 		Names: []string{"datadog", "static"}, List: func(context.Context, session.Caller) []executor.ServiceState { return states },
 	}})
-	near, far := mcp.NewInMemoryTransports()
-	ss, err := srv.Connect(t.Context(), near, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ss.Close()
-	cs, err := mcp.NewClient(&mcp.Implementation{Name: "c"}, nil).Connect(t.Context(), far, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cs.Close()
-
+	cs := connect(t, srv)
 	list, err := cs.ListTools(t.Context(), nil)
 	if err != nil || len(list.Tools) != len(Names()) {
 		t.Fatalf("%d tools, %v", len(list.Tools), err)

@@ -1,8 +1,9 @@
-// Package tools implements the MCP tools: their names, arguments and results. It checks arguments, calls the
-// executor and shapes the contracts' results. It knows no transport and no sandbox.
+// Package tools implements the MCP tools: their names, arguments and results. It checks arguments,
+// calls the executor and shapes the contracts' results. It knows no transport and no sandbox.
 //
-// Each tool has a file that reads top to bottom: the type of its arguments, its definition, its handler and the
-// type of its result. The schemas that clients see are derived from these types (schema.go).
+// Each tool has a file that reads top to bottom: the type of its arguments, its definition, its
+// handler and the type of its result. The schemas that clients see are derived from these types
+// (schema.go).
 package tools
 
 import (
@@ -29,7 +30,8 @@ type Executor interface {
 
 	// Run executes code. A failing program is a Result; a refusal is an *executor.Error.
 	Run(ctx context.Context, caller session.Caller, req executor.Request) (executor.Result, error)
-	// WaitRun waits for a background run of the caller. The Result may say that the run is still running.
+	// WaitRun waits for a background run of the caller. The Result may say that the run is still
+	// running.
 	WaitRun(ctx context.Context, caller session.Caller, id string, req executor.WaitRequest) (executor.Result, error)
 	// CancelRun ends a run of the caller.
 	CancelRun(ctx context.Context, caller session.Caller, id string) (executor.Result, error)
@@ -51,17 +53,20 @@ type Executor interface {
 	// DeleteFile removes a file of an existing session.
 	DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error
 
-	// ListSessions lists up to limit of the caller's sessions, last used first. More may exist if more is true.
+	// ListSessions lists up to limit of the caller's sessions, last used first. More may exist if
+	// more is true.
 	ListSessions(ctx context.Context, caller session.Caller, limit int) (
 		sessions []executor.SessionInfo, more bool, err error)
 	// Storage returns what the caller's sessions hold on disk.
 	Storage(caller session.Caller) session.Storage
 	// CloseSession ends an existing session.
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
-	// CloseAndRevoke ends a user's session and revokes every link to files of this and earlier sessions of the id.
+	// CloseAndRevoke ends a user's session and revokes every link to files of this and earlier
+	// sessions of the id.
 	CloseAndRevoke(ctx context.Context, caller session.Caller, sessionID string) error
 
-	// RecentFiles lists files of the caller's last used sessions, newest first, starting after a position.
+	// RecentFiles lists files of the caller's last used sessions, newest first, starting after a
+	// position.
 	RecentFiles(ctx context.Context, caller session.Caller, after executor.Position, limit int) (
 		files []executor.FileLink, more bool, err error)
 	// ReadFile reads a file of a session, including one that was closed and is retained.
@@ -74,18 +79,21 @@ var _ Executor = (*executor.Executor)(nil)
 
 // Options configures [Register]. The zero value offers every tool except list_services.
 type Options struct {
-	// Logger receives contract 2's lines, without code, contents, environment values or signatures. Nil is silent.
+	// Logger receives contract 2's lines, without code, contents, environment values or signatures.
+	// Nil is silent.
 	Logger *slog.Logger
 	// Tools names the tools to offer. Nil offers all.
 	Tools []string
 	// MaxTimeout is the maximum of timeout_seconds of a run. Zero means ten minutes.
 	MaxTimeout time.Duration
-	// Handover is how long a run tool waits before it leaves the code running in the background. It needs wait_run.
-	// Zero waits until the code ends.
+	// Handover is how long a run tool waits before it leaves the code running in the background. It
+	// needs wait_run. Zero waits until the code ends.
 	Handover time.Duration
-	// ResourceLinks adds resource links to the results of runs even if the client does not ask for them.
+	// ResourceLinks adds resource links to the results of runs even if the client does not ask for
+	// them.
 	ResourceLinks bool
-	// Services are the outside services that code may call. Nil means none, and no list_services tool.
+	// Services are the outside services that code may call. Nil means none, and no list_services
+	// tool.
 	Services *Services
 }
 
@@ -158,7 +166,8 @@ func newToolset(e Executor, opt Options) *toolset {
 	return t
 }
 
-// offers reports whether the server offers the tool. Descriptions and messages must not name any other.
+// offers reports whether the server offers the tool. Descriptions and messages must not name any
+// other.
 func (t *toolset) offers(name string) bool { return slices.Contains(t.offered, name) }
 
 // call is one call of a tool.
@@ -170,8 +179,8 @@ type call struct {
 	meta     mcp.Meta // _meta of the result
 }
 
-// handler returns the SDK's handler for a tool. It turns errors into what the protocol expects: bad arguments, a
-// refusal by the executor, or an internal error.
+// handler returns the SDK's handler for a tool. It turns errors into what the protocol expects: bad
+// arguments, a refusal by the executor, or an internal error.
 func (t *toolset) handler(tool *tool) mcp.ToolHandler {
 	name := tool.definition.Name
 	return func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
@@ -249,8 +258,8 @@ func (t *toolset) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// refresh defines the listed tools for the runners available now, without fields that the client's protocol
-// version does not have.
+// refresh defines the listed tools for the runners available now, without fields that the client's
+// protocol version does not have.
 func (t *toolset) refresh(list *mcp.ListToolsResult, c client) {
 	runners := t.executor.Runners()
 	t.log.Info(fmt.Sprintf("[MCP] Found %d runners", len(runners)))

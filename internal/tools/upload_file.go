@@ -20,8 +20,8 @@ import (
 // codeInvalidBase64 is the only refusal that is not the executor's.
 const codeInvalidBase64 executor.Code = "invalid_base64"
 
-// uploadFileArguments are those of contracts 2 and 4. SessionID and ContentBase64 are aliases, so their values arrive
-// in ConversationID and Content.
+// uploadFileArguments are those of contracts 2 and 4. SessionID and ContentBase64 are aliases, so
+// their values arrive in ConversationID and Content.
 type uploadFileArguments struct {
 	ConversationID string  `json:"conversationId,omitempty" jsonschema:"Unique identifier for the conversation/session; a new one is made when it is missing"`
 	SessionID      string  `json:"session_id,omitempty" jsonschema:"Another name for conversationId"`
@@ -31,8 +31,8 @@ type uploadFileArguments struct {
 	Overwrite      bool    `json:"overwrite,omitempty" jsonschema:"Replace the file if it exists (default: false)"`
 }
 
-// uploadFileJSON has the fields of contracts 2 and 4. Without content, it has a URL to send the content to instead of
-// a file.
+// uploadFileJSON has the fields of contracts 2 and 4. Without content, it has a URL to send the
+// content to instead of a file.
 type uploadFileJSON struct {
 	Success   bool      `json:"success"`
 	Message   string    `json:"message"`

@@ -94,8 +94,8 @@ type runStateJSON struct {
 	warned
 }
 
-// stateResult returns the state of a background run, with its result if it has ended. Output before the cursor is
-// not repeated.
+// stateResult returns the state of a background run, with its result if it has ended. Output before
+// the cursor is not repeated.
 func (t *toolset) stateResult(c *call, res executor.Result, cursor int64) *mcp.CallToolResult {
 	// A cursor beyond the end belongs to another run, or the run kept no output in order.
 	resumed := !res.Running && cursor > 0 && cursor <= res.Recent.Cursor

@@ -16,12 +16,13 @@ const (
 	notifyTimeout     = 10 * time.Second // for one client to accept a notification
 )
 
-// activityKey is an experimental capability of clients that show sessions to people: they want to know when runs
-// start and end.
+// activityKey is an experimental capability of clients that show sessions to people: they want to
+// know when runs start and end.
 const activityKey = "mcp-code-sandbox/activity"
 
-// watchers notifies clients when their caller's list of resources changes: up to protocol version 2025-11-25 every
-// initialized client, later those that listen. The SDK itself would notify the clients of all callers.
+// watchers notifies clients when their caller's list of resources changes: up to protocol version
+// 2025-11-25 every initialized client, later those that listen. The SDK itself would notify the
+// clients of all callers.
 type watchers struct {
 	srv  *mcp.Server
 	send mcp.MethodHandler // the SDK's handler that sends to a session
@@ -58,7 +59,8 @@ func newWatchers(srv *mcp.Server) *watchers {
 	return w
 }
 
-// notify sends a change to the caller's clients. It returns at once: a run does not wait for its watchers.
+// notify sends a change to the caller's clients. It returns at once: a run does not wait for its
+// watchers.
 func (w *watchers) notify(ch change) {
 	if ch.runs && !w.watchRuns.Load() {
 		return
@@ -91,7 +93,8 @@ func (w *watchers) notifyClient(key watchKey, e *watcher) {
 		if key.subscription != nil {
 			params.Meta = mcp.Meta{mcp.MetaKeySubscriptionID: key.subscription}
 		}
-		// The notification belongs to no request, so it goes to the client's own stream. A client without one misses it.
+		// The notification belongs to no request, so it goes to the client's own stream. A client
+		// without one misses it.
 		ctx, cancel := context.WithTimeout(context.Background(), notifyTimeout)
 		_, _ = w.send(ctx, methodListChanged, &mcp.ServerRequest[*mcp.ResourceListChangedParams]{Session: key.session, Params: params})
 		cancel()
@@ -143,7 +146,8 @@ func (w *watchers) receiving(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// sending adds a client that listens when the SDK acknowledges its request. Only the acknowledgement has its id.
+// sending adds a client that listens when the SDK acknowledges its request. Only the
+// acknowledgement has its id.
 func (w *watchers) sending(next mcp.MethodHandler) mcp.MethodHandler {
 	w.send = next
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
