@@ -2,12 +2,12 @@ package store
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 )
 
-// migrations bring a database from one version to the next. The version is the number of those that were applied, kept in
-// SQLite's user_version. Append to the list; never change what was released. Times and durations are in nanoseconds.
+// migrations bring a database from one version to the next. SQLite's user_version counts those that
+// were applied. Append to the list; never change what was released. Times and durations are in
+// nanoseconds.
 var migrations = [...]string{
 	`CREATE TABLE tickets (
 		id        TEXT PRIMARY KEY,
@@ -44,25 +44,22 @@ var migrations = [...]string{
 	oauthTables,
 }
 
-// migrate applies what is missing, in one transaction that no other process can be inside of.
-func migrate(ctx context.Context, db *sql.DB) error {
-	tx, err := db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	var version int
-	if err := tx.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&version); err != nil {
-		return err
-	}
-	if version > len(migrations) {
-		return fmt.Errorf("it was written by a newer release (version %d, this one knows %d): use that release, or another data directory", version, len(migrations))
-	}
-	for ; version < len(migrations); version++ {
-		stmt := fmt.Sprintf("%s\nPRAGMA user_version = %d", migrations[version], version+1)
-		if _, err := tx.ExecContext(ctx, stmt); err != nil {
-			return fmt.Errorf("migration %d: %w", version+1, err)
+// migrate applies the missing migrations in one transaction, which excludes other processes.
+func (s *Store) migrate(ctx context.Context) error {
+	return s.transact(ctx, func(t tx) error {
+		version, err := queryOne(ctx, t, value[int], `PRAGMA user_version`)
+		if err != nil {
+			return err
 		}
-	}
-	return tx.Commit()
+		if version > len(migrations) {
+			return fmt.Errorf("it was written by a newer release (version %d, this one knows %d): "+
+				"use that release, or another data directory", version, len(migrations))
+		}
+		for ; version < len(migrations); version++ {
+			if err := t.exec(ctx, fmt.Sprintf("%s\nPRAGMA user_version = %d", migrations[version], version+1)); err != nil {
+				return fmt.Errorf("migration %d: %w", version+1, err)
+			}
+		}
+		return nil
+	})
 }

@@ -2,14 +2,12 @@ package store
 
 import (
 	"context"
-	"database/sql"
-	"encoding/json"
 	"errors"
 	"time"
 )
 
-// oauthTables holds who has logged in, and what they allowed which MCP client. Ids of codes, tokens, requests and browser sessions are
-// digests: whoever reads the database cannot use them.
+// oauthTables holds users, and what they have allowed which MCP client. The ids of codes, tokens,
+// requests and browser sessions are digests, which are of no use to a reader of the database.
 const oauthTables = `CREATE TABLE users (
 		id      TEXT PRIMARY KEY,
 		issuer  TEXT NOT NULL,
@@ -76,36 +74,31 @@ const oauthTables = `CREATE TABLE users (
 	) STRICT, WITHOUT ROWID;
 	CREATE INDEX oauth_refresh_tokens_grant ON oauth_refresh_tokens (grant_id);`
 
-// ErrFull says that no more rows of a kind are kept.
+// ErrFull says that no more rows of a kind are stored.
 var ErrFull = errors.New("too many are stored already")
 
-// User is somebody who has logged in.
+// User is a person who has logged in.
 type User struct {
 	ID              string // the caller
-	Issuer, Subject string // who vouches for them, and under which name
+	Issuer, Subject string // the identity provider and its name for the user
 	Email, Name     string
 	Seen            time.Time
 }
 
-// PutUser stores a user, in place of what was known.
+// PutUser stores a user. It replaces an earlier row.
 func (s *Store) PutUser(ctx context.Context, u User) error {
-	_, err := s.db.ExecContext(ctx,
-		`INSERT OR REPLACE INTO users (id, issuer, subject, email, name, seen) VALUES (?, ?, ?, ?, ?, ?)`,
-		u.ID, u.Issuer, u.Subject, u.Email, u.Name, u.Seen.UnixNano())
-	return err
+	return s.exec(ctx,
+		`INSERT INTO users (id, issuer, subject, email, name, seen) VALUES (?, ?, ?, ?, ?, ?)
+		ON CONFLICT (id) DO UPDATE SET issuer = excluded.issuer, subject = excluded.subject,
+			email = excluded.email, name = excluded.name, seen = excluded.seen`,
+		u.ID, u.Issuer, u.Subject, u.Email, u.Name, nanos(u.Seen))
 }
 
 // GetUser returns a user, or [ErrNotFound].
 func (s *Store) GetUser(ctx context.Context, id string) (User, error) {
-	var u User
-	var seen int64
-	err := s.db.QueryRowContext(ctx, `SELECT id, issuer, subject, email, name, seen FROM users WHERE id = ?`, id).
-		Scan(&u.ID, &u.Issuer, &u.Subject, &u.Email, &u.Name, &seen)
-	if err != nil {
-		return User{}, notFound(err)
-	}
-	u.Seen = time.Unix(0, seen)
-	return u, nil
+	return queryOne(ctx, s.db, func(u *User) []any {
+		return []any{&u.ID, &u.Issuer, &u.Subject, &u.Email, &u.Name, (*nanos)(&u.Seen)}
+	}, `SELECT id, issuer, subject, email, name, seen FROM users WHERE id = ?`, id)
 }
 
 // Client is an MCP client that registered itself.
@@ -113,101 +106,83 @@ type Client struct {
 	ID, Name  string
 	Redirects []string
 	Created   time.Time
-	Used      time.Time // when somebody last allowed it something; zero: never
+	Used      time.Time // when a user last allowed it something; zero: never
 }
 
-// AddClient stores a client. Of those that nobody ever used, it forgets the ones made before unusedSince, and the oldest when there are
-// limit clients. It returns [ErrFull] when limit of them are in use.
+// AddClient stores a client. It deletes unused clients: those made before unusedSince, and at the
+// limit the oldest. It returns [ErrFull] if the limit is reached with clients that are in use.
 func (s *Store) AddClient(ctx context.Context, c Client, limit int, unusedSince time.Time) error {
-	redirects, err := json.Marshal(c.Redirects)
-	if err != nil {
-		return err
-	}
-	return s.transact(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, `DELETE FROM oauth_clients WHERE used = 0 AND created < ?`, unusedSince.UnixNano()); err != nil {
+	return s.transact(ctx, func(t tx) error {
+		if err := t.exec(ctx, `DELETE FROM oauth_clients WHERE used = 0 AND created < ?`, nanos(unusedSince)); err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx,
-			`DELETE FROM oauth_clients WHERE id IN (SELECT id FROM oauth_clients WHERE used = 0 ORDER BY created
-			LIMIT max(0, (SELECT count(*) FROM oauth_clients) - ?))`, limit-1); err != nil {
+		if err := t.trim(ctx, `oauth_clients`, `used = 0`, `created`, limit-1); err != nil {
 			return err
 		}
-		var n int
-		if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM oauth_clients`).Scan(&n); err != nil {
+		n, err := queryOne(ctx, t, value[int], `SELECT count(*) FROM oauth_clients`)
+		if err != nil {
 			return err
 		}
 		if n >= limit {
 			return ErrFull
 		}
-		_, err := tx.ExecContext(ctx, `INSERT INTO oauth_clients (id, name, redirects, created, used) VALUES (?, ?, ?, ?, 0)`,
-			c.ID, c.Name, string(redirects), c.Created.UnixNano())
-		return err
+		return t.exec(ctx, `INSERT INTO oauth_clients (id, name, redirects, created, used) VALUES (?, ?, ?, ?, 0)`,
+			c.ID, c.Name, jsonText{c.Redirects}, nanos(c.Created))
 	})
+}
+
+// trim deletes the first rows of a table that match where, in the order of a column, until at most
+// keep rows of the whole table are left.
+func (t tx) trim(ctx context.Context, table, where, order string, keep int) error {
+	n, err := queryOne(ctx, t, value[int], `SELECT count(*) FROM `+table)
+	if err != nil || n <= keep {
+		return err
+	}
+	return t.exec(ctx, `DELETE FROM `+table+` WHERE id IN
+		(SELECT id FROM `+table+` WHERE `+where+` ORDER BY `+order+` LIMIT ?)`, n-keep)
 }
 
 // GetClient returns a client, or [ErrNotFound].
 func (s *Store) GetClient(ctx context.Context, id string) (Client, error) {
-	var c Client
-	var redirects string
-	var created, used int64
-	err := s.db.QueryRowContext(ctx, `SELECT id, name, redirects, created, used FROM oauth_clients WHERE id = ?`, id).
-		Scan(&c.ID, &c.Name, &redirects, &created, &used)
-	if err != nil {
-		return Client{}, notFound(err)
-	}
-	if err := json.Unmarshal([]byte(redirects), &c.Redirects); err != nil {
-		return Client{}, err
-	}
-	c.Created = time.Unix(0, created)
-	if used > 0 {
-		c.Used = time.Unix(0, used)
-	}
-	return c, nil
+	return queryOne(ctx, s.db, func(c *Client) []any {
+		return []any{&c.ID, &c.Name, jsonText{&c.Redirects}, (*nanos)(&c.Created), (*nanos)(&c.Used)}
+	}, `SELECT id, name, redirects, created, used FROM oauth_clients WHERE id = ?`, id)
 }
 
-// Request is a step of a browser's that waits for the next one: a login, a consent, a connection being made.
+// Request is a step of a browser that waits for the next one: a login, a consent, a new connection.
 type Request struct {
 	ID      string // digest
 	Kind    string
-	Browser string // digest of what only that browser knows
+	Browser string // digest of a secret that only the browser knows
 	Caller  string // empty before a login
 	Data    []byte
 	Expires time.Time
 }
 
-// AddRequest stores a request, and forgets those that expired, and the ones that expire first when there are limit of them.
+// AddRequest stores a request. It deletes expired ones, and at the limit those that expire first.
 func (s *Store) AddRequest(ctx context.Context, r Request, now time.Time, limit int) error {
-	return s.transact(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, `DELETE FROM oauth_requests WHERE expires <= ?`, now.UnixNano()); err != nil {
+	return s.transact(ctx, func(t tx) error {
+		if err := t.exec(ctx, `DELETE FROM oauth_requests WHERE expires <= ?`, nanos(now)); err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx,
-			`DELETE FROM oauth_requests WHERE id IN (SELECT id FROM oauth_requests ORDER BY expires
-			LIMIT max(0, (SELECT count(*) FROM oauth_requests) - ?))`, limit-1); err != nil {
+		if err := t.trim(ctx, `oauth_requests`, `1 = 1`, `expires`, limit-1); err != nil {
 			return err
 		}
-		_, err := tx.ExecContext(ctx, `INSERT INTO oauth_requests (id, kind, browser, caller, data, expires) VALUES (?, ?, ?, ?, ?, ?)`,
-			r.ID, r.Kind, r.Browser, r.Caller, r.Data, r.Expires.UnixNano())
-		return err
+		return t.exec(ctx, `INSERT INTO oauth_requests (id, kind, browser, caller, data, expires) VALUES (?, ?, ?, ?, ?, ?)`,
+			r.ID, r.Kind, r.Browser, r.Caller, r.Data, nanos(r.Expires))
 	})
 }
 
-// TakeRequest returns a browser's request and uses it up, in one step. One that is unknown, used, expired, of another kind or of
-// another browser is [ErrNotFound], and stays.
+// TakeRequest deletes a browser's request and returns it. A request that is unknown, used, expired,
+// of another kind or of another browser is [ErrNotFound], and stays.
 func (s *Store) TakeRequest(ctx context.Context, kind, id, browser string, now time.Time) (Request, error) {
-	r := Request{ID: id, Kind: kind, Browser: browser}
-	var expires int64
-	err := s.db.QueryRowContext(ctx,
-		`DELETE FROM oauth_requests WHERE id = ? AND kind = ? AND browser = ? AND expires > ? RETURNING caller, data, expires`,
-		id, kind, browser, now.UnixNano()).Scan(&r.Caller, &r.Data, &expires)
-	if err != nil {
-		return Request{}, notFound(err)
-	}
-	r.Expires = time.Unix(0, expires)
-	return r, nil
+	return queryOne(ctx, s.db, func(r *Request) []any {
+		return []any{&r.ID, &r.Kind, &r.Browser, &r.Caller, &r.Data, (*nanos)(&r.Expires)}
+	}, `DELETE FROM oauth_requests WHERE id = ? AND kind = ? AND browser = ? AND expires > ?
+		RETURNING id, kind, browser, caller, data, expires`, id, kind, browser, nanos(now))
 }
 
-// BrowserSession is a browser in which somebody is logged in.
+// BrowserSession is a browser in which a user is logged in.
 type BrowserSession struct {
 	ID      string // digest
 	Caller  string
@@ -216,39 +191,17 @@ type BrowserSession struct {
 
 // AddBrowserSession stores a session.
 func (s *Store) AddBrowserSession(ctx context.Context, b BrowserSession) error {
-	_, err := s.db.ExecContext(ctx, `INSERT INTO browser_sessions (id, caller, expires) VALUES (?, ?, ?)`,
-		b.ID, b.Caller, b.Expires.UnixNano())
-	return err
+	return s.exec(ctx, `INSERT INTO browser_sessions (id, caller, expires) VALUES (?, ?, ?)`, b.ID, b.Caller, nanos(b.Expires))
 }
 
 // GetBrowserSession returns a session that has not expired, or [ErrNotFound].
 func (s *Store) GetBrowserSession(ctx context.Context, id string, now time.Time) (BrowserSession, error) {
-	b := BrowserSession{ID: id}
-	var expires int64
-	err := s.db.QueryRowContext(ctx, `SELECT caller, expires FROM browser_sessions WHERE id = ? AND expires > ?`, id, now.UnixNano()).
-		Scan(&b.Caller, &expires)
-	if err != nil {
-		return BrowserSession{}, notFound(err)
-	}
-	b.Expires = time.Unix(0, expires)
-	return b, nil
+	return queryOne(ctx, s.db, func(b *BrowserSession) []any {
+		return []any{&b.ID, &b.Caller, (*nanos)(&b.Expires)}
+	}, `SELECT id, caller, expires FROM browser_sessions WHERE id = ? AND expires > ?`, id, nanos(now))
 }
 
 // DeleteBrowserSession ends a session.
 func (s *Store) DeleteBrowserSession(ctx context.Context, id string) error {
-	_, err := s.db.ExecContext(ctx, `DELETE FROM browser_sessions WHERE id = ?`, id)
-	return err
-}
-
-// transact does several statements as one.
-func (s *Store) transact(ctx context.Context, do func(*sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	if err := do(tx); err != nil {
-		return err
-	}
-	return tx.Commit()
+	return s.exec(ctx, `DELETE FROM browser_sessions WHERE id = ?`, id)
 }

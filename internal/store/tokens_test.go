@@ -130,7 +130,7 @@ func TestExecutionTokens(t *testing.T) {
 	})); err != nil {
 		t.Fatal(err)
 	}
-	left, err := s.texts(ctx, `SELECT jti FROM execution_tokens ORDER BY jti`)
+	left, err := queryAll(ctx, s.db, value[string], `SELECT jti FROM execution_tokens ORDER BY jti`)
 	if err != nil || slices.Contains(left, "expired") || !slices.Contains(left, "net") {
 		t.Errorf("left: %q, %v", left, err)
 	}
