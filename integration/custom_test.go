@@ -168,7 +168,7 @@ func TestWrappers(t *testing.T) {
 		t.Errorf("variables: %+v", r)
 	}
 	eventually(t, 10*time.Second, "the warning about what has no bin/run", func() bool {
-		return strings.Contains(s.log.String(), "no bin/run")
+		return strings.Contains(s.log.String(), "no executable bin/run")
 	})
 
 	// Nothing of a daemon remains, while the session lives.

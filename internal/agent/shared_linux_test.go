@@ -29,7 +29,7 @@ import (
 // namespace, an unprivileged uid, a read-only root, everything dropped before process 1 starts.
 func TestShared(t *testing.T) {
 	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
-		return sandboxtest.Harness{Backend: newContainers(t), Owner: containerUID, SharedPIDs: true, SharedTerminals: true}
+		return newContainers(t).harness()
 	})
 }
 
@@ -37,7 +37,9 @@ func TestShared(t *testing.T) {
 func TestSharedWithoutLandlock(t *testing.T) {
 	c := newContainers(t)
 	c.noLandlock = true
-	sandboxtest.Survival(t, sandboxtest.Harness{Backend: c, Owner: containerUID, SharedPIDs: true, SharedTerminals: true, NoLandlock: true})
+	h := c.harness()
+	h.Has.Landlock = false
+	sandboxtest.Survival(t, h)
 }
 
 // TestSharedRefuses: where it could not keep its promises, the agent does not start.
@@ -83,6 +85,12 @@ type options struct {
 	noRuns     bool
 	notFirst   bool
 	noLandlock bool
+}
+
+func (c *containers) harness() sandboxtest.Harness {
+	has := sandboxtest.Container()
+	has.Limits = false
+	return sandboxtest.Harness{Backend: c, Owner: containerUID, Has: has}
 }
 
 func newContainers(t *testing.T) *containers {

@@ -25,10 +25,9 @@ func withZygote(t *testing.T) sandboxtest.Harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sandboxtest.Harness{
-		Backend: newContainers(t), Owner: containerUID, SharedPIDs: true, SharedTerminals: true,
-		Zygote: &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Reads: []string{"PYTHON"}, Source: source},
-	}
+	h := newContainers(t).harness()
+	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Reads: []string{"PYTHON"}, Source: source}
+	return h
 }
 
 // TestSharedZygote is TestShared with programs that are forks of a zygote.

@@ -1,16 +1,12 @@
 package docker_test
 
 import (
-	"context"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/moby/moby/client"
-	"go.uber.org/goleak"
 
 	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
@@ -18,47 +14,6 @@ import (
 
 // envHost names the engine to test with. It is not DOCKER_HOST, lest a test by accident use somebody's own.
 const envHost = "SANDBOX_TEST_DOCKER_HOST"
-
-// agentFile is the agent, built once.
-var agentFile string
-
-// envRole says what a test binary is that another has started: the far end of a network. envAgent is the agent it uses.
-const (
-	envRole  = "DOCKERTEST_ROLE"
-	envAgent = "DOCKERTEST_AGENT"
-)
-
-func TestMain(m *testing.M) {
-	if os.Getenv(envRole) == "world" {
-		sandboxtest.ServeWorld()
-		os.Exit(0)
-	}
-	os.Exit(testMain(m))
-}
-
-func testMain(m *testing.M) int {
-	if agentFile = os.Getenv(envAgent); agentFile == "" {
-		dir, err := os.MkdirTemp("", "dockertest-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		agentFile = filepath.Join(dir, "sandbox-agent")
-		cmd := exec.Command("go", "build", "-o", agentFile, "mcp-code-sandbox/cmd/sandbox-agent")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build the agent: %v\n%s", err, out)
-			return 1
-		}
-	}
-	code := m.Run()
-	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
-}
 
 // engineHost is the address of the engine, or the end of the test.
 func engineHost(t *testing.T) string {
@@ -101,7 +56,7 @@ func config(t *testing.T, root string, change ...func(*docker.Config)) docker.Co
 	t.Helper()
 	cfg := docker.Config{
 		Root: root, Installation: installation(t), Instance: strings.TrimPrefix(sandboxtest.ID(), "t-"), Version: "test",
-		Agent: func(string) ([]byte, error) { return os.ReadFile(agentFile) },
+		Agent: sandboxtest.Agent,
 	}
 	for _, c := range change {
 		c(&cfg)
@@ -132,11 +87,11 @@ func imageID(t *testing.T, b *docker.Backend, language string) string {
 
 func harness(t *testing.T, b *docker.Backend) sandboxtest.Harness {
 	t.Helper()
-	uid, _ := b.Owner(context.Background())
-	return sandboxtest.Harness{Backend: b, Owner: uid, Image: imageID(t, b, "python"), Metered: true, LooseTCP: sandboxtest.CgroupV1(), SharedPIDs: true, SharedTerminals: true}
+	return harnessWith(t, b, imageID(t, b, "python"))
 }
 
-func TestConformance(t *testing.T) {
-	engineHost(t)
-	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness { return harness(t, open(t, t.TempDir())) })
+func harnessWith(t *testing.T, b *docker.Backend, image string) sandboxtest.Harness {
+	t.Helper()
+	uid, _ := b.Owner(t.Context())
+	return sandboxtest.Harness{Backend: b, Owner: uid, Image: image, Has: sandboxtest.Container()}
 }

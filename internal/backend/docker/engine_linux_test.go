@@ -169,8 +169,7 @@ func (e *ownEngine) load(t *testing.T) {
 func (e *ownEngine) open(t *testing.T, root string, change ...func(*docker.Config)) (*docker.Backend, sandboxtest.Harness) {
 	t.Helper()
 	b := open(t, root, append(change, func(c *docker.Config) { c.Host = e.Host })...)
-	uid, _ := b.Owner(t.Context())
-	return b, sandboxtest.Harness{Backend: b, Owner: uid, Image: e.Image, Metered: true, LooseTCP: sandboxtest.CgroupV1(), SharedPIDs: true, SharedTerminals: true}
+	return b, harnessWith(t, b, e.Image)
 }
 
 // TestEngineRestarts in mid-run: the run is lost, the next one works, nothing is left.

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/moby/moby/client"
@@ -15,9 +14,6 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
-
-// envWorld is set in the process whose network namespace stands for the engine's host.
-const envWorld = "DOCKERTEST_WORLD"
 
 // TestNetwork proves what a sandbox with network reaches, with servers on every address that matters, and an engine that has
 // no other network than theirs.
@@ -30,23 +26,10 @@ func TestNetwork(t *testing.T) {
 			sandboxtest.Skip(t, name+" is not installed")
 		}
 	}
-	if os.Getenv(envWorld) == "" {
-		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.timeout=150s", "-test.run=^TestNetwork$")
-		cmd.Env = append(os.Environ(), envWorld+"=1", envAgent+"="+agentFile)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-		out, err := cmd.CombinedOutput()
-		t.Logf("%s", out)
-		switch {
-		case strings.Contains(string(out), "--- SKIP: TestNetwork"):
-			sandboxtest.Skip(t, "in a network namespace")
-		case err != nil || !strings.Contains(string(out), "--- PASS: TestNetwork"):
-			t.Errorf("in a network namespace: %v", err)
-		}
+	world := sandboxtest.EnterWorld(t)
+	if world == nil {
 		return
 	}
-
-	world := sandboxtest.MakeWorld(t, envRole+"=world")
-	world.CheckWorld(t)
 	e := startEngine(t, "")
 	closed := sandboxtest.ClosedNetworks(t)
 	_, h := e.open(t, t.TempDir(), func(c *docker.Config) { c.Closed = closed })

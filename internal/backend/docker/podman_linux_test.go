@@ -23,8 +23,8 @@ func TestPodman(t *testing.T) {
 	id := build(t, api(t, host), "localhost/sandbox-base:latest", "FROM BASE\nLABEL sandbox.runner=true sandbox.language=python sandbox.protocol=agent\n", name+":test")
 	inst := installation(t)
 	b := open(t, t.TempDir(), func(c *docker.Config) { c.Host, c.Installation = host, inst })
-	uid, _ := b.Owner(t.Context())
-	h := sandboxtest.Harness{Backend: b, Owner: uid, Image: id, Metered: true, LooseTCP: sandboxtest.CgroupV1(), SharedPIDs: true, SharedTerminals: true, Podman: true}
+	h := harnessWith(t, b, id)
+	h.Has.FileLimit, h.Has.CgroupNamespace = false, false
 	t.Run("Suite", func(t *testing.T) {
 		sandboxtest.Run(t, func(*testing.T) sandboxtest.Harness { return h })
 	})

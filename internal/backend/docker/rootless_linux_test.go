@@ -67,7 +67,7 @@ func TestRootless(t *testing.T) {
 	_ = res.Close()
 
 	// What the other user may reach.
-	agent, err := os.ReadFile(agentFile)
+	agent, err := sandboxtest.Agent("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestRootless(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.timeout=5m", "-test.run=^TestRootless$/^(Suite|Limits|StdinImage|Doctor)$/^(Files|Privileges|Processes|NothingSurvives)$")
 	cmd.Dir = filepath.Join(e.dir, "home")
-	cmd.Env = append(os.Environ(), envRootless+"="+e.Host, envAgent+"="+agentCopy, "HOME="+cmd.Dir, "TMPDIR="+cmd.Dir)
+	cmd.Env = append(os.Environ(), envRootless+"="+e.Host, sandboxtest.AgentEnv+"="+agentCopy, "HOME="+cmd.Dir, "TMPDIR="+cmd.Dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: rootlessUser, Gid: rootlessUser, Groups: []uint32{}}, Pdeathsig: syscall.SIGKILL,
 	}
@@ -106,7 +106,8 @@ func testRootless(t *testing.T, host string) {
 		t.Errorf("workspaces are given to %d:%d", uid, gid)
 	}
 	// Nobody has delegated cgroups to the user.
-	h := sandboxtest.Harness{Backend: b, Owner: os.Geteuid(), Image: id, SharedPIDs: true, SharedTerminals: true}
+	h := harnessWith(t, b, id)
+	h.Owner, h.Has.Limits = os.Geteuid(), false
 	t.Run("Suite", func(t *testing.T) {
 		sandboxtest.Run(t, func(*testing.T) sandboxtest.Harness { return h })
 	})

@@ -29,8 +29,8 @@ func TestConformanceOwnKernel(t *testing.T) {
 	runtime := ownKernel(t)
 	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
 		h := harness(t, open(t, t.TempDir(), runtime))
-		h.SharedPIDs, h.SharedTerminals, h.Metered = false, false, false
-		h.OwnKernel, h.MortalInit = true, true
+		h.Has.Namespaces, h.Has.Terminals, h.Has.Limits = true, true, false
+		h.Has.HostKernel, h.Has.ProtectedInit = false, false
 		return h
 	})
 }

@@ -2,7 +2,6 @@ package jail_test
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -11,13 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"mcp-code-sandbox/internal/backend/jail"
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
+
+func TestMain(m *testing.M) { sandboxtest.Main(m, map[string]func(){"server": roleServer}) }
 
 func TestConformance(t *testing.T) {
 	t.Run("Exec", func(t *testing.T) {
@@ -56,62 +55,8 @@ func (b attaching) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	return p, nil
 }
 
-// The environment of a test binary that was started by another: by what name it acts, and the agent
-// it uses.
-const (
-	envRole  = "JAILTEST_ROLE"
-	envAgent = "JAILTEST_AGENT"
-)
-
 // ordinaryUser is a uid without an account.
 const ordinaryUser = 123456
-
-// agentFile is the agent, built once for this test binary and those it starts.
-var agentFile string
-
-func TestMain(m *testing.M) {
-	role, ok := roles[os.Getenv(envRole)]
-	if !ok {
-		fmt.Fprintf(os.Stderr, "unknown role %s\n", os.Getenv(envRole))
-		os.Exit(2)
-	}
-	if role != nil {
-		role()
-		os.Exit(0)
-	}
-	os.Exit(testMain(m))
-}
-
-func testMain(m *testing.M) int {
-	agentFile = os.Getenv(envAgent)
-	if agentFile == "" {
-		dir, err := os.MkdirTemp("", "jailtest-")
-		if err == nil {
-			defer os.RemoveAll(dir)
-			agentFile, err = buildAgent(dir)
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-	}
-	code := m.Run()
-	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
-}
-
-func buildAgent(dir string) (string, error) {
-	path := filepath.Join(dir, "sandbox-agent")
-	cmd := exec.Command("go", "build", "-o", path, "mcp-code-sandbox/cmd/sandbox-agent")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the agent: %w\n%s", err, out)
-	}
-	return path, nil
-}
 
 // open makes a backend under root, which other instances may share.
 func open(t *testing.T, root, instance string, closed ...*closednet.List) *jail.Backend {
@@ -129,7 +74,7 @@ func openBackend(root, instance string, closed ...*closednet.List) (*jail.Backen
 }
 
 func openLogging(root, instance string, log *slog.Logger, closed ...*closednet.List) (*jail.Backend, error) {
-	agent, err := os.ReadFile(agentFile)
+	agent, err := sandboxtest.Agent("")
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +91,9 @@ func openLogging(root, instance string, log *slog.Logger, closed ...*closednet.L
 
 func harness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
 	uid, _ := jail.Owner()
-	return sandboxtest.Harness{Backend: b, Owner: uid, Metered: limited(t, b)}
+	has := sandboxtest.All()
+	has.Limits = limited(t, b)
+	return sandboxtest.Harness{Backend: b, Owner: uid, Has: has}
 }
 
 // limited says whether there are cgroups for the backend to use. Root must have them.
@@ -190,7 +137,7 @@ func needRoot(t *testing.T, why string) {
 	t.Helper()
 	switch {
 	case os.Geteuid() == 0:
-	case os.Getenv(envAgent) != "":
+	case os.Getenv(sandboxtest.AgentEnv) != "":
 		t.Skip("tested as root")
 	default:
 		sandboxtest.Skip(t, "needs root: "+why)
@@ -221,7 +168,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	if err := os.Chown(filepath.Join(dir, "tmp"), ordinaryUser, ordinaryUser); err != nil {
 		t.Fatal(err)
 	}
-	for name, source := range map[string]string{"test": "/proc/self/exe", "agent": agentFile} {
+	for name, source := range map[string]string{"test": "/proc/self/exe", "agent": sandboxtest.AgentFile()} {
 		b, err := os.ReadFile(source)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), b, 0o755)
@@ -245,7 +192,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), become[0], append(become[1:], args...)...)
 	cmd.Dir = filepath.Join(dir, "tmp")
 	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + cmd.Dir, "HOME=" + cmd.Dir, envAgent + "=" + filepath.Join(dir, "agent"),
+		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + cmd.Dir, "HOME=" + cmd.Dir, sandboxtest.AgentEnv + "=" + filepath.Join(dir, "agent"),
 		sandboxtest.RequireAll + "=" + os.Getenv(sandboxtest.RequireAll),
 	}
 	out, err := cmd.CombinedOutput()
@@ -253,11 +200,4 @@ func TestAsOrdinaryUser(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "--- PASS: TestConformance") {
 		t.Errorf("as uid %d: %v", ordinaryUser, err)
 	}
-}
-
-// roles are what a test binary does when another has started it, instead of testing.
-var roles = map[string]func(){
-	"":       nil,
-	"world":  sandboxtest.ServeWorld,
-	"server": roleServer,
 }

@@ -4,16 +4,11 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"strings"
-	"syscall"
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
-
-// envWorld is set in the process whose network namespace stands for the host.
-const envWorld = "JAILTEST_WORLD"
 
 // TestNetwork proves what a sandbox with network reaches, with servers on every address that
 // matters.
@@ -27,20 +22,10 @@ func TestNetwork(t *testing.T) {
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		sandboxtest.Skip(t, err.Error())
 	}
-	if os.Getenv(envWorld) == "" {
-		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.timeout=90s", "-test.run=^TestNetwork$")
-		cmd.Env = append(os.Environ(), envWorld+"=1", envAgent+"="+agentFile)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-		out, err := cmd.CombinedOutput()
-		t.Logf("%s", out)
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestNetwork") {
-			t.Errorf("in a network namespace: %v", err)
-		}
+	world := sandboxtest.EnterWorld(t)
+	if world == nil {
 		return
 	}
-
-	world := sandboxtest.MakeWorld(t, envRole+"=world")
-	world.CheckWorld(t)
 
 	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID(), sandboxtest.ClosedNetworks(t))), sandbox.Spec{Network: true})
 	lists, reach := sandboxtest.WorldLists(), sandboxtest.Reach

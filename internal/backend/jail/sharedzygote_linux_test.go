@@ -236,7 +236,7 @@ func TestSharedZygoteLife(t *testing.T) {
 // the old shared zygote ends.
 func TestSharedZygoteRotation(t *testing.T) {
 	needRoot(t, "shared zygotes enter sandboxes of another uid")
-	agent, err := os.ReadFile(agentFile)
+	agent, err := sandboxtest.Agent("")
 	if err != nil {
 		t.Fatal(err)
 	}

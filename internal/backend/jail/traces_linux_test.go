@@ -198,7 +198,6 @@ const (
 // roleServer starts a sandbox with a run in it, says so, and waits to be killed.
 func roleServer() {
 	err := func() error {
-		agentFile = os.Getenv(envAgent)
 		b, err := openBackend(os.Getenv(envRoot), os.Getenv(envInstance))
 		if err != nil {
 			return err
@@ -243,7 +242,7 @@ func TestKilledServer(t *testing.T) {
 	ws := sandboxtest.Workspace(t, h.Owner)
 	before, processesBefore := mounts(t), processes(t, ws)
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), envRole+"=server", envAgent+"="+agentFile, envRoot+"="+root, envInstance+"="+dead, envSpace+"="+ws)
+	cmd.Env = sandboxtest.Env("server", envRoot+"="+root, envInstance+"="+dead, envSpace+"="+ws)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -293,7 +292,7 @@ func TestKilledServer(t *testing.T) {
 		t.Errorf("mounts of the host have changed")
 	}
 
-	if h.Metered && len(groups(t, dead)) == 0 {
+	if h.Has.Limits && len(groups(t, dead)) == 0 {
 		t.Error("the killed server left no cgroup: the test shows nothing")
 	}
 	reaper := open(t, root, sandboxtest.ID())

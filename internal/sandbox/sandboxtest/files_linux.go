@@ -46,7 +46,7 @@ for path in [SECRET, "/proc/1/root" + SECRET, "/proc/self/root" + SECRET, "/proc
             breach("reads", path)
     except OSError:
         pass
-allowed = {"bin", "data", "dev", "etc", "lib", "lib32", "lib64", "libx32", "mnt", "opt", "proc", "sbin", "tmp", "usr", "workspace", ".sandbox-agent"} | ({".runs"} if SHARED else set())
+allowed = {"bin", "data", "dev", "etc", "lib", "lib32", "lib64", "libx32", "mnt", "opt", "proc", "sbin", "tmp", "usr", "workspace", ".sandbox-agent"} | ({".runs"} if not NAMESPACES else set())
 if set(os.listdir("/")) - allowed and not IMAGE: breach("/ has", set(os.listdir("/")) - allowed)
 if os.listdir("/mnt") != ["data"]: breach("/mnt has", os.listdir("/mnt"))
 for user in open("/etc/passwd"):
@@ -80,7 +80,7 @@ for point, mount in mounts.items():
     if not os.path.lexists(point): continue  # covered by another mount
     left, right = mount.split(" - ")
     options = left.split()[5].split(",")
-    if "rw" in options and point not in ("/data", "/mnt/data", "/workspace", "/tmp", "/dev/shm", "/proc") and not (SHARED and point == "/.runs") and not ((SHARED or OWN_KERNEL) and not os.access(point, os.W_OK)) and not point.startswith("/dev/") and right.split()[0] != "proc" and "devtmpfs" not in right:
+    if "rw" in options and point not in ("/data", "/mnt/data", "/workspace", "/tmp", "/dev/shm", "/proc") and not (not NAMESPACES and point == "/.runs") and not ((not NAMESPACES or not HOST_KERNEL) and not os.access(point, os.W_OK)) and not point.startswith("/dev/") and right.split()[0] != "proc" and "devtmpfs" not in right:
         st = os.stat(point)
         if stat.S_ISDIR(st.st_mode) or not stat.S_ISCHR(st.st_mode): breach("mounted writable", mount)
     if IMAGE and point not in ("/tmp", "/dev/shm", "/.runs"): continue  # an engine cannot say so of the root and of binds; no_new_privs and the device group take its place
@@ -106,7 +106,7 @@ allowed = {"null", "zero", "full", "random", "urandom", "fd", "stdin", "stdout",
 for name in set(os.listdir("/dev")) - allowed:
     path = "/dev/" + name
     empty = os.stat(path).st_rdev == os.makedev(1, 3) or os.path.isdir(path) and not os.listdir(path)  # put over what the kernel has there
-    if not (OWN_KERNEL and empty): breach("/dev has", name)
+    if not (not HOST_KERNEL and empty): breach("/dev has", name)
 for where in ["/data/node", "/tmp/node", "/dev/shm/node"]:
     for mode, dev in [(stat.S_IFCHR, os.makedev(1, 1)), (stat.S_IFBLK, os.makedev(8, 0)), (stat.S_IFBLK, os.makedev(254, 0)), (stat.S_IFCHR, os.makedev(10, 200)), (stat.S_IFCHR, os.makedev(1, 3))]:
         fails("makes a device", os.mknod, where, mode | 0o666, dev)
@@ -123,7 +123,7 @@ for name in ["acpi", "asound", "bus", "cmdline", "config.gz", "diskstats", "driv
             breach("reads", path)
     except OSError:
         pass
-if not PODMAN and not OWN_KERNEL and any(l.split(":", 2)[2].strip() not in ("/", "") for l in open("/proc/self/cgroup")): breach("sees its cgroup", open("/proc/self/cgroup").read())
+if CGROUP_NAMESPACE and HOST_KERNEL and any(l.split(":", 2)[2].strip() not in ("/", "") for l in open("/proc/self/cgroup")): breach("sees its cgroup", open("/proc/self/cgroup").read())
 `},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -155,7 +155,7 @@ except OSError: pass
 		res := b.Run(t, wire.Run{Argv: []string{"/usr/bin/env"}, Env: map[string]string{"ASKED": "a b\n=c", "HOME": "/data"}})
 		got := map[string]bool{}
 		for _, l := range strings.Split(strings.ReplaceAll(string(res.Stdout), "\n=c", "=c"), "\n") {
-			if s.SharedPIDs && strings.HasPrefix(l, "TMPDIR=/.runs/") {
+			if !s.Has.Namespaces && strings.HasPrefix(l, "TMPDIR=/.runs/") {
 				l = "TMPDIR=/tmp"
 			}
 			if l != "" {

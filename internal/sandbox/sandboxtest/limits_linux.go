@@ -16,7 +16,7 @@ import (
 func (s *suite) testLimits(t *testing.T) {
 	const MB = 1 << 20
 	limits := sandbox.Limits{MemoryBytes: 256 * MB, PIDs: 64, CPUs: 1, TmpBytes: 16 * MB}
-	if s.OwnKernel {
+	if !s.Has.HostKernel {
 		t.Run("memory of a kernel", s.testKernelMemory)
 		limits.MemoryBytes *= 4 // a forked process copies more of its memory there; the rest is about other limits
 	}
@@ -26,7 +26,7 @@ func (s *suite) testLimits(t *testing.T) {
 	_, hasMeter := b.Sandbox.(sandbox.Meter)
 	usage := func() sandbox.Usage {
 		t.Helper()
-		if !s.Metered || !hasMeter {
+		if !s.Has.Limits || !hasMeter {
 			return sandbox.Usage{}
 		}
 		u, err := s.needMeter(t, b).Usage()
@@ -36,7 +36,7 @@ func (s *suite) testLimits(t *testing.T) {
 		return u
 	}
 
-	if !s.OwnKernel {
+	if s.Has.HostKernel {
 		s.testMemory(t, b, usage)
 	}
 	t.Run("socket buffers", s.testSocketMemory)
@@ -60,7 +60,7 @@ for _ in range(100000):
 		if res.Exit.Signal != 9 {
 			t.Errorf("%+v", res.Exit)
 		}
-		if s.Metered && after.PIDsRefused+res.Exit.PIDsRefused == before.PIDsRefused {
+		if s.Has.Limits && after.PIDsRefused+res.Exit.PIDsRefused == before.PIDsRefused {
 			t.Errorf("the process limit's doing does not show: %+v, %+v", res.Exit, after)
 		}
 		b.Alive(t)
@@ -130,7 +130,7 @@ try:
         held.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
         for _ in range(8): held[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)])
 except OSError as e:
-    print("full" if e.errno == errno.ETOOMANYREFS or OWN_KERNEL and e.errno == errno.EMFILE else e, flush=True)
+    print("full" if e.errno == errno.ETOOMANYREFS or not HOST_KERNEL and e.errno == errno.EMFILE else e, flush=True)
     signal.pause()
 `))
 		flood.Until(t, "full\n")
@@ -174,7 +174,7 @@ for d in {"/tmp", "/dev/shm", os.environ["TMPDIR"]}:
         if e.errno != errno.ENOSPC: breach(d, e)
     if n > 17 << 20: breach(d, "holds", n)
     os.unlink(d + "/big")
-    if PODMAN: continue
+    if not FILE_LIMIT: continue
     try:
         for i in range(100000): os.close(os.open(f"{d}/{i}", os.O_CREAT))
         breach(d, "holds any number of files")
@@ -206,7 +206,7 @@ signal.pause()
 		run := b.Begin(t, r)
 		run.Until(t, "held\n")
 		held := b.held(t)
-		if held.Bytes < 8<<20 && !(s.OwnKernel && held.Hidden) || held.Bytes > 9<<20 {
+		if held.Bytes < 8<<20 && !(!s.Has.HostKernel && held.Hidden) || held.Bytes > 9<<20 {
 			t.Errorf("%s holds 8 MB: %+v", name, held)
 		}
 		run.Send(t, wire.TypeKill)
@@ -265,13 +265,13 @@ func (s *suite) testMemory(t *testing.T, b *Box, usage func() sandbox.Usage) {
 		if res.Exit.Code == 0 {
 			t.Errorf("100 GB fit into 256 MB: %+v", res.Exit)
 		}
-		if s.Metered && (usage().OOMKills+res.Exit.OOMKills == before.OOMKills || res.Exit.Signal != 9) {
+		if s.Has.Limits && (usage().OOMKills+res.Exit.OOMKills == before.OOMKills || res.Exit.Signal != 9) {
 			t.Errorf("the memory limit's doing does not show: %+v, %+v", res.Exit, usage())
 		}
 		b.Alive(t)
 	})
 	t.Run("memory of many", func(t *testing.T) {
-		if !s.Metered {
+		if !s.Has.Limits {
 			t.Log("memory is limited process by process here")
 			return
 		}
@@ -280,7 +280,7 @@ func (s *suite) testMemory(t *testing.T, b *Box, usage func() sandbox.Usage) {
 		b.Alive(t)
 	})
 	t.Run("shared memory", func(t *testing.T) {
-		if !s.Metered {
+		if !s.Has.Limits {
 			t.Log("memory is limited process by process here")
 			return
 		}
@@ -326,7 +326,7 @@ os._exit(9 if held > LIMIT else 0)
 // testSocketMemory: what a run leaves unread in TCP connections with itself stays within the memory limit, or ends
 // the run or the sandbox.
 func (s *suite) testSocketMemory(t *testing.T) {
-	if !s.Metered || s.LooseTCP {
+	if !s.Has.Limits || !s.Has.TCPMemory {
 		t.Log("the memory limit leaves out the buffers of sockets here, as doctor says")
 		return
 	}

@@ -19,11 +19,11 @@ for task in glob.glob("/proc/self/task/*"):
 for task in os.listdir("/proc/1/task"):
     st = status("1/task/" + task)
     if int(st["CapEff"], 16) or int(st["CapPrm"], 16): breach("a thread of init has capabilities", st["CapPrm"])
-uid, gid = (os.getuid(), os.getgid()) if SHARED else (1000, 1000)  # an engine gives any
+uid, gid = (os.getuid(), os.getgid()) if not NAMESPACES else (1000, 1000)  # an engine gives any
 if os.getresuid() != (uid,) * 3 or os.getresgid() != (gid,) * 3: breach("ids", os.getresuid(), os.getresgid())
 if set(os.getgroups()) - {gid, 65534}: breach("groups", os.getgroups())
 maps = open("/proc/self/uid_map").read().split()
-if not SHARED and (len(maps) != 3 or maps[0] != "1000" or maps[2] != "1"): breach("uid_map", maps)
+if NAMESPACES and (len(maps) != 3 or maps[0] != "1000" or maps[2] != "1"): breach("uid_map", maps)
 for f in (os.setuid, os.setgid):
     if uid != 0: fails("becomes root", f, 0)  # a rootless engine's code is: the user outside is not
 fails("sets groups", os.setgroups, [0])
@@ -67,11 +67,11 @@ try:
         if fd == -1: break
         held.append(fd)
 except OSError: pass
-if len(held) == 64 and not SHARED and not OWN_KERNEL: breach("takes all of the host's inotify instances")
+if len(held) == 64 and NAMESPACES and HOST_KERNEL: breach("takes all of the host's inotify instances")
 for fd in held: os.close(fd)
 if resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 65536: breach("opens any number of files")
 if open("/proc/self/oom_score_adj").read() != "1000\n": breach("oom_score_adj", open("/proc/self/oom_score_adj").read())
-if not OWN_KERNEL:
+if HOST_KERNEL:
     for v in (b"-1000", b"-1"):
         fails("lowers oom_score_adj", write, "/proc/self/oom_score_adj", v)
     fails("nice below 0", os.setpriority, os.PRIO_PROCESS, 0, -5)

@@ -25,7 +25,7 @@ func (s *suite) testProcesses(t *testing.T) {
 
 	for _, test := range []struct{ name, code string }{
 		{"sees", `
-if not SHARED:
+if NAMESPACES:
   pids = sorted(int(p) for p in os.listdir("/proc") if p.isdigit())
   if set(pids) - {1, os.getpid()}: breach("sees processes", [(p, open(f"/proc/{p}/cmdline").read()) for p in pids])
   for p in range(1, 2000):
@@ -40,7 +40,7 @@ if os.getsid(0) != os.getpid(): breach("not a session of its own")
 for f in ("environ", "maps", "mem", "auxv", "stack", "syscall", "io", "pagemap", "mountstats", "root", "cwd", "exe", "fd", "fd/0", "fd/3", "fd/4", "fdinfo", "map_files", "task/1/fd", "task/1/mem", "ns/mnt", "ns/pid", "ns/user"):
     path = "/proc/1/" + f
     if os.getuid() == 0 and f in ("mountstats", "fd", "task/1/fd"): continue  # a rootless engine's; what is behind the numbers is closed
-    if MORTAL_INIT and f in ("fd", "fdinfo", "task/1/fd", "ns/mnt", "ns/pid", "ns/user"): continue  # likewise
+    if not PROTECTED_INIT and f in ("fd", "fdinfo", "task/1/fd", "ns/mnt", "ns/pid", "ns/user"): continue  # likewise
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode): breach("follows", path, os.readlink(path))
         elif os.path.isdir(path): breach("lists", path, os.listdir(path))
@@ -70,7 +70,7 @@ if os.path.ismount("/proc/self/fd"): breach("fd is a mount")
 
 	t.Run("signals to init", func(t *testing.T) {
 		// Each run sends one signal in every way there is, then ends with 7. Its init answers so, or died alone.
-		for _, signals := range []string{"[s for s in range(1, 65) if s not in (9, 2) and not (MORTAL_INIT and s in (19, 20, 21, 22))]", "[2]", "[9]"} {
+		for _, signals := range []string{"[s for s in range(1, 65) if s not in (9, 2) and not (not PROTECTED_INIT and s in (19, 20, 21, 22))]", "[2]", "[9]"} {
 			res := b.Run(t, Python(s.facts()+`
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 for sig in `+signals+`:
@@ -81,12 +81,12 @@ sys.exit(7)
 `))
 			// 32 to 34 belong to C libraries, so a Go program has no handler for them; the kernel may end init
 			// by one that comes while another signal is being handled. The run then says so itself.
-			diedAlone := res.Exit.Signal >= 32 && res.Exit.Signal <= 34 || s.MortalInit && res.Exit.Signal != 0
+			diedAlone := res.Exit.Signal >= 32 && res.Exit.Signal <= 34 || !s.Has.ProtectedInit && res.Exit.Signal != 0
 			if (res.Exit.Code != 7 || res.Exit.Signal != 0) && !diedAlone {
 				t.Errorf("signals %s: the run reports %+v, want its own exit 7\n%s", signals, res.Exit, res.Stderr)
 			}
 		}
-		if s.MortalInit { // one that it stops does not keep it from being ended
+		if !s.Has.ProtectedInit { // one that it stops does not keep it from being ended
 			r := b.Begin(t, Python("print('up', flush=True)\nos.kill(1, signal.SIGSTOP)\nsignal.pause()"))
 			r.Until(t, "up\n")
 			r.Send(t, wire.TypeKill)

@@ -6,8 +6,10 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,35 +26,58 @@ type Harness struct {
 	Owner int
 	// Image is the image to start, for backends that have images.
 	Image string
-	// Metered says that memory and processes are limited for the sandbox as a whole and that its Meter, or where
-	// it has none the exits of its runs, tell when the limits were reached. Without it they are limited process by process.
-	Metered bool
-	// SharedPIDs says that the agent has no capabilities, so that runs share its pid namespace (agent.MainShared). Then
-	// runs that overlap see that the others exist and share /tmp, /dev/shm and System V objects, which are
-	// emptied when none is left; a run's HOME and TMPDIR are a directory of its own elsewhere. What the kernel counts
-	// by user and not by sandbox (inotify, user namespaces) is as the engine leaves it.
-	SharedPIDs bool
-	// SharedTerminals says that the runs of a sandbox share one /dev/pts, which the engine has mounted.
-	SharedTerminals bool
-	// Podman says that the engine is one that limits the number of files in a tmpfs only by the memory they take, and
-	// gives containers no cgroup namespace on version 1.
-	Podman bool
-	// OwnKernel says that each sandbox has a kernel of its own, not the host's. What code does to that kernel's scheduling, memory
-	// and counters (nice, oom_score_adj, inotify, descriptors on their way, the name of its cgroup) harms its own sandbox alone.
-	// The memory limit ends the run or the sandbox as a whole. There are no 32-bit system calls, and no setting that forbids user
-	// namespaces beside the filter.
-	OwnKernel bool
-	// MortalInit says that the kernel protects process 1 of a pid namespace neither from the signals of the others nor from their
-	// questions which descriptors it has: code can stop or kill the init of its own run, and with that only its own run.
-	MortalInit bool
-	// NoLandlock says that the sandboxes cannot use this kernel's Landlock.
-	NoLandlock bool
-	// LooseTCP says that the memory limit leaves out the buffers of TCP sockets, as an engine's does on cgroup version 1.
-	LooseTCP bool
-	// Zygote, when set, is one for Python, and all probes come from it.
+	// Has says what the sandboxes have on this machine. Clear in All what they lack.
+	Has Capabilities
+	// Zygote, if set, is one for Python, and all probes come from it.
 	Zygote *wire.Zygote
 	// SharedZygote says that the backend forks the zygote into the sandbox.
 	SharedZygote bool
+}
+
+// Capabilities are properties of sandboxes that depend on the backend or the machine. Without one, the suite
+// tests what still must hold.
+type Capabilities struct {
+	// Limits: memory and processes are limited for the sandbox as a whole, and its Meter, or else the exits of its
+	// runs, tell when a limit was reached. Without it, each process has limits of its own.
+	Limits bool
+	// TCPMemory: the memory limit includes the buffers of TCP sockets. On cgroup version 1 an engine's does not.
+	TCPMemory bool
+	// FileLimit: the number of files in a tmpfs is limited, not only by the memory they take.
+	FileLimit bool
+	// Namespaces: each run has its own. Without it the agent has no capabilities (agent.MainShared): runs that
+	// overlap see each other's processes and share /tmp, /dev/shm and System V objects. These are emptied
+	// when no run is left. HOME and TMPDIR are a run's own, elsewhere. What the kernel counts by user and not by
+	// sandbox (inotify, user namespaces) is as the engine leaves it.
+	Namespaces bool
+	// Terminals: each run has its own /dev/pts. Without it, the engine has mounted one for all.
+	Terminals bool
+	// CgroupNamespace: a run does not see the name of its cgroup.
+	CgroupNamespace bool
+	// Landlock: sandboxes may use this kernel's Landlock.
+	Landlock bool
+	// HostKernel: sandboxes use the host's kernel. What code does to a kernel of its own (nice, oom_score_adj,
+	// inotify, descriptors in transit) harms its own sandbox alone. The memory limit then ends the run or the
+	// whole sandbox. Such a kernel has no 32-bit system calls, and only the filter forbids user namespaces.
+	HostKernel bool
+	// ProtectedInit: the kernel protects process 1 of a pid namespace from the signals of the others, and hides its
+	// descriptors. Without it, code can stop or kill the init of its own run, and with it only its own run.
+	ProtectedInit bool
+}
+
+// All returns every capability.
+func All() Capabilities {
+	return Capabilities{
+		Limits: true, TCPMemory: true, FileLimit: true, Namespaces: true, Terminals: true, CgroupNamespace: true,
+		Landlock: true, HostKernel: true, ProtectedInit: true,
+	}
+}
+
+// Container returns the capabilities of sandboxes in which the agent has none, such as containers: runs share
+// namespaces and terminals.
+func Container() Capabilities {
+	c := All()
+	c.Namespaces, c.Terminals, c.TCPMemory = false, false, !CgroupV1()
+	return c
 }
 
 // Run tests a backend. open is called once; what it opens it closes by t.Cleanup.
@@ -67,7 +92,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("Locks", s.testLocks)
 	t.Run("Processes", s.testProcesses)
 	t.Run("Terminals", s.testTerminals)
-	if s.SharedPIDs {
+	if !s.Has.Namespaces {
 		t.Run("Apart", s.testApart)
 		t.Run("Daemons", func(t *testing.T) { Survival(t, s.Harness) })
 	}
@@ -372,19 +397,23 @@ func serve(t *testing.T, l io.Closer, accept func() (io.WriteCloser, error)) (co
 	return func() int { return len(conns) }
 }
 
-// facts tells a probe, in Python, what to expect: whether runs share a pid namespace, whether what the root holds
-// is an image's own and not lent by the host, whether the engine is Podman, and what the kernel is like.
+// facts defines, in Python, what a probe must expect. IMAGE says that the root is an image and not lent by the host.
 func (s *suite) facts() string {
-	py := map[bool]string{true: "True", false: "False"}
-	return "SHARED, IMAGE, PODMAN = " + py[s.SharedPIDs] + ", " + py[s.Image != ""] + ", " + py[s.Podman] + "\n" +
-		"OWN_KERNEL, MORTAL_INIT = " + py[s.OwnKernel] + ", " + py[s.MortalInit] + "\n"
+	var b strings.Builder
+	for name, value := range map[string]bool{
+		"IMAGE": s.Image != "", "NAMESPACES": s.Has.Namespaces, "FILE_LIMIT": s.Has.FileLimit,
+		"CGROUP_NAMESPACE": s.Has.CgroupNamespace, "HOST_KERNEL": s.Has.HostKernel, "PROTECTED_INIT": s.Has.ProtectedInit,
+	} {
+		fmt.Fprintf(&b, "%s = bool(%d)\n", name, map[bool]int{true: 1}[value])
+	}
+	return b.String()
 }
 
-// landlock says whether the sandboxes have Landlock in that version: 2 keeps the memory, descriptors and files of
-// runs in one pid namespace apart, 6 signals, too.
+// landlock reports whether the sandboxes have Landlock in that version. Version 2 keeps the memory, descriptors
+// and files of runs in one pid namespace apart; version 6 signals, too.
 func (h Harness) landlock(version uintptr) bool {
 	v, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
-	return e == 0 && v >= version && !h.NoLandlock
+	return h.Has.Landlock && e == 0 && v >= version
 }
 
 func (s *suite) needMeter(t *testing.T, b *Box) sandbox.Meter {

@@ -66,7 +66,7 @@ libc.mq_open(b"/trace", os.O_CREAT | os.O_RDWR, 0o666, None)
 		look := s.facts() + `
 for p in ("/tmp/trace", "/dev/shm/trace"):
     if os.path.exists(p): breach("finds", p)
-if SHARED:
+if not NAMESPACES:
     others = lambda: set(os.listdir("/.runs")) - {os.path.basename(os.environ["TMPDIR"])}
     if others() & set(open("/data/left").read().split()): breach("finds an earlier run's", others())
     for _ in range(1000):  # a zygote has one, too, until it has started
@@ -85,7 +85,7 @@ print("left", flush=True)
 time.sleep(1000)
 `))
 		r.Until(t, "left\n")
-		if s.SharedPIDs { // not beside it: see Harness
+		if !s.Has.Namespaces { // not beside it: see Harness
 			r.Send(t, "kill")
 			r.Wait(t)
 		} else {
@@ -93,7 +93,7 @@ time.sleep(1000)
 		}
 		b.Probe(t, leave)
 		b.Probe(t, look) // after it
-		if !s.SharedPIDs {
+		if s.Has.Namespaces {
 			r.Send(t, "kill")
 			r.Wait(t)
 		}

@@ -67,7 +67,7 @@ def attack(fd):
 master, slave = os.openpty()
 attack(master); attack(slave)
 for line in controlled("attack(0)"): breach("with a controlling terminal:", line)
-if not OWN_KERNEL and struct.unpack("i", fcntl.ioctl(slave, 0x5424, bytes(4))) != (0,): breach("another line discipline")  # TIOCGETD
+if HOST_KERNEL and struct.unpack("i", fcntl.ioctl(slave, 0x5424, bytes(4))) != (0,): breach("another line discipline")  # TIOCGETD
 # A terminal that controls one session cannot be taken by another, nor its foreground be set from there.
 pid, theirs = pty.fork()
 if pid == 0: print("ready", flush=True); signal.pause()
@@ -80,7 +80,7 @@ os.kill(pid, 9)
 	})
 	t.Run("apart", func(t *testing.T) {
 		beside := b
-		if s.SharedTerminals {
+		if !s.Has.Terminals {
 			beside = s.start(t, sandbox.Spec{})
 		}
 		other := beside.Begin(t, Python(`
@@ -109,7 +109,7 @@ fails("replaces", os.symlink, "/data", "/dev/pts/x")
 			t.Errorf("the other run was not left alone: %+v %s %s", res.Exit, res.Stdout, res.Stderr)
 		}
 	})
-	if s.SharedTerminals || s.OwnKernel {
+	if !s.Has.Terminals || !s.Has.HostKernel {
 		return // their number is the business of the engine, or of the kernel whose memory they are
 	}
 	t.Run("count", func(t *testing.T) {

@@ -38,8 +38,8 @@ var (
 	HostOwn = []string{"21.0.113.2", "22.0.2.10", "10.77.0.1"}
 )
 
-// CheckWorld makes sure that the host itself reaches what sandboxes must not.
-func (w *World) CheckWorld(t *testing.T) {
+// check makes sure that the host itself reaches what sandboxes must not.
+func (w *World) check(t *testing.T) {
 	t.Helper()
 	for _, addr := range append(append([]string{Public, "127.0.0.1"}, Closed...), HostOwn...) {
 		if addr == "240.0.0.1" {
@@ -134,9 +134,36 @@ func (w *World) Packet(t *testing.T) string {
 	return ""
 }
 
-// MakeWorld makes the world for a process that has network and mount namespaces of its own. role is the environment
-// variable, NAME=value, by which this test binary, started anew, knows to call ServeWorld.
-func MakeWorld(t *testing.T, role string) *World {
+// roleWorld is the role of a process that is the world of a test.
+const roleWorld = "world"
+
+// envWorld is set in a process that EnterWorld has started.
+const envWorld = "SANDBOXTEST_WORLD"
+
+// EnterWorld runs the test again in a process with network and mount namespaces of its own. In that process it makes
+// the world, checks that the host reaches it, and returns it; otherwise it reports how the test went and returns nil.
+func EnterWorld(t *testing.T) *World {
+	t.Helper()
+	if os.Getenv(envWorld) != "" {
+		w := makeWorld(t)
+		w.check(t)
+		return w
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.timeout=150s", "-test.run=^"+t.Name()+"$")
+	cmd.Env = Env("", envWorld+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	switch {
+	case strings.Contains(string(out), "--- SKIP: "+t.Name()):
+		Skip(t, "in a network namespace")
+	case err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()):
+		t.Errorf("in a network namespace: %v", err)
+	}
+	return nil
+}
+
+func makeWorld(t *testing.T) *World {
 	t.Helper()
 	do := func(name string, args ...string) {
 		t.Helper()
@@ -145,7 +172,7 @@ func MakeWorld(t *testing.T, role string) *World {
 		}
 	}
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), role)
+	cmd.Env = Env(roleWorld)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	stdin, err := cmd.StdinPipe()
@@ -228,8 +255,8 @@ func answer(l net.Listener, text string) {
 	}
 }
 
-// ServeWorld serves on all addresses of its namespace until its stdin ends. It prints each packet it gets.
-func ServeWorld() {
+// serveWorld serves on all addresses of its namespace until its stdin ends. It prints each packet it gets.
+func serveWorld() {
 	fatal := func(err error) {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "world:", err)

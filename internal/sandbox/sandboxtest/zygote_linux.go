@@ -94,18 +94,18 @@ libc.prctl(2, ctypes.byref(sig), 0, 0, 0)
 if sig.value: breach("dies with its parent by signal", sig.value)
 if libc.prctl(37, ctypes.byref(sig), 0, 0, 0) == 0 and sig.value: breach("is a subreaper")
 # Whom it could reach: its parent is in no namespace of its own (where it has some), and it leads its group and session.
-if os.getppid() != 0 and not SHARED: breach("parent", os.getppid())
+if os.getppid() != 0 and NAMESPACES: breach("parent", os.getppid())
 if os.getpgrp() != os.getpid() or os.getsid(0) != os.getpid(): breach("is in another's process group")
 for p in (0, 1, os.getppid()):
     if libc.ptrace(16, p, 0, 0) == 0: breach("traces", p)  # PTRACE_ATTACH
 for p in os.listdir("/proc"):
-    if p.isdigit() and int(p) not in (1, os.getpid()) and not SHARED: breach("sees process", p, open(f"/proc/{p}/cmdline").read())
+    if p.isdigit() and int(p) not in (1, os.getpid()) and NAMESPACES: breach("sees process", p, open(f"/proc/{p}/cmdline").read())
 module = sys.modules["__main__"]
 for name in ("main", "serve", "become", "CHANNEL"):
     if hasattr(module, name): breach("has the zygote's", name)
 `)
 	})
-	if s.SharedPIDs { // there it stays as it is
+	if !s.Has.Namespaces { // there it stays as it is
 		return
 	}
 	t.Run("grows by what is used", func(t *testing.T) {
