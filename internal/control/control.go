@@ -1,5 +1,6 @@
-// Package control is the operator's way to a running server: a Unix socket in the server's own
-// directory, which nobody but the server's user can enter. It knows no tokens and no callers' rights.
+// Package control lets the operator query and control a running server through a Unix socket in the
+// server's own directory, which only the server's user can enter. It knows no tokens and no
+// callers.
 package control
 
 import (
@@ -21,13 +22,13 @@ import (
 
 const (
 	socketName = "control.sock"
-	// timeout bounds one question, the end of a session's sandboxes included.
+	// timeout bounds one request, including the time to end a session's sandboxes.
 	timeout = 15 * time.Second
-	// maxAnswer bounds what is read of an answer: a thousand bytes for each of 65,536 sessions.
+	// maxAnswer bounds an answer: a thousand bytes for each of 65,536 sessions.
 	maxAnswer = 64 << 20
 )
 
-// Sessions is what a server is asked about; *session.Manager implements it.
+// Sessions is what the server controls; *session.Manager implements it.
 type Sessions interface {
 	Infos() []session.Info
 	StopSession(ctx context.Context, key string) (session.Stopped, error)
@@ -35,14 +36,14 @@ type Sessions interface {
 
 var _ Sessions = (*session.Manager)(nil)
 
-// Server answers on the socket of one directory.
+// Server serves the socket of one directory.
 type Server struct {
 	dir    *os.File
 	server *http.Server
 	done   chan struct{}
 }
 
-// Serve answers questions about sessions on a socket in dir, which must be the server's alone, until Close.
+// Serve serves a socket in dir until Close. Only the server's user may have access to dir.
 func Serve(dir string, sessions Sessions, log *slog.Logger) (*Server, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -59,7 +60,9 @@ func Serve(dir string, sessions Sessions, log *slog.Logger) (*Server, error) {
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /sessions", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, sessions.Infos()) })
+	mux.HandleFunc("GET /sessions", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, http.StatusOK, sessions.Infos())
+	})
 	mux.HandleFunc("POST /sessions/{key}/stop", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), timeout)
 		defer cancel()
@@ -73,8 +76,9 @@ func Serve(dir string, sessions Sessions, log *slog.Logger) (*Server, error) {
 			answer(w, http.StatusOK, stopped)
 		}
 	})
-	s := &Server{dir: d, done: make(chan struct{}), server: &http.Server{Handler: mux, ReadHeaderTimeout: timeout, IdleTimeout: timeout,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: timeout, IdleTimeout: timeout,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
+	s := &Server{dir: d, done: make(chan struct{}), server: server}
 	go func() {
 		defer close(s.done)
 		_ = s.server.Serve(l)
@@ -82,7 +86,7 @@ func Serve(dir string, sessions Sessions, log *slog.Logger) (*Server, error) {
 	return s, nil
 }
 
-// Close removes the socket and ends what is being answered.
+// Close removes the socket and cancels active requests.
 func (s *Server) Close() error {
 	err := s.server.Close()
 	<-s.done
@@ -92,11 +96,11 @@ func (s *Server) Close() error {
 func answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // an error is the client's going away
+	_ = json.NewEncoder(w).Encode(body) // an error means that the client is gone
 }
 
-// socketPath names the socket in an open directory. A path through the descriptor is short however
-// long the directory's is: the address of a socket has room for 107 bytes.
+// socketPath returns the path of the socket in an open directory. The path through the descriptor
+// is always short: the address of a socket has at most 107 bytes.
 func socketPath(dir *os.File) string {
 	if runtime.GOOS == "linux" {
 		return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), socketName)
@@ -104,17 +108,17 @@ func socketPath(dir *os.File) string {
 	return filepath.Join(dir.Name(), socketName)
 }
 
-// ErrNotRunning says that no server answers for a directory.
+// ErrNotRunning means that no server serves the directory.
 var ErrNotRunning = errors.New("no server is running there")
 
-// Infos asks the server of dir for its sessions. The error may be ErrNotRunning.
+// Infos returns the sessions of the server of dir. The error may be ErrNotRunning.
 func Infos(ctx context.Context, dir string) (infos []session.Info, err error) {
 	err = ask(ctx, dir, http.MethodGet, "/sessions", &infos)
 	return infos, err
 }
 
-// Stop has the server of dir end a session's sandboxes. The error may be ErrNotRunning, or
-// session.ErrNotFound when that server does not have the session.
+// Stop ends a session's sandboxes on the server of dir. The error may be ErrNotRunning, or
+// session.ErrNotFound if that server does not have the session.
 func Stop(ctx context.Context, dir, key string) (stopped session.Stopped, err error) {
 	err = ask(ctx, dir, http.MethodPost, "/sessions/"+key+"/stop", &stopped)
 	return stopped, err

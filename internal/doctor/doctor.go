@@ -1,7 +1,8 @@
-// Package doctor looks at the host and says what of it keeps code from being isolated, and how to mend it.
+// Package doctor examines the host and says what prevents code from being isolated, and how to fix
+// it.
 //
-// It knows what commonly goes wrong on a Linux machine. Whether a sandbox really starts is the backend's own probe, and
-// which interpreters there are is the runner package's; doctor explains.
+// It knows what commonly goes wrong on a Linux machine. The backend's own probe finds out whether a
+// sandbox really starts, and package runner which interpreters exist; doctor explains.
 package doctor
 
 import (
@@ -14,7 +15,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// Host is the machine as doctor sees it. System returns the real one.
+// Host is the machine. System returns the real one.
 type Host struct {
 	OS       string
 	UID      int
@@ -24,11 +25,12 @@ type Host struct {
 	LookPath func(program string) (string, error)
 	// Output runs a program and returns what it printed to stdout and stderr.
 	Output func(ctx context.Context, program string, args ...string) (string, error)
-	// Free returns the free bytes of the file system that holds path, or will.
+	// Free returns the free bytes of the file system of path, which may not exist yet.
 	Free func(path string) (uint64, error)
 }
 
-// AppArmorProfile lets bubblewrap make user namespaces where Ubuntu 24.04 and newer restrict them.
+// AppArmorProfile lets bubblewrap make user namespaces on Ubuntu 24.04 and newer, which restrict
+// them.
 const AppArmorProfile = `abi <abi/4.0>,
 include <tunables/global>
 
@@ -38,17 +40,18 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 }
 `
 
-// Check examines the host for a server whose data is in root. The first failure in the list is the one to mend first.
+// Check examines the host for a server whose data is in root. Fix the first failure in the list
+// first.
 func (h Host) Check(ctx context.Context, root string) []sandbox.Check {
 	if h.OS != "linux" {
-		return []sandbox.Check{{Name: "system", Status: sandbox.Fail, Detail: "the jail does not run on " + h.OS,
-			Fix: "start Docker Desktop or another engine, and set SANDBOX_BACKEND to docker or auto"}}
+		return []sandbox.Check{fail("system", "the jail does not run on "+h.OS,
+			"start Docker Desktop or another engine, and set SANDBOX_BACKEND to docker or auto")}
 	}
 	bwrap, try := h.bubblewrap(ctx)
 	return []sandbox.Check{h.kernel(), h.container(try), h.userNamespaces(), h.appArmor(try), bwrap, h.network(), h.cgroups(), h.disk(root)}
 }
 
-// CheckDisk is the part of Check that matters also where an engine does the rest.
+// CheckDisk is the part of Check that also matters for a container engine.
 func (h Host) CheckDisk(root string) []sandbox.Check {
 	if h.Free == nil {
 		return nil
@@ -56,42 +59,55 @@ func (h Host) CheckDisk(root string) []sandbox.Check {
 	return []sandbox.Check{h.disk(root)}
 }
 
+func pass(name, detail string) sandbox.Check {
+	return sandbox.Check{Name: name, Detail: detail}
+}
+
+func warn(name, detail, fix string) sandbox.Check {
+	return sandbox.Check{Name: name, Status: sandbox.Warn, Detail: detail, Fix: fix}
+}
+
+func fail(name, detail, fix string) sandbox.Check {
+	return sandbox.Check{Name: name, Status: sandbox.Fail, Detail: detail, Fix: fix}
+}
+
 func (h Host) kernel() sandbox.Check {
-	c := sandbox.Check{Name: "kernel", Detail: "Linux " + h.line("/proc/sys/kernel/osrelease")}
-	var major, minor int
-	if n, _ := fmt.Sscanf(h.line("/proc/sys/kernel/osrelease"), "%d.%d", &major, &minor); n == 2 && (major < 4 || major == 4 && minor < 18) {
-		c.Status, c.Fix = sandbox.Fail, "use a kernel of 4.18 or newer"
+	release := h.line("/proc/sys/kernel/osrelease")
+	if older(release, 4, 18) {
+		return fail("kernel", "Linux "+release, "use a kernel of 4.18 or newer")
 	}
-	return c
+	return pass("kernel", "Linux "+release)
+}
+
+// older reports whether a version is before major.minor. A version that cannot be read is not.
+func older(version string, major, minor int) bool {
+	var a, b int
+	n, _ := fmt.Sscanf(version, "%d.%d", &a, &b)
+	return n == 2 && (a < major || a == major && b < minor)
 }
 
 func (h Host) container(try attempt) sandbox.Check {
-	c := sandbox.Check{Name: "container", Detail: "not inside one"}
 	kind := h.containerKind()
 	if kind == "" {
-		return c
+		return pass("container", "not inside one")
 	}
 	seccomp := "no seccomp filter"
 	if strings.Contains(h.text("/proc/self/status"), "Seccomp:\t2") {
 		seccomp = "a seccomp filter"
 	}
-	c.Detail = "inside " + kind + ", with " + seccomp
-	if try != failed { // not the container's fault, or none at all
-		return c
+	detail := "inside " + kind + ", with " + seccomp
+	if try != failed { // the container is not the problem
+		return pass("container", detail)
 	}
-	c.Status = sandbox.Fail
-	c.Detail += ", and bubblewrap cannot make its namespaces there"
-	switch kind {
-	case "Kubernetes":
-		c.Fix = "give the container securityContext: {seccompProfile: {type: Unconfined}, appArmorProfile: {type: Unconfined}, procMount: Unmasked} and hostUsers: false"
-	default:
-		c.Fix = strings.ToLower(kind) + " run --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined …"
+	fix := strings.ToLower(kind) + " run --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined …"
+	if kind == "Kubernetes" {
+		fix = "give the container securityContext: {seccompProfile: {type: Unconfined}, appArmorProfile: {type: Unconfined}, procMount: Unmasked} and hostUsers: false"
 	}
-	return c
+	return fail("container", detail+", and bubblewrap cannot make its namespaces there", fix)
 }
 
-// containerKind goes by the marker files, by the cgroup's name, and by where /etc/hosts comes from: the mounts
-// of a machine that merely runs containers mention them, too.
+// containerKind looks at marker files, the cgroup's name and the mount of /etc/hosts. Other mounts
+// mention containers also on a machine that merely runs them.
 func (h Host) containerKind() string {
 	trace := h.text("/proc/1/cgroup")
 	for line := range strings.Lines(h.text("/proc/self/mountinfo")) {
@@ -111,47 +127,37 @@ func (h Host) containerKind() string {
 }
 
 func (h Host) userNamespaces() sandbox.Check {
-	c := sandbox.Check{Name: "user namespaces"}
+	const name, sysctl = "user namespaces", "echo %s | sudo tee /etc/sysctl.d/60-userns.conf && sudo sysctl --system"
 	switch limit := h.line("/proc/sys/user/max_user_namespaces"); {
 	case limit == "":
-		c.Status, c.Detail, c.Fix = sandbox.Fail, "the kernel has none", "use a kernel with CONFIG_USER_NS"
+		return fail(name, "the kernel does not have them", "use a kernel with CONFIG_USER_NS")
 	case limit == "0":
-		c.Status, c.Detail = sandbox.Fail, "switched off (user.max_user_namespaces = 0)"
-		c.Fix = "echo user.max_user_namespaces=15000 | sudo tee /etc/sysctl.d/60-userns.conf && sudo sysctl --system"
+		return fail(name, "switched off (user.max_user_namespaces = 0)", fmt.Sprintf(sysctl, "user.max_user_namespaces=15000"))
 	case h.line("/proc/sys/kernel/unprivileged_userns_clone") == "0":
-		c.Status, c.Detail = sandbox.Fail, "for root only (kernel.unprivileged_userns_clone = 0)"
-		c.Fix = "echo kernel.unprivileged_userns_clone=1 | sudo tee /etc/sysctl.d/60-userns.conf && sudo sysctl --system"
+		return fail(name, "for root only (kernel.unprivileged_userns_clone = 0)", fmt.Sprintf(sysctl, "kernel.unprivileged_userns_clone=1"))
 	default:
-		c.Detail = "allowed, up to " + limit
+		return pass(name, "allowed, up to "+limit)
 	}
-	return c
 }
 
 func (h Host) appArmor(try attempt) sandbox.Check {
-	c := sandbox.Check{Name: "AppArmor"}
-	if h.line("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") != "1" {
-		c.Detail = "does not restrict user namespaces"
-		return c
+	const name = "AppArmor"
+	switch profile := h.Exists("/etc/apparmor.d/bwrap"); {
+	case h.line("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") != "1":
+		return pass(name, "does not restrict user namespaces")
+	case try == worked && h.UID != 0:
+		return pass(name, "restricts user namespaces, and lets bubblewrap make them")
+	case profile && try == failed:
+		return warn(name, "restricts user namespaces; /etc/apparmor.d/bwrap makes an exception", "load the profile: sudo apparmor_parser -r /etc/apparmor.d/bwrap")
+	case profile:
+		return pass(name, "restricts user namespaces; /etc/apparmor.d/bwrap makes an exception")
 	}
-	if try == worked && h.UID != 0 {
-		c.Detail = "restricts user namespaces, and lets bubblewrap make them"
-		return c
-	}
-	if h.Exists("/etc/apparmor.d/bwrap") {
-		c.Detail = "restricts user namespaces; /etc/apparmor.d/bwrap makes an exception"
-		if try == failed {
-			c.Status, c.Fix = sandbox.Warn, "load the profile: sudo apparmor_parser -r /etc/apparmor.d/bwrap"
-		}
-		return c
-	}
-	// Root's own try proves nothing: the server starts bubblewrap as an unprivileged user.
-	c.Status = sandbox.Fail
-	c.Detail = "restricts user namespaces (kernel.apparmor_restrict_unprivileged_userns = 1), as on Ubuntu 24.04"
-	c.Fix = "sudo tee /etc/apparmor.d/bwrap <<'END' && sudo apparmor_parser -r /etc/apparmor.d/bwrap\n" + AppArmorProfile + "END"
-	return c
+	// Success as root proves nothing: the server starts bubblewrap as an unprivileged user.
+	return fail(name, "restricts user namespaces (kernel.apparmor_restrict_unprivileged_userns = 1), as on Ubuntu 24.04",
+		"sudo tee /etc/apparmor.d/bwrap <<'END' && sudo apparmor_parser -r /etc/apparmor.d/bwrap\n"+AppArmorProfile+"END")
 }
 
-// attempt is how bubblewrap did when it was to make a sandbox's namespaces, as this user.
+// attempt is whether bubblewrap could make a sandbox's namespaces as this user.
 type attempt int
 
 const (
@@ -161,139 +167,112 @@ const (
 )
 
 func (h Host) bubblewrap(ctx context.Context) (sandbox.Check, attempt) {
-	c := sandbox.Check{Name: "bubblewrap"}
+	const name = "bubblewrap"
 	path, err := h.LookPath("bwrap")
 	if err != nil {
-		c.Status, c.Detail, c.Fix = sandbox.Fail, "not installed", "sudo apt-get install bubblewrap"
-		return c, notTried
+		return fail(name, "not installed", "sudo apt-get install bubblewrap"), notTried
 	}
 	version, err := h.Output(ctx, path, "--version")
 	if err != nil {
-		c.Status, c.Detail, c.Fix = sandbox.Fail, path+" does not run: "+err.Error(), "sudo apt-get install --reinstall bubblewrap"
-		return c, notTried
+		return fail(name, path+" does not run: "+err.Error(), "sudo apt-get install --reinstall bubblewrap"), notTried
 	}
 	version = strings.TrimSpace(strings.TrimPrefix(version, "bubblewrap"))
-	c.Detail = version + " at " + path
+	detail := version + " at " + path
 	if older(version, 0, 8) {
-		c.Status, c.Fix = sandbox.Fail, "install bubblewrap 0.8.0 or newer (Debian 12, Ubuntu 24.04)"
-		return c, notTried
+		return fail(name, detail, "install bubblewrap 0.8.0 or newer (Debian 12, Ubuntu 24.04)"), notTried
 	}
 	out, err := h.Output(ctx, path, "--unshare-user", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true")
 	if err != nil {
-		c.Status = sandbox.Fail
-		c.Detail += ", but it fails: " + strings.TrimSpace(out)
-		c.Fix = "mend what is wrong with the container, user namespaces or AppArmor above"
-		return c, failed
+		return fail(name, detail+", but it fails: "+strings.TrimSpace(out), "fix the container, user namespaces or AppArmor as shown above"), failed
 	}
-	return c, worked
-}
-
-func older(version string, major, minor int) bool {
-	var a, b int
-	if n, _ := fmt.Sscanf(version, "%d.%d", &a, &b); n != 2 {
-		return false
-	}
-	return a < major || a == major && b < minor
+	return pass(name, detail), worked
 }
 
 func (h Host) network() sandbox.Check {
-	c := sandbox.Check{Name: "network"}
 	path, err := h.LookPath("slirp4netns")
-	if err != nil {
-		c.Status, c.Detail, c.Fix = sandbox.Warn, "slirp4netns is not installed: runs with network: true are refused", "sudo apt-get install slirp4netns"
-		return c
+	switch {
+	case err != nil:
+		return warn("network", "slirp4netns is not installed: runs with network: true are refused", "sudo apt-get install slirp4netns")
+	case !h.Exists("/dev/net/tun"):
+		return warn("network", "/dev/net/tun is missing: runs with network: true are refused", "sudo modprobe tun (in a container: --device /dev/net/tun)")
 	}
-	if !h.Exists("/dev/net/tun") {
-		c.Status, c.Detail, c.Fix = sandbox.Warn, "/dev/net/tun is missing: runs with network: true are refused", "sudo modprobe tun (in a container: --device /dev/net/tun)"
-		return c
+	return pass("network", path)
+}
+
+const cgroupMount = "/sys/fs/cgroup"
+
+// ownCgroups returns the paths of this process's cgroups by controller. The key of version 2 is "".
+func (h Host) ownCgroups() map[string]string {
+	own := map[string]string{}
+	for line := range strings.Lines(h.text("/proc/self/cgroup")) {
+		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 {
+			for controller := range strings.SplitSeq(parts[1], ",") {
+				own[controller] = strings.TrimSuffix(parts[2], "/")
+			}
+		}
 	}
-	c.Detail = path
-	return c
+	return own
 }
 
 func (h Host) cgroups() sandbox.Check {
-	c := sandbox.Check{Name: "cgroups"}
-	const mount = "/sys/fs/cgroup"
-	own := map[string]string{} // by controller list; "" is v2
-	for line := range strings.Lines(h.text("/proc/self/cgroup")) {
-		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 {
-			own[parts[1]] = parts[2]
+	const (
+		name     = "cgroups"
+		fallback = "limited by rlimits only, buffers of sockets not at all"
+		fix      = "start the server as root, or with a cgroup of its own: systemd-run --user --scope -p Delegate=yes mcp-code-sandbox serve"
+	)
+	own := h.ownCgroups()
+	version, problem := "v2", "without "
+	usable := h.usableV1
+	if h.Exists(cgroupMount + "/cgroup.controllers") {
+		dir := cgroupMount + own[""]
+		if !h.Writable(dir) {
+			return warn(name, "v2, not writable: memory and processes are "+fallback, fix)
 		}
-	}
-	const fix = "start the server as root, or with a cgroup of its own: systemd-run --user --scope -p Delegate=yes mcp-code-sandbox serve"
-	if h.Exists(mount + "/cgroup.controllers") {
-		dir := mount + strings.TrimSuffix(own[""], "/")
 		have := strings.Fields(h.text(dir + "/cgroup.controllers"))
-		var missing []string
-		for _, want := range []string{"memory", "pids", "cpu"} {
-			if !slices.Contains(have, want) {
-				missing = append(missing, want)
-			}
-		}
-		switch {
-		case !h.Writable(dir):
-			c.Status, c.Detail, c.Fix = sandbox.Warn, "v2, not writable: memory and processes are limited by rlimits only, buffers of sockets not at all", fix
-		case len(missing) > 0:
-			c.Status, c.Detail, c.Fix = sandbox.Warn, "v2, without "+strings.Join(missing, ", ")+": limited by rlimits only, buffers of sockets not at all", fix
-		default:
-			c.Detail = "v2, writable, with memory, pids and cpu"
-		}
-		return c
+		usable = func(_ map[string]string, controller string) bool { return slices.Contains(have, controller) }
+	} else {
+		version, problem = "v1", "not writable: "
 	}
-	var writable, missing []string
-	for _, want := range []string{"memory", "pids", "cpu"} {
-		for list, path := range own {
-			if slices.Contains(strings.Split(list, ","), want) {
-				// A container sees its own subtree as the root of the mount.
-				if h.Writable(mount+"/"+want+strings.TrimSuffix(path, "/")) || h.Writable(mount+"/"+want) {
-					writable = append(writable, want)
-				}
-			}
-		}
-		if !slices.Contains(writable, want) {
-			missing = append(missing, want)
-		}
-	}
+	missing := slices.DeleteFunc([]string{"memory", "pids", "cpu"}, func(controller string) bool { return usable(own, controller) })
 	switch {
 	case len(own) == 0:
-		c.Status, c.Detail, c.Fix = sandbox.Warn, "none: memory and processes are limited by rlimits only, buffers of sockets not at all", fix
+		return warn(name, "none: memory and processes are "+fallback, fix)
 	case len(missing) > 0:
-		c.Status, c.Detail, c.Fix = sandbox.Warn, "v1, not writable: "+strings.Join(missing, ", ")+"; limited by rlimits only, buffers of sockets not at all", fix
-	case !h.limitsTCP(own):
-		c.Status, c.Detail = sandbox.Warn, "v1, writable, but the kernel has no memory.kmem.tcp.limit_in_bytes: TCP buffers do not count as memory, and a sandbox can hold any amount"
-		c.Fix = "boot with cgroup v2: systemd.unified_cgroup_hierarchy=1 on the kernel's command line"
-	default:
-		c.Detail = "v1, writable, with memory, pids and cpu"
+		return warn(name, version+", "+problem+strings.Join(missing, ", ")+": "+fallback, fix)
+	case version == "v1" && !h.limitsTCP(own):
+		return warn(name, "v1, writable, but the kernel has no memory.kmem.tcp.limit_in_bytes: TCP buffers do not count as memory, and a sandbox can hold any amount",
+			"boot with cgroup v2: systemd.unified_cgroup_hierarchy=1 on the kernel's command line")
 	}
-	return c
+	return pass(name, version+", writable, with memory, pids and cpu")
 }
 
-// limitsTCP says whether version 1 has the limit that TCP buffers need there, beside that of memory.
+// usableV1 reports whether a controller of version 1 is writable. A container sees its own subtree
+// as the root of the mount.
+func (h Host) usableV1(own map[string]string, controller string) bool {
+	path, ok := own[controller]
+	return ok && (h.Writable(cgroupMount+"/"+controller+path) || h.Writable(cgroupMount+"/"+controller))
+}
+
+// limitsTCP reports whether version 1 can limit TCP buffers, which its memory limit does not cover.
 func (h Host) limitsTCP(own map[string]string) bool {
-	const mount, file = "/sys/fs/cgroup/memory", "/memory.kmem.tcp.limit_in_bytes"
-	for list, path := range own {
-		if slices.Contains(strings.Split(list, ","), "memory") {
-			return h.Exists(mount+strings.TrimSuffix(path, "/")+file) || h.Exists(mount+file)
-		}
-	}
-	return false
+	const mount, file = cgroupMount + "/memory", "/memory.kmem.tcp.limit_in_bytes"
+	return h.Exists(mount+own["memory"]+file) || h.Exists(mount+file)
 }
 
 func (h Host) disk(root string) sandbox.Check {
-	c := sandbox.Check{Name: "disk"}
+	const name, fix = "disk", "free some space, or set SANDBOX_ROOT to a directory on another disk"
 	free, err := h.Free(root)
 	if err != nil {
-		c.Status, c.Detail, c.Fix = sandbox.Warn, err.Error(), "set SANDBOX_ROOT to a directory on a local disk"
-		return c
+		return warn(name, err.Error(), "set SANDBOX_ROOT to a directory on a local disk")
 	}
-	c.Detail = strconv.FormatUint(free>>20, 10) + " MB free at " + root
+	detail := strconv.FormatUint(free>>20, 10) + " MB free at " + root
 	switch {
 	case free < 64<<20:
-		c.Status, c.Fix = sandbox.Fail, "free some space, or set SANDBOX_ROOT to a directory on another disk"
+		return fail(name, detail, fix)
 	case free < 1<<30:
-		c.Status, c.Fix = sandbox.Warn, "free some space, or set SANDBOX_ROOT to a directory on another disk"
+		return warn(name, detail, fix)
 	}
-	return c
+	return pass(name, detail)
 }
 
 func (h Host) text(path string) string {
@@ -304,6 +283,7 @@ func (h Host) text(path string) string {
 	return string(p)
 }
 
+// line returns the first line of a file.
 func (h Host) line(path string) string {
 	s, _, _ := strings.Cut(h.text(path), "\n")
 	return strings.TrimSpace(s)

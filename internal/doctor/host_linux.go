@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// System is the machine this runs on.
+// System returns the machine that this runs on.
 func System() Host {
 	return Host{
 		OS:       "linux",
@@ -28,7 +28,7 @@ func System() Host {
 			return string(out), err
 		},
 		Free: func(path string) (uint64, error) {
-			for { // the root may not be there yet
+			for { // path may not exist yet
 				var st unix.Statfs_t
 				err := unix.Statfs(path, &st)
 				if err == nil {

@@ -4,5 +4,5 @@ package doctor
 
 import "runtime"
 
-// System is the machine this runs on. There is nothing to examine on it.
+// System returns the machine that this runs on, which only its name describes.
 func System() Host { return Host{OS: runtime.GOOS} }

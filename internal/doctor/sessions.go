@@ -10,14 +10,14 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// SessionCost is what an idle session takes of the machine.
+// SessionCost is what an idle session needs.
 type SessionCost struct {
 	Memory  int64 // bytes
 	Threads int64
 }
 
-// What sessions have been measured to cost when they have had a Python run: where the memory of its
-// libraries is shared by all sandboxes, and where each has its own.
+// The measured cost of a session after a Python run: where all sandboxes share the memory of its
+// libraries, and where each has its own.
 var (
 	SharedSession   = SessionCost{Memory: 9 << 20, Threads: 28}
 	SeparateSession = SessionCost{Memory: 120 << 20, Threads: 30}
@@ -26,8 +26,8 @@ var (
 // maxSuggested is the largest number of sessions that has been measured.
 const maxSuggested = 1000
 
-// SuggestSessions returns how many sessions the machine has room for, 0 if unknown, and how it got
-// there, in a line. Half of memory and threads is a reserve for running code and everything else.
+// SuggestSessions returns how many sessions fit on the machine (0: unknown) and the calculation, in
+// a line. Half of memory and threads is a reserve for running code and everything else.
 func (h Host) SuggestSessions(cost SessionCost) (n int, why string) {
 	if h.OS != "linux" {
 		return 0, ""
@@ -37,7 +37,8 @@ func (h Host) SuggestSessions(cost SessionCost) (n int, why string) {
 	if memory := h.Memory(); memory > 0 {
 		fit := memory / 2 / cost.Memory
 		room = min(room, fit)
-		parts = append(parts, fmt.Sprintf("half of %.1f GB of memory is enough for %d idle sessions of %d MB", float64(memory)/(1<<30), fit, cost.Memory>>20))
+		parts = append(parts, fmt.Sprintf("half of %.1f GB of memory is enough for %d idle sessions of %d MB",
+			float64(memory)/(1<<30), fit, cost.Memory>>20))
 	}
 	if threads := h.threads(); threads > 0 {
 		fit := threads / 2 / cost.Threads
@@ -54,21 +55,21 @@ func (h Host) SuggestSessions(cost SessionCost) (n int, why string) {
 	return int(room), strings.Join(parts, ", ")
 }
 
-// CheckSessions compares the setting with what the machine has room for.
+// CheckSessions compares the setting with how many sessions fit.
 func (h Host) CheckSessions(limit int, cost SessionCost) []sandbox.Check {
 	n, why := h.SuggestSessions(cost)
 	if n == 0 {
 		return nil
 	}
-	c := sandbox.Check{Name: "sessions", Detail: fmt.Sprintf("SANDBOX_MAX_SESSIONS is %d; this machine has room for about %d, if most of them are idle: %s", limit, n, why)}
+	detail := fmt.Sprintf("SANDBOX_MAX_SESSIONS is %d; this machine has room for about %d, if most of them are idle: %s", limit, n, why)
 	if limit > 2*n { // the reserve is gone, too
-		c.Status, c.Fix = sandbox.Warn, fmt.Sprintf("set SANDBOX_MAX_SESSIONS to %d or less", n)
+		return []sandbox.Check{warn("sessions", detail, fmt.Sprintf("set SANDBOX_MAX_SESSIONS to %d or less", n))}
 	}
-	return []sandbox.Check{c}
+	return []sandbox.Check{pass("sessions", detail)}
 }
 
-// Memory returns what the server and its sandboxes may use: the machine's, or less by a cgroup's limit.
-// 0: unknown.
+// Memory returns how much memory the server and its sandboxes may use: the machine's, or a cgroup's
+// limit. 0: unknown.
 func (h Host) Memory() int64 {
 	var total int64
 	for line := range strings.Lines(h.text("/proc/meminfo")) {
@@ -80,8 +81,8 @@ func (h Host) Memory() int64 {
 	return least(total, h.cgroupLimit("memory", "memory.max", "memory.limit_in_bytes"))
 }
 
-// threads is how many there may be: the kernel's limits, the cgroup's, and those of the user where
-// it is not root. 0: unknown.
+// threads returns how many threads there may be: the least of the limits of the kernel, the cgroup
+// and a user other than root. 0: unknown.
 func (h Host) threads() int64 {
 	limit := h.cgroupLimit("pids", "pids.max", "pids.max")
 	for _, file := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
@@ -99,26 +100,16 @@ func (h Host) threads() int64 {
 	return limit
 }
 
-// cgroupLimit is the smallest limit of a controller on the server's cgroup and those above it. 0:
-// none.
+// cgroupLimit returns the smallest limit of a controller on the server's cgroup and those above it.
+// 0: no limit.
 func (h Host) cgroupLimit(controller, v2, v1 string) (limit int64) {
-	const mount = "/sys/fs/cgroup"
-	for line := range strings.Lines(h.text("/proc/self/cgroup")) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 {
-			continue
-		}
-		root, file := mount, v2
-		switch controllers := "," + parts[1] + ","; {
-		case strings.Contains(controllers, ","+controller+","):
-			root, file = mount+"/"+controller, v1
-		case parts[1] != "":
-			continue
-		}
+	own := h.ownCgroups()
+	for key, file := range map[string]string{"": "/" + v2, controller: "/" + v1} {
+		dir, ok := own[key]
 		// A container sees its own cgroup as the root of the mount.
-		for dir := path.Clean("/" + parts[2]); ; dir = path.Dir(dir) {
-			limit = least(limit, number(h.line(path.Join(root, dir, file))))
-			if dir == "/" {
+		for ; ok; dir = path.Dir(dir) {
+			limit = least(limit, number(h.line(path.Join(cgroupMount, key, dir, file))))
+			if dir == "" || dir == "/" {
 				break
 			}
 		}
@@ -126,7 +117,7 @@ func (h Host) cgroupLimit(controller, v2, v1 string) (limit int64) {
 	return limit
 }
 
-// number reads a limit. 0: there is none, as for "max", or it cannot be read.
+// number parses a limit. 0: no limit, as for "max", or not a number.
 func number(s string) int64 {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n < 0 {
@@ -135,7 +126,7 @@ func number(s string) int64 {
 	return n
 }
 
-// least is the smaller of two limits, where 0 is none.
+// least returns the smaller of two limits, where 0 means no limit.
 func least(a, b int64) int64 {
 	if a == 0 || b == 0 {
 		return max(a, b)

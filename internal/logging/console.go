@@ -2,27 +2,27 @@ package logging
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
 )
 
-// console writes lines for people:
-//
-//	2026-11-15T02:10:00.123Z INFO  [HTTP] POST /mcp status=200 duration_ms=3
-//
-// The message is first and as it is, so that the contracts' prefixes stay where a grep expects them. Ids and file
-// names in it come from clients: whatever could break the line or drive a terminal is escaped.
+// console writes lines like "2026-11-15T02:10:00.123Z INFO  [HTTP] POST /mcp status=200". The
+// message is not quoted, so that grep finds the contracts' prefixes. Clients choose ids and file
+// names in it, so characters that could break the line or control a terminal are escaped.
 type console struct {
 	mu     *sync.Mutex
 	w      io.Writer
 	level  slog.Level
-	attrs  []byte // rendered attributes of With
-	prefix string // of WithGroup, with its dot
+	attrs  []byte // formatted attributes of With
+	prefix string // of WithGroup, with a dot
 }
 
 var _ slog.Handler = (*console)(nil)
@@ -39,11 +39,7 @@ func (c *console) Handle(_ context.Context, r slog.Record) error {
 		line = r.Time.UTC().AppendFormat(line, "2006-01-02T15:04:05.000Z07:00")
 		line = append(line, ' ')
 	}
-	level := r.Level.String()
-	line = append(line, level...)
-	for i := len(level); i < 6; i++ {
-		line = append(line, ' ')
-	}
+	line = fmt.Appendf(line, "%-6s", r.Level)
 	line = appendEscaped(line, r.Message)
 	line = append(line, c.attrs...)
 	r.Attrs(func(a slog.Attr) bool {
@@ -60,7 +56,7 @@ func (c *console) Handle(_ context.Context, r slog.Record) error {
 
 func (c *console) WithAttrs(attrs []slog.Attr) slog.Handler {
 	d := *c
-	d.attrs = append([]byte(nil), c.attrs...)
+	d.attrs = slices.Clone(c.attrs)
 	for _, a := range attrs {
 		d.attrs = appendAttr(d.attrs, c.prefix, a)
 	}
@@ -93,12 +89,9 @@ func appendAttr(line []byte, prefix string, a slog.Attr) []byte {
 	line = append(line, ' ')
 	line = appendEscaped(line, prefix+a.Key)
 	line = append(line, '=')
-	var s string
-	switch v.Kind() {
-	case slog.KindTime:
+	s := v.String()
+	if v.Kind() == slog.KindTime {
 		s = v.Time().UTC().Format(time.RFC3339Nano)
-	default:
-		s = v.String()
 	}
 	if needsQuotes(s) {
 		return strconv.AppendQuote(line, s)
@@ -107,18 +100,12 @@ func appendAttr(line []byte, prefix string, a slog.Attr) []byte {
 }
 
 func needsQuotes(s string) bool {
-	if s == "" || !utf8.ValidString(s) {
-		return true
-	}
-	for _, r := range s {
-		if r == ' ' || r == '"' || r == '=' || !unicode.IsPrint(r) {
-			return true
-		}
-	}
-	return false
+	return s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool {
+		return r == ' ' || r == '"' || r == '=' || !unicode.IsPrint(r)
+	})
 }
 
-// appendEscaped is strconv.AppendQuote without the quotes, and leaves quotes and backslashes alone.
+// appendEscaped is strconv.AppendQuote without quotes. It does not escape quotes and backslashes.
 func appendEscaped(line []byte, s string) []byte {
 	for len(s) > 0 {
 		r, n := utf8.DecodeRuneInString(s)

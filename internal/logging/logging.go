@@ -1,7 +1,8 @@
-// Package logging makes the program's logger: lines for people or JSON, to stderr and to a rotated file.
+// Package logging makes the program's logger: lines for people or JSON, to stderr and a rotated
+// file.
 //
-// It decides how a record looks, not what is in it. Whoever logs keeps code, file contents, environment
-// values, tokens, bodies and the query of signed links out; secrets are of type secret.Value and redact themselves.
+// It formats records. Its callers leave out code, file contents, environment values, tokens, bodies
+// and the query of signed links. Secrets have the type secret.Value, which redacts itself.
 package logging
 
 import (
@@ -14,12 +15,12 @@ import (
 	"gopkg.in/natefinch/lumberjack.v2"
 )
 
-// Config of a logger.
+// Config configures a logger.
 type Config struct {
 	Level slog.Level
 	JSON  bool      // one JSON object per line; otherwise console lines
 	Out   io.Writer // stderr
-	File  string    // also written to, and rotated; empty: none
+	File  string    // a second output, which is rotated; empty: none
 }
 
 // Rotation of the file: at most about 60 MB in all.
@@ -28,8 +29,8 @@ const (
 	fileBackups   = 5
 )
 
-// New returns the logger, and what closes its file. A file that cannot be opened is one warning on Out
-// and nothing more: a full disk must not keep code from running.
+// New returns the logger and the Closer of its file. If the file cannot be opened, New only
+// warns: a full disk must not keep code from running.
 func New(cfg Config) (*slog.Logger, io.Closer) {
 	out := handler(cfg.Out, cfg)
 	if cfg.File == "" {
@@ -52,7 +53,7 @@ func handler(w io.Writer, cfg Config) slog.Handler {
 	return newConsole(w, cfg.Level)
 }
 
-// tryFile makes sure that the file can be appended to; lumberjack itself opens it only at the first line.
+// tryFile checks that the file can be written. lumberjack opens it only at the first line.
 func tryFile(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

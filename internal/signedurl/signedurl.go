@@ -1,7 +1,7 @@
-// Package signedurl makes and checks the links under which files of a session are downloaded and uploaded.
+// Package signedurl makes and checks the links for downloads and uploads of a session's files.
 //
-// A link is its own authorisation: whoever holds it may use it. The package knows the formulas and the
-// shape of the path; whether there is such a session or file is for others to say.
+// A link is its own authorisation: its holder may use it. The package knows the formulas and the
+// form of the path, but not whether the session or the file exists.
 package signedurl
 
 import (
@@ -24,13 +24,13 @@ var (
 	ErrExpired   = errors.New("the link has expired")
 )
 
-// ErrPath is ParsePath's only error.
+// ErrPath is the only error of ParsePath.
 var ErrPath = errors.New("not the path of a file: want /files/{id}/{name}")
 
 // Signer makes and checks links. It is safe for concurrent use.
 type Signer struct {
 	file    []byte // the secret itself: contract 1's formula
-	user    []byte // derived from it, see derive
+	user    []byte // derived from the secret, like upload
 	upload  []byte
 	ttl     time.Duration
 	userTTL time.Duration
@@ -38,12 +38,12 @@ type Signer struct {
 	baseURL atomic.Pointer[string]
 }
 
-// UserTTL is how long a logged-in user's links work where nothing else is set.
+// UserTTL is how long a logged-in user's links work by default.
 const UserTTL = 7 * 24 * time.Hour
 
-// New returns a Signer for links below baseURL. The secret must not be empty. With a positive ttl, download links
-// expire and links without an expiry are refused; without one, this holds for users' links, after [UserTTL]. A nil now
-// means [time.Now].
+// New returns a Signer for links below baseURL. The secret must not be empty. With a positive ttl,
+// download links expire, and links without an expiry are refused. Without it, that applies to
+// users' links, with [UserTTL]. A nil now means [time.Now].
 func New(secret []byte, baseURL string, ttl time.Duration, now func() time.Time) *Signer {
 	if len(secret) == 0 {
 		panic("signedurl: empty secret")
@@ -51,10 +51,12 @@ func New(secret []byte, baseURL string, ttl time.Duration, now func() time.Time)
 	if now == nil {
 		now = time.Now
 	}
+	// Every text that is signed with the secret itself has a slash. These have none, so no link
+	// reveals a derived key.
 	s := &Signer{
 		file:   secret,
-		user:   derive(secret, "user file link"),
-		upload: derive(secret, "upload link"),
+		user:   mac(secret, "user file link"),
+		upload: mac(secret, "upload link"),
 		ttl:    ttl,
 		now:    now,
 	}
@@ -65,26 +67,16 @@ func New(secret []byte, baseURL string, ttl time.Duration, now func() time.Time)
 	return s
 }
 
-// derive makes a key of its own for a purpose. A purpose must have no slash in it: every text that is signed with
-// the secret itself has one, so no link that hostile code can ask for reveals a derived key.
-func derive(secret []byte, purpose string) []byte {
-	mac := hmac.New(sha256.New, secret)
-	mac.Write([]byte(purpose))
-	return mac.Sum(nil)
-}
-
-// SetBaseURL changes where links point to, for instance once a listener has its port. Links made before stay valid.
+// SetBaseURL changes the base of new links, for example when the listener has its port. Older links
+// stay valid.
 func (s *Signer) SetBaseURL(baseURL string) {
 	baseURL = strings.TrimRight(baseURL, "/")
 	s.baseURL.Store(&baseURL)
 }
 
-// FileURL returns the download link of a file. Its signature is
-//
-//	hex(HMAC_SHA256(secret, id + "/" + name))
-//
-// and, when links expire, that of expires + "\n" + id + "/" + name, expires being in seconds since 1970. An id that starts
-// with "~" names one generation of a logged-in user's session; its links are signed with a key of their own, and always expire.
+// FileURL returns the download link of a file. Its signature is hex(HMAC_SHA256(secret, id/name)),
+// or, if links expire, that of expires\nid/name, with expires in Unix seconds. An id that starts
+// with "~" is a logged-in user's; its links have their own key and always expire.
 func (s *Signer) FileURL(id, name string) string {
 	q := url.Values{}
 	text := id + "/" + name
@@ -109,7 +101,7 @@ func (s *Signer) Verify(id, name string, q url.Values) error {
 		}
 		return nil
 	}
-	// A link that carries an expiry is held to it even when new links carry none.
+	// An expiry counts even if new links have none.
 	expires, ok := parseTime(q.Get("expires"))
 	if !ok || !signed(s.fileKey(id), formatTime(expires)+"\n"+text, q) {
 		return ErrSignature
@@ -117,7 +109,8 @@ func (s *Signer) Verify(id, name string, q url.Values) error {
 	return s.checkExpiry(expires)
 }
 
-// UploadURL returns a link to which a file can be PUT until it expires. That it works only once is the ticket's business.
+// UploadURL returns a link to which a file can be PUT until it expires. The ticket makes it work
+// only once.
 func (s *Signer) UploadURL(id, name, ticket string, expires time.Time) string {
 	return s.link(id, name, url.Values{
 		"upload":  {ticket},
@@ -126,7 +119,8 @@ func (s *Signer) UploadURL(id, name, ticket string, expires time.Time) string {
 	})
 }
 
-// VerifyUpload checks an upload link's query and returns its ticket. Its errors are [ErrSignature] and [ErrExpired].
+// VerifyUpload checks an upload link's query and returns its ticket. Its errors are [ErrSignature]
+// and [ErrExpired].
 func (s *Signer) VerifyUpload(id, name string, q url.Values) (ticket string, err error) {
 	ticket = q.Get("upload")
 	expires, ok := parseTime(q.Get("expires"))
@@ -139,7 +133,7 @@ func (s *Signer) VerifyUpload(id, name string, q url.Values) (ticket string, err
 	return ticket, nil
 }
 
-// uploadText quotes every part, so that no two links have the same text.
+// uploadText quotes every part, so that different links have different texts.
 func uploadText(id, name, ticket string, expires time.Time) string {
 	return fmt.Sprintf("%s %q %q %q", formatTime(expires), ticket, id, name)
 }
@@ -167,7 +161,7 @@ func (s *Signer) checkExpiry(expires time.Time) error {
 	return ErrExpired
 }
 
-// link escapes each segment by itself.
+// link escapes each segment separately.
 func (s *Signer) link(id, name string, q url.Values) string {
 	var b strings.Builder
 	b.WriteString(*s.baseURL.Load())
@@ -182,9 +176,9 @@ func (s *Signer) link(id, name string, q url.Values) string {
 	return b.String()
 }
 
-// ParsePath takes a request's escaped path ([url.URL.EscapedPath]) apart. Each segment is unescaped exactly once; an escaped
-// slash in the name separates like a plain one. It refuses whatever cannot be the id of a session and the
-// relative name of a file in it: with parts that are empty, "." or "..", or with a NUL.
+// ParsePath parses a request's escaped path ([url.URL.EscapedPath]). It unescapes each part once;
+// an escaped slash in the name is a separator. It refuses parts that are empty, "." or "..", and
+// NUL.
 func ParsePath(escapedPath string) (id, name string, err error) {
 	rest, ok := strings.CutPrefix(escapedPath, "/files/")
 	if !ok {
@@ -202,12 +196,12 @@ func ParsePath(escapedPath string) (id, name string, err error) {
 	return id, name, nil
 }
 
-// validID holds for every id of a session. It also keeps a signed text from being read in two ways.
+// validID accepts every session id. It also makes the signed text unambiguous.
 func validID(id string) bool {
 	return id != "" && id != "." && id != ".." && !strings.ContainsRune(id, '/') && !strings.ContainsFunc(id, unicode.IsControl)
 }
 
-// validName allows whatever a program may have called its file.
+// validName accepts every name that a program can give a file.
 func validName(name string) bool {
 	for segment := range strings.SplitSeq(name, "/") {
 		if segment == "" || segment == "." || segment == ".." || strings.ContainsRune(segment, 0) {
@@ -217,10 +211,12 @@ func validName(name string) bool {
 	return true
 }
 
-func sign(key []byte, text string) string {
-	mac := hmac.New(sha256.New, key)
-	mac.Write([]byte(text))
-	return hex.EncodeToString(mac.Sum(nil))
+func sign(key []byte, text string) string { return hex.EncodeToString(mac(key, text)) }
+
+func mac(key []byte, text string) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write([]byte(text))
+	return h.Sum(nil)
 }
 
 // signed compares in constant time.
@@ -233,5 +229,5 @@ func formatTime(t time.Time) string { return strconv.FormatInt(t.Unix(), 10) }
 func parseTime(s string) (time.Time, bool) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	t := time.Unix(n, 0)
-	return t, err == nil && formatTime(t) == s // one spelling only
+	return t, err == nil && formatTime(t) == s // accept one spelling only
 }

@@ -3,8 +3,8 @@ package untrusted
 
 import "strings"
 
-// Clip returns s if it has at most n bytes. Otherwise it returns about the first n bytes, whole characters only, and an
-// ellipsis.
+// Clip returns s if it has at most n bytes. Otherwise it returns about the first n bytes, whole
+// characters only, and an ellipsis.
 func Clip(s string, n int) string {
 	if len(s) <= n {
 		return s
