@@ -45,9 +45,9 @@ func (s *settings) warnings(env map[string]string) (list []warning) {
 		warn("SANDBOX_CALLER_FILES", "raise it, or lower SANDBOX_WORKSPACE_FILES", tooSmall, s.CallerFiles, "SANDBOX_WORKSPACE_FILES", s.WorkspaceFiles)
 	}
 	// No warning with the default: it rises with SANDBOX_EXEC_TIMEOUT_S.
-	if s.ExecTimeout > s.MaxExecTimeout && time.Duration(s.MaxExecTimeout) != defaultMaxExecTimeout {
+	if s.ExecTimeout > s.MaxExecTimeout && s.MaxExecTimeout != defaultMaxExecTimeout {
 		warn("SANDBOX_MAX_EXEC_TIMEOUT_S", "lower SANDBOX_EXEC_TIMEOUT_S as well",
-			"%v is less than SANDBOX_EXEC_TIMEOUT_S, so runs may take %v", time.Duration(s.MaxExecTimeout), s.maxExecTimeout())
+			"%v is less than SANDBOX_EXEC_TIMEOUT_S, so runs may take %v", s.MaxExecTimeout, s.maxExecTimeout())
 	}
 	return append(list, s.unknownVariables(env)...)
 }

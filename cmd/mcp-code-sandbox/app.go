@@ -80,7 +80,7 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	a.closeLast(a.store)
 	a.environments = environments{settings: s, env: inv.env, catalogue: a.isolation.catalogue, log: a.log}
 	a.environments.change(a.environments.discover(ctx))
-	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, time.Duration(s.URLTTL), time.Now)
+	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, s.URLTTL, time.Now)
 	a.metrics = newMetrics(&a.isolation)
 	if a.services, err = a.newServices(ctx, baseURL, a.metrics); err != nil {
 		return nil, err
@@ -151,14 +151,14 @@ func (a *app) openSessions() {
 			FileBytes: int64(s.WorkspaceBytes) + 4096,
 		},
 		Quota: quota, CallerBytes: int64(s.CallerBytes), CallerFiles: s.CallerFiles, CallerSessions: s.CallerSessions,
-		MaxSessions: s.MaxSessions, MaxRunsPerSession: s.MaxRunsPerSession, EvictIdle: time.Duration(s.EvictIdle),
-		IdleTTL: s.idleTTL(), MaxLifetime: time.Duration(s.MaxLifetime), CleanupInterval: time.Duration(s.CleanupInterval),
-		ClosedRetention: time.Duration(s.ClosedRetention), OutputLimit: outputStop, Logger: a.log,
+		MaxSessions: s.MaxSessions, MaxRunsPerSession: s.MaxRunsPerSession, EvictIdle: s.EvictIdle,
+		IdleTTL: s.idleTTL(), MaxLifetime: s.MaxLifetime, CleanupInterval: s.CleanupInterval,
+		ClosedRetention: s.ClosedRetention, OutputLimit: outputStop, Logger: a.log,
 	})
 	a.onClose(a.sessions.Close)
 	a.executor = executor.New(executor.Config{
 		Sessions: a.sessions, Runners: a.environments.runners, Services: a.services.granter(), Signer: a.signer, Store: a.store,
-		ExecTimeout: time.Duration(s.ExecTimeout), MaxExecTimeout: s.maxExecTimeout(), MaxCodeBytes: int(s.MaxCodeBytes),
+		ExecTimeout: s.ExecTimeout, MaxExecTimeout: s.maxExecTimeout(), MaxCodeBytes: int(s.MaxCodeBytes),
 		MaxOutputBytes: int(s.MaxOutputBytes), ResultMemory: int64(s.ResultMemory.byteSize), MaxUploadBytes: int(s.MaxUploadBytes),
 		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },

@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 )
@@ -106,8 +107,9 @@ func newParser(c *cli, env map[string]string, stdout, stderr io.Writer) (*kong.K
 		kong.Exit(func(code int) { panic(kongExit(code)) }),
 		kong.Resolvers(environment(env)),
 		kong.ValueFormatter(helpWithVariable),
-		kong.KindMapper(reflect.Int, kong.MapperFunc(decodeInt)),
-		kong.KindMapper(reflect.Float64, kong.MapperFunc(decodeFloat)),
+		kong.KindMapper(reflect.Int, kong.MapperFunc(decodeNumber)),
+		kong.KindMapper(reflect.Float64, kong.MapperFunc(decodeNumber)),
+		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 		kong.ExplicitGroups(settingGroups),
 	)

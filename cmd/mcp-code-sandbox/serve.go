@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -93,7 +92,7 @@ func newMCP(a *app) (*mcpserver.Server, error) {
 		return nil, fmt.Errorf("SANDBOX_TOOLS: %w", err)
 	}
 	opt := tools.Options{
-		Logger: a.log, Tools: wanted, MaxTimeout: a.settings.maxExecTimeout(), Handover: time.Duration(a.settings.Handover),
+		Logger: a.log, Tools: wanted, MaxTimeout: a.settings.maxExecTimeout(), Handover: a.settings.Handover,
 		ResourceLinks: a.settings.ResourceLinks == "on", Services: a.services.forTools(),
 	}
 	return mcpserver.New(mcpserver.Config{

@@ -32,16 +32,16 @@ type settings struct {
 	Root          string   `name:"root" environ:"SANDBOX_ROOT" type:"path" placeholder:"DIR" group:"server" help:"Directory for all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, otherwise the user's data directory."`
 	Config        string   `name:"config" environ:"SANDBOX_CONFIG" type:"path" placeholder:"FILE" group:"server" help:"Configuration file (JSON) of the services that code may call, and of the login."`
 	Tools         []string `name:"tools" environ:"SANDBOX_TOOLS" placeholder:"NAME" group:"server" help:"Tools to offer: names, or the presets conversation, session, run and all. Use run for chat clients. Default: all."`
-	ResourceLinks string   `name:"resource-links" environ:"SANDBOX_RESOURCE_LINKS" default:"off" group:"server" help:"Whether results link to the run's files as MCP resources: on, or off (only for clients that ask for it in _meta). Some frameworks send such links to model providers, which refuse them."`
+	ResourceLinks string   `name:"resource-links" environ:"SANDBOX_RESOURCE_LINKS" default:"off" oneof:"on,off" group:"server" help:"Whether results link to the run's files as MCP resources: on, or off (only for clients that ask for it in _meta). Some frameworks send such links to model providers, which refuse them."`
 
-	APIToken          secret.Value `name:"api-token" environ:"MCP_API_TOKEN" placeholder:"SECRET" group:"access" help:"Bearer token for /mcp and /metrics. Default: generated and stored under the root. Prefer the variable: other users of this machine can see flags."`
-	FileSecret        secret.Value `name:"file-secret" environ:"FILE_SECRET" placeholder:"SECRET" group:"access" help:"Key that signs file links. Default: generated and stored under the root."`
-	URLTTL            seconds      `name:"url-ttl" environ:"SANDBOX_URL_TTL" default:"0s" group:"access" help:"How long file links work (seconds, or 24h). 0: forever, and 7 days for those of logged-in users."`
-	JWTSecret         secret.Value `name:"jwt-secret" environ:"JWT_SECRET" placeholder:"SECRET" group:"access" help:"Key for execution tokens, logins and stored connections; at least 32 bytes. Default: generated and stored under the root."`
-	JWTSecretPrevious secret.Value `name:"jwt-secret-previous" environ:"JWT_SECRET_PREVIOUS" placeholder:"SECRET" group:"access" help:"The previous JWT_SECRET, while you change it. The server encrypts stored connections again with the new one."`
-	AllowedHosts      []string     `name:"allowed-hosts" environ:"SANDBOX_ALLOWED_HOSTS" placeholder:"NAME" group:"access" help:"Host names in requests that the server accepts besides loopback and the public base URL, such as *.example.com; * accepts all."`
-	AllowedOrigins    []string     `name:"allowed-origins" environ:"SANDBOX_ALLOWED_ORIGINS" placeholder:"ORIGIN" group:"access" help:"Web origins that may call the server besides loopback and its own, such as https://app.example.com."`
-	TrustedProxies    []string     `name:"trusted-proxies" environ:"SANDBOX_TRUSTED_PROXIES" placeholder:"CIDR" group:"access" help:"Addresses or networks of reverse proxies whose X-Forwarded-For names the client, such as 127.0.0.1. Default: none."`
+	APIToken          secret.Value  `name:"api-token" environ:"MCP_API_TOKEN" placeholder:"SECRET" group:"access" help:"Bearer token for /mcp and /metrics. Default: generated and stored under the root. Prefer the variable: other users of this machine can see flags."`
+	FileSecret        secret.Value  `name:"file-secret" environ:"FILE_SECRET" placeholder:"SECRET" group:"access" help:"Key that signs file links. Default: generated and stored under the root."`
+	URLTTL            time.Duration `unit:"s" name:"url-ttl" environ:"SANDBOX_URL_TTL" default:"0s" min:"0" group:"access" help:"How long file links work (seconds, or 24h). 0: forever, and 7 days for those of logged-in users."`
+	JWTSecret         secret.Value  `name:"jwt-secret" environ:"JWT_SECRET" placeholder:"SECRET" group:"access" help:"Key for execution tokens, logins and stored connections; at least 32 bytes. Default: generated and stored under the root."`
+	JWTSecretPrevious secret.Value  `name:"jwt-secret-previous" environ:"JWT_SECRET_PREVIOUS" placeholder:"SECRET" group:"access" help:"The previous JWT_SECRET, while you change it. The server encrypts stored connections again with the new one."`
+	AllowedHosts      []string      `name:"allowed-hosts" environ:"SANDBOX_ALLOWED_HOSTS" placeholder:"NAME" group:"access" help:"Host names in requests that the server accepts besides loopback and the public base URL, such as *.example.com; * accepts all."`
+	AllowedOrigins    []string      `name:"allowed-origins" environ:"SANDBOX_ALLOWED_ORIGINS" placeholder:"ORIGIN" group:"access" help:"Web origins that may call the server besides loopback and its own, such as https://app.example.com."`
+	TrustedProxies    []string      `name:"trusted-proxies" environ:"SANDBOX_TRUSTED_PROXIES" placeholder:"CIDR" group:"access" help:"Addresses or networks of reverse proxies whose X-Forwarded-For names the client, such as 127.0.0.1. Default: none."`
 
 	Backend       string   `name:"backend" environ:"SANDBOX_BACKEND" default:"auto" group:"isolation" help:"How to isolate code: auto, jail or docker. auto uses docker if an engine has this project's images, or those that --image or --images name; otherwise the jail."`
 	DockerHost    string   `name:"docker-host" environ:"DOCKER_HOST" placeholder:"URL" group:"isolation" help:"Address of the Docker or Podman engine. Default: the first of the usual sockets that exists, such as unix:///var/run/docker.sock."`
@@ -49,9 +49,9 @@ type settings struct {
 	Images        []string `name:"images" environ:"SANDBOX_IMAGES" placeholder:"IMAGE" group:"isolation" help:"Labelled images that docker may use, by name (runner-python, registry.example.com/r:1) or digest (sha256:…, name@sha256:…). Default: all labelled images."`
 	HostPath      string   `name:"host-path" environ:"SANDBOX_HOST_PATH" placeholder:"DIR" group:"isolation" help:"Path of the root on the engine's host, if the server itself runs in a container."`
 	DockerRuntime string   `name:"docker-runtime" environ:"SANDBOX_DOCKER_RUNTIME" placeholder:"NAME" group:"isolation" help:"OCI runtime for sandboxes on docker, such as runsc or kata. Default: the engine's default."`
-	SharedZygote  string   `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" default:"on" group:"isolation" help:"Whether the jail's sandboxes share the memory of Python's libraries: on, or off (each imports its own, which costs a second of CPU and 80 MB, and has its own address-space layout)."`
-	PoolSize      *int     `name:"pool-size" environ:"SANDBOX_POOL_SIZE" placeholder:"N" group:"isolation" help:"Most sandboxes of each kind, without network, that serve starts in advance for new sessions; 0: none. Default: 2 on the jail, 0 on docker."`
-	Network       string   `name:"network" environ:"SANDBOX_NETWORK" default:"full" group:"isolation" help:"What a run with network: true can reach: full (the internet, nothing private), or off."`
+	SharedZygote  string   `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" default:"on" oneof:"on,off" group:"isolation" help:"Whether the jail's sandboxes share the memory of Python's libraries: on, or off (each imports its own, which costs a second of CPU and 80 MB, and has its own address-space layout)."`
+	PoolSize      *int     `name:"pool-size" environ:"SANDBOX_POOL_SIZE" placeholder:"N" min:"0" group:"isolation" help:"Most sandboxes of each kind, without network, that serve starts in advance for new sessions; 0: none. Default: 2 on the jail, 0 on docker."`
+	Network       string   `name:"network" environ:"SANDBOX_NETWORK" default:"full" oneof:"full,off" group:"isolation" help:"What a run with network: true can reach: full (the internet, nothing private), or off."`
 	NetworkAllow  []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" placeholder:"CIDR" group:"isolation" help:"Private addresses or networks that runs with network may also reach."`
 	NetworkDeny   []string `name:"network-deny" environ:"SANDBOX_NETWORK_DENY" placeholder:"CIDR" group:"isolation" help:"Public addresses or networks that runs with network, and services, must not reach. Wins over --network-allow."`
 
@@ -61,37 +61,37 @@ type settings struct {
 	ProjectDir   string   `name:"project-dir" environ:"PROJECT_DIR" placeholder:"DIR" group:"environments" help:"Directory that all code can read (absolute path). Default: none."`
 	ProjectMount string   `name:"project-mount" environ:"PROJECT_MOUNT" default:"/project" placeholder:"DIR" group:"environments" help:"Where code finds the project directory."`
 
-	MemoryLimit       byteSize     `name:"memory-limit" environ:"SANDBOX_MEMORY_LIMIT" default:"512MB" group:"runs" help:"Memory of a sandbox (512MB, 512m, or bytes; 1 KB is 1024 bytes)."`
-	CPULimit          float64      `name:"cpu-limit" environ:"SANDBOX_CPU_LIMIT" default:"1.0" group:"runs" help:"CPU cores of a sandbox."`
-	PIDsLimit         int          `name:"pids-limit" environ:"SANDBOX_PIDS_LIMIT" default:"256" group:"runs" help:"Processes and threads of a sandbox."`
-	TmpBytes          byteSize     `name:"tmp-bytes" environ:"SANDBOX_TMP_BYTES" default:"256MB" group:"runs" help:"Size of a run's private /tmp, and of its /dev/shm. Both count as memory."`
-	ExecTimeout       seconds      `name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" default:"60s" group:"runs" help:"Time limit of a run that does not set timeout_seconds (seconds, or 2m)."`
-	MaxExecTimeout    seconds      `name:"max-exec-timeout" environ:"SANDBOX_MAX_EXEC_TIMEOUT_S" default:"600s" group:"runs" help:"Highest timeout_seconds that a run may set (seconds, or 10m)."`
-	Handover          seconds      `name:"handover" environ:"SANDBOX_HANDOVER_S" default:"45s" group:"runs" help:"Time after which an MCP client's run continues in the background (seconds); 0: never. Many clients give up after 60."`
-	MaxRunsPerSession int          `name:"max-runs-per-session" environ:"SANDBOX_MAX_RUNS_PER_SESSION" default:"4" group:"runs" help:"Concurrent runs of one session."`
-	MaxCodeBytes      byteSize     `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" default:"100KB" group:"runs" help:"Longest code of a run."`
-	MaxOutputBytes    byteSize     `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" default:"100KB" group:"runs" help:"How much of stdout, and of stderr, a result keeps. The server cuts the middle."`
-	ResultMemory      optionalSize `name:"result-memory" environ:"SANDBOX_RESULT_MEMORY" placeholder:"SIZE" group:"runs" help:"Server memory for the results of all runs: output, plots, answers being sent. Callers share it; without room, plots and output are omitted. Default: 1/16 of the memory, between 64MB and 1GB."`
+	MemoryLimit       byteSize      `name:"memory-limit" environ:"SANDBOX_MEMORY_LIMIT" default:"512MB" min:"32MB" group:"runs" help:"Memory of a sandbox (512MB, 512m, or bytes; 1 KB is 1024 bytes)."`
+	CPULimit          float64       `name:"cpu-limit" environ:"SANDBOX_CPU_LIMIT" default:"1.0" group:"runs" help:"CPU cores of a sandbox."`
+	PIDsLimit         int           `name:"pids-limit" environ:"SANDBOX_PIDS_LIMIT" default:"256" min:"32" group:"runs" help:"Processes and threads of a sandbox."`
+	TmpBytes          byteSize      `name:"tmp-bytes" environ:"SANDBOX_TMP_BYTES" default:"256MB" min:"1MB" group:"runs" help:"Size of a run's private /tmp, and of its /dev/shm. Both count as memory."`
+	ExecTimeout       time.Duration `unit:"s" name:"exec-timeout" environ:"SANDBOX_EXEC_TIMEOUT_S" default:"60s" min:">0" group:"runs" help:"Time limit of a run that does not set timeout_seconds (seconds, or 2m)."`
+	MaxExecTimeout    time.Duration `unit:"s" name:"max-exec-timeout" environ:"SANDBOX_MAX_EXEC_TIMEOUT_S" default:"600s" min:"0" group:"runs" help:"Highest timeout_seconds that a run may set (seconds, or 10m)."`
+	Handover          time.Duration `unit:"s" name:"handover" environ:"SANDBOX_HANDOVER_S" default:"45s" min:"0" group:"runs" help:"Time after which an MCP client's run continues in the background (seconds); 0: never. Many clients give up after 60."`
+	MaxRunsPerSession int           `name:"max-runs-per-session" environ:"SANDBOX_MAX_RUNS_PER_SESSION" default:"4" min:">0" group:"runs" help:"Concurrent runs of one session."`
+	MaxCodeBytes      byteSize      `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" default:"100KB" min:">0" group:"runs" help:"Longest code of a run."`
+	MaxOutputBytes    byteSize      `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" default:"100KB" min:">0" group:"runs" help:"How much of stdout, and of stderr, a result keeps. The server cuts the middle."`
+	ResultMemory      optionalSize  `name:"result-memory" environ:"SANDBOX_RESULT_MEMORY" placeholder:"SIZE" group:"runs" help:"Server memory for the results of all runs: output, plots, answers being sent. Callers share it; without room, plots and output are omitted. Default: 1/16 of the memory, between 64MB and 1GB."`
 
-	MaxSessions     int     `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" default:"10" group:"sessions" help:"Sessions that have a live sandbox at the same time."`
-	EvictIdle       seconds `name:"evict-idle" environ:"SANDBOX_EVICT_IDLE_S" default:"60s" group:"sessions" help:"Idle time after which the server may end an interpreter, and lose its variables, to make room for another session (seconds, or 2m)."`
-	SessionTTL      minutes `name:"session-ttl" environ:"SANDBOX_SESSION_TTL_M" default:"30m" group:"sessions" help:"Idle time after which a session's processes end (minutes, or 1h30m). Its files stay."`
-	IdleTimeout     seconds `name:"session-idle-timeout" environ:"SESSION_IDLE_TIMEOUT" placeholder:"SECONDS" group:"sessions" help:"The same in seconds. Wins over --session-ttl."`
-	MaxLifetime     seconds `name:"session-max-lifetime" environ:"SESSION_MAX_LIFETIME" placeholder:"SECONDS" group:"sessions" help:"Longest life of a session's processes (seconds). Default: no limit."`
-	ClosedRetention hours   `name:"closed-retention" environ:"SANDBOX_CLOSED_RETENTION_H" default:"24h" group:"sessions" help:"How long file links of a closed session work (hours, or 90m). Then the server deletes its files. It never deletes files of open sessions."`
-	CleanupInterval minutes `name:"cleanup-interval" environ:"SANDBOX_CLEANUP_INTERVAL_M" default:"5m" group:"sessions" help:"How often the server cleans up after idle sessions and dead instances (minutes)."`
+	MaxSessions     int           `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" default:"10" min:">0" group:"sessions" help:"Sessions that have a live sandbox at the same time."`
+	EvictIdle       time.Duration `unit:"s" name:"evict-idle" environ:"SANDBOX_EVICT_IDLE_S" default:"60s" min:"0" group:"sessions" help:"Idle time after which the server may end an interpreter, and lose its variables, to make room for another session (seconds, or 2m)."`
+	SessionTTL      time.Duration `unit:"m" name:"session-ttl" environ:"SANDBOX_SESSION_TTL_M" default:"30m" min:">0" group:"sessions" help:"Idle time after which a session's processes end (minutes, or 1h30m). Its files stay."`
+	IdleTimeout     time.Duration `unit:"s" name:"session-idle-timeout" environ:"SESSION_IDLE_TIMEOUT" placeholder:"SECONDS" min:"0" group:"sessions" help:"The same in seconds. Wins over --session-ttl."`
+	MaxLifetime     time.Duration `unit:"s" name:"session-max-lifetime" environ:"SESSION_MAX_LIFETIME" placeholder:"SECONDS" min:"0" group:"sessions" help:"Longest life of a session's processes (seconds). Default: no limit."`
+	ClosedRetention time.Duration `unit:"h" name:"closed-retention" environ:"SANDBOX_CLOSED_RETENTION_H" default:"24h" min:"0" group:"sessions" help:"How long file links of a closed session work (hours, or 90m). Then the server deletes its files. It never deletes files of open sessions."`
+	CleanupInterval time.Duration `unit:"m" name:"cleanup-interval" environ:"SANDBOX_CLEANUP_INTERVAL_M" default:"5m" min:">0" group:"sessions" help:"How often the server cleans up after idle sessions and dead instances (minutes)."`
 
-	WorkspaceBytes byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" default:"2GB" group:"files" help:"Size of a session's files. A run that exceeds it is stopped."`
-	WorkspaceFiles int      `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" default:"50000" group:"files" help:"Number of a session's files and directories."`
-	CallerBytes    byteSize `name:"caller-bytes" environ:"SANDBOX_CALLER_BYTES" default:"10GB" group:"files" help:"Size of all files of a logged-in user, including closed sessions; 0: no limit. It does not apply to the API token."`
-	CallerFiles    int      `name:"caller-files" environ:"SANDBOX_CALLER_FILES" default:"500000" group:"files" help:"Number of files and directories of a logged-in user, including closed sessions; 0: no limit. It does not apply to the API token."`
-	CallerSessions int      `name:"caller-sessions" environ:"SANDBOX_CALLER_SESSIONS" default:"1000" group:"files" help:"Sessions of a logged-in user on disk, including closed ones; 0: no limit. It does not apply to the API token."`
-	MaxUploadBytes byteSize `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" default:"50MB" group:"files" help:"Largest upload."`
-	MaxReadBytes   byteSize `name:"max-artifact-read-bytes" environ:"SANDBOX_MAX_ARTIFACT_READ_BYTES" default:"10MB" group:"files" help:"Largest file that read_artifact returns. Larger files have a link."`
+	WorkspaceBytes byteSize `name:"workspace-bytes" environ:"SANDBOX_WORKSPACE_BYTES" default:"2GB" min:"1MB" group:"files" help:"Size of a session's files. A run that exceeds it is stopped."`
+	WorkspaceFiles int      `name:"workspace-files" environ:"SANDBOX_WORKSPACE_FILES" default:"50000" min:">0" group:"files" help:"Number of a session's files and directories."`
+	CallerBytes    byteSize `name:"caller-bytes" environ:"SANDBOX_CALLER_BYTES" default:"10GB" min:"1MB" zero:"no limit" group:"files" help:"Size of all files of a logged-in user, including closed sessions; 0: no limit. It does not apply to the API token."`
+	CallerFiles    int      `name:"caller-files" environ:"SANDBOX_CALLER_FILES" default:"500000" min:"1000" zero:"no limit" group:"files" help:"Number of files and directories of a logged-in user, including closed sessions; 0: no limit. It does not apply to the API token."`
+	CallerSessions int      `name:"caller-sessions" environ:"SANDBOX_CALLER_SESSIONS" default:"1000" min:"0" group:"files" help:"Sessions of a logged-in user on disk, including closed ones; 0: no limit. It does not apply to the API token."`
+	MaxUploadBytes byteSize `name:"max-upload-bytes" environ:"SANDBOX_MAX_UPLOAD_BYTES" default:"50MB" min:">0" group:"files" help:"Largest upload."`
+	MaxReadBytes   byteSize `name:"max-artifact-read-bytes" environ:"SANDBOX_MAX_ARTIFACT_READ_BYTES" default:"10MB" min:">0" group:"files" help:"Largest file that read_artifact returns. Larger files have a link."`
 
 	LogLevel  logLevel `name:"log-level" environ:"SANDBOX_LOG_LEVEL" default:"INFO" group:"logs" help:"DEBUG, INFO, WARN or ERROR."`
 	LogFile   string   `name:"log-file" environ:"SANDBOX_LOG_FILE" default:"logs/sandbox.log" group:"logs" help:"Log file besides stderr, relative to the root; none: stderr only."`
-	LogFormat string   `name:"log-format" environ:"SANDBOX_LOG_FORMAT" default:"console" group:"logs" help:"console or json."`
+	LogFormat string   `name:"log-format" environ:"SANDBOX_LOG_FORMAT" default:"console" oneof:"console,json" group:"logs" help:"console or json."`
 }
 
 // settingGroups are the headings of --help and docs/settings.md.
@@ -203,12 +203,12 @@ func (s *settings) poolSize(backend string) int {
 }
 
 func (s *settings) idleTTL() time.Duration {
-	return cmp.Or(time.Duration(s.IdleTimeout), time.Duration(s.SessionTTL))
+	return cmp.Or(s.IdleTimeout, s.SessionTTL)
 }
 
 // maxExecTimeout returns the highest timeout_seconds of a run, which is at least ExecTimeout.
 func (s *settings) maxExecTimeout() time.Duration {
-	return time.Duration(max(s.MaxExecTimeout, s.ExecTimeout))
+	return max(s.MaxExecTimeout, s.ExecTimeout)
 }
 
 // closedNetworks returns the addresses that neither sandboxes nor the proxy may reach.

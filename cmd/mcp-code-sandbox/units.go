@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
@@ -12,30 +13,49 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// decodeInt and decodeFloat have clearer errors than kong's own decoders.
-func decodeInt(ctx *kong.DecodeContext, target reflect.Value) error {
-	var s string
-	if err := ctx.Scan.PopValueInto("number", &s); err != nil {
-		return err
-	}
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		return fmt.Errorf("must be a whole number, not %q", s)
-	}
-	target.SetInt(int64(n))
-	return nil
-}
-
-func decodeFloat(ctx *kong.DecodeContext, target reflect.Value) error {
+// decodeNumber and decodeDuration have clearer errors than kong's own decoders.
+func decodeNumber(ctx *kong.DecodeContext, target reflect.Value) error {
 	var s string
 	if err := ctx.Scan.PopValueInto("number", &s); err != nil {
 		return err
 	}
 	n, err := strconv.ParseFloat(s, 64)
-	if err != nil {
-		return fmt.Errorf("must be a number, such as 1.5, not %q", s)
+	if target.CanFloat() {
+		if err != nil {
+			return fmt.Errorf("must be a number, such as 1.5, not %q", s)
+		}
+		target.SetFloat(n)
+		return nil
 	}
-	target.SetFloat(n)
+	i, err := strconv.Atoi(s)
+	if err != nil {
+		return fmt.Errorf("must be a whole number, not %q", s)
+	}
+	target.SetInt(int64(i))
+	return nil
+}
+
+var durationUnits = map[string]struct {
+	name   string
+	length time.Duration
+}{"s": {"seconds", time.Second}, "m": {"minutes", time.Minute}, "h": {"hours", time.Hour}}
+
+// decodeDuration reads a plain number in the unit of the setting's tag, which its name states, too.
+func decodeDuration(ctx *kong.DecodeContext, target reflect.Value) error {
+	var s string
+	if err := ctx.Scan.PopValueInto("duration", &s); err != nil {
+		return err
+	}
+	s = strings.TrimSpace(s)
+	unit := durationUnits[ctx.Value.Tag.Get("unit")]
+	d, err := time.ParseDuration(s)
+	if n, nerr := strconv.ParseFloat(s, 64); nerr == nil && math.Abs(n)*float64(unit.length) < math.MaxInt64/2 {
+		d, err = time.Duration(n*float64(unit.length)), nil
+	}
+	if err != nil {
+		return fmt.Errorf("%q is not a valid duration; write a number of %s, or like 1h30m", s, unit.name)
+	}
+	target.SetInt(int64(d))
 	return nil
 }
 
@@ -86,59 +106,13 @@ func (o *optionalSize) UnmarshalText(p []byte) error {
 	return o.byteSize.UnmarshalText(p)
 }
 
-// seconds is a duration whose plain number counts seconds, as its setting's name says.
-type seconds time.Duration
-
-func (d *seconds) UnmarshalText(p []byte) error {
-	v, err := parseDuration(string(p), time.Second, "seconds")
-	*d = seconds(v)
-	return err
-}
-
-// minutes is a duration whose plain number counts minutes.
-type minutes time.Duration
-
-func (d *minutes) UnmarshalText(p []byte) error {
-	v, err := parseDuration(string(p), time.Minute, "minutes")
-	*d = minutes(v)
-	return err
-}
-
-// hours is a duration whose plain number counts hours.
-type hours time.Duration
-
-func (d *hours) UnmarshalText(p []byte) error {
-	v, err := parseDuration(string(p), time.Hour, "hours")
-	*d = hours(v)
-	return err
-}
-
-func parseDuration(s string, unit time.Duration, units string) (time.Duration, error) {
-	s = strings.TrimSpace(s)
-	if n, err := strconv.ParseFloat(s, 64); err == nil && math.Abs(n)*float64(unit) < math.MaxInt64/2 {
-		return time.Duration(n * float64(unit)), nil
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil {
-		return 0, fmt.Errorf("%q is not a valid duration; write a number of %s, or like 1h30m", s, units)
-	}
-	return d, nil
-}
-
 // logLevel also accepts the names of Python's logging.
 type logLevel slog.Level
 
 func (l *logLevel) UnmarshalText(p []byte) error {
-	switch strings.ToUpper(strings.TrimSpace(string(p))) {
-	case "DEBUG":
-		*l = logLevel(slog.LevelDebug)
-	case "INFO":
-		*l = logLevel(slog.LevelInfo)
-	case "WARN", "WARNING":
-		*l = logLevel(slog.LevelWarn)
-	case "ERROR", "CRITICAL":
-		*l = logLevel(slog.LevelError)
-	default:
+	python := map[string]string{"WARNING": "WARN", "CRITICAL": "ERROR"}
+	name := strings.ToUpper(strings.TrimSpace(string(p)))
+	if err := (*slog.Level)(l).UnmarshalText([]byte(cmp.Or(python[name], name))); err != nil {
 		return fmt.Errorf("%q is not a valid log level; use DEBUG, INFO, WARN or ERROR", p)
 	}
 	return nil

@@ -15,7 +15,7 @@ const recordRetention = 30 * 24 * time.Hour
 
 // keepClean calls clean now and at every interval.
 func (a *app) keepClean(ctx context.Context) {
-	tick := time.NewTicker(time.Duration(a.settings.CleanupInterval))
+	tick := time.NewTicker(a.settings.CleanupInterval)
 	defer tick.Stop()
 	for {
 		a.clean(ctx)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,7 +30,8 @@ func (s *settings) validate(env map[string]string, euid int) error {
 	s.checkServer(&p)
 	s.checkAccess(&p)
 	s.checkIsolation(&p)
-	s.checkLimits(&p)
+	s.checkMemory(&p)
+	s.checkTags(&p)
 	s.checkProject(&p)
 	return errors.Join(p...)
 }
@@ -42,11 +44,6 @@ func (p *problems) require(ok bool, setting, format string, args ...any) {
 	if !ok {
 		*p = append(*p, fmt.Errorf("%s: %s", setting, fmt.Sprintf(format, args...)))
 	}
-}
-
-// oneOf requires that the value is one of two.
-func (p *problems) oneOf(setting, value, a, b string) {
-	p.require(value == a || value == b, setting, "%q is neither %s nor %s", value, a, b)
 }
 
 // networks requires that each entry is an address or a network.
@@ -73,8 +70,6 @@ func (s *settings) checkServer(p *problems) {
 	p.require(filepath.IsAbs(s.Root), "SANDBOX_ROOT", "this user has no data directory; set it to an absolute path")
 	_, err := wantedTools(s.Tools)
 	p.require(err == nil, "SANDBOX_TOOLS", "%v", err)
-	p.oneOf("SANDBOX_RESOURCE_LINKS", s.ResourceLinks, "on", "off")
-	p.oneOf("SANDBOX_LOG_FORMAT", s.LogFormat, "console", "json")
 }
 
 func (s *settings) checkAccess(p *problems) {
@@ -130,8 +125,6 @@ func (s *settings) checkIsolation(p *problems) {
 	}
 	p.require(len(s.Images) <= 100, "SANDBOX_IMAGES", "it has more than 100 entries")
 	p.require(s.HostPath == "" || path.IsAbs(s.HostPath) || filepath.IsAbs(s.HostPath), "SANDBOX_HOST_PATH", "%q is not an absolute path", s.HostPath)
-	p.oneOf("SANDBOX_SHARED_ZYGOTE", s.SharedZygote, "on", "off")
-	p.oneOf("SANDBOX_NETWORK", s.Network, "full", "off")
 	p.networks("SANDBOX_NETWORK_ALLOW", s.NetworkAllow, "10.1.2.3 or 10.0.0.0/8")
 	p.networks("SANDBOX_NETWORK_DENY", s.NetworkDeny, "203.0.114.7 or 203.0.114.0/24")
 	p.require(len(s.NetworkDeny) <= closednet.MaxDeny, "SANDBOX_NETWORK_DENY",
@@ -141,51 +134,42 @@ func (s *settings) checkIsolation(p *problems) {
 	}
 }
 
-func (s *settings) checkLimits(p *problems) {
-	for _, c := range []struct {
-		name  string
-		ok    bool
-		value any
-		use   string
-	}{
-		{"SANDBOX_MEMORY_LIMIT", s.MemoryLimit >= 32<<20, s.MemoryLimit, "32MB or more"},
-		{"SANDBOX_CPU_LIMIT", s.CPULimit >= 0.05, s.CPULimit, "0.05 or more"},
-		{"SANDBOX_PIDS_LIMIT", s.PIDsLimit >= 32, s.PIDsLimit, "32 or more"},
-		{"SANDBOX_TMP_BYTES", s.TmpBytes >= 1<<20, s.TmpBytes, "1MB or more"},
-		{"SANDBOX_WORKSPACE_BYTES", s.WorkspaceBytes >= 1<<20, s.WorkspaceBytes, "1MB or more"},
-		{"SANDBOX_CALLER_BYTES", s.CallerBytes == 0 || s.CallerBytes >= 1<<20, s.CallerBytes, "1MB or more, or 0 for no limit"},
-		{"SANDBOX_CALLER_FILES", s.CallerFiles == 0 || s.CallerFiles >= 1000, s.CallerFiles, "1000 or more, or 0 for no limit"},
-		{"SANDBOX_RESULT_MEMORY", s.ResultMemory.byteSize >= 16<<20, s.ResultMemory, "16MB or more, or unset it for the default"},
-	} {
-		p.require(c.ok, c.name, "%v is too little; use %s", c.value, c.use)
-	}
-	for _, c := range []struct {
-		name string
-		n    int64
-	}{
-		{"SANDBOX_EXEC_TIMEOUT_S", int64(s.ExecTimeout)}, {"SANDBOX_SESSION_TTL_M", int64(s.SessionTTL)},
-		{"SANDBOX_CLEANUP_INTERVAL_M", int64(s.CleanupInterval)}, {"SANDBOX_MAX_CODE_BYTES", int64(s.MaxCodeBytes)},
-		{"SANDBOX_MAX_OUTPUT_BYTES", int64(s.MaxOutputBytes)}, {"SANDBOX_MAX_UPLOAD_BYTES", int64(s.MaxUploadBytes)},
-		{"SANDBOX_MAX_ARTIFACT_READ_BYTES", int64(s.MaxReadBytes)}, {"SANDBOX_WORKSPACE_FILES", int64(s.WorkspaceFiles)},
-		{"SANDBOX_MAX_SESSIONS", int64(s.MaxSessions)}, {"SANDBOX_MAX_RUNS_PER_SESSION", int64(s.MaxRunsPerSession)},
-	} {
-		p.require(c.n > 0, c.name, "it must be greater than 0")
-	}
-	for _, c := range []struct {
-		name string
-		n    int64
-	}{
-		{"SANDBOX_CALLER_SESSIONS", int64(s.CallerSessions)}, {"SANDBOX_MAX_EXEC_TIMEOUT_S", int64(s.MaxExecTimeout)},
-		{"SANDBOX_HANDOVER_S", int64(s.Handover)}, {"SANDBOX_EVICT_IDLE_S", int64(s.EvictIdle)}, {"SANDBOX_URL_TTL", int64(s.URLTTL)},
-		{"SANDBOX_CLOSED_RETENTION_H", int64(s.ClosedRetention)}, {"SESSION_IDLE_TIMEOUT", int64(s.IdleTimeout)},
-		{"SESSION_MAX_LIFETIME", int64(s.MaxLifetime)},
-	} {
-		p.require(c.n >= 0, c.name, "it must not be negative")
-	}
-	p.require(s.PoolSize == nil || *s.PoolSize >= 0, "SANDBOX_POOL_SIZE", "it must not be negative")
+func (s *settings) checkMemory(p *problems) {
+	p.require(s.CPULimit >= 0.05, "SANDBOX_CPU_LIMIT", "%g is too little; use 0.05 or more", s.CPULimit)
+	results := s.ResultMemory.byteSize
+	p.require(results >= 16<<20, "SANDBOX_RESULT_MEMORY", "%s is too little; use 16MB or more, or unset it for the default", results)
 	if total := doctor.System().Memory(); total > 0 {
-		p.require(int64(s.ResultMemory.byteSize) <= max(total/2, leastResultMemory), "SANDBOX_RESULT_MEMORY",
-			"%s is more than half of the memory, which is %s", s.ResultMemory, byteSize(total>>20<<20))
+		p.require(int64(results) <= max(total/2, leastResultMemory), "SANDBOX_RESULT_MEMORY",
+			"%s is more than half of the memory, which is %s", results, byteSize(total>>20<<20))
+	}
+}
+
+// checkTags checks the tags min, with zero for a 0 that means something else, and oneof.
+func (s *settings) checkTags(p *problems) {
+	for f, v := range reflect.ValueOf(s).Elem().Fields() {
+		name, zero := f.Tag.Get("environ"), ""
+		if f.Tag.Get("zero") != "" {
+			zero = ", or 0 for " + f.Tag.Get("zero")
+		}
+		least, amount := f.Tag.Get("min"), int64(0)
+		if v = reflect.Indirect(v); v.CanInt() {
+			amount = v.Int()
+		}
+		switch {
+		case least == "" || !v.IsValid():
+		case least == ">0":
+			p.require(amount > 0, name, "it must be greater than 0")
+		case least == "0":
+			p.require(amount >= 0, name, "it must not be negative")
+		default:
+			var limit byteSize
+			err := limit.UnmarshalText([]byte(least))
+			ok := err == nil && amount >= int64(limit) || amount == 0 && zero != ""
+			p.require(ok, name, "%v is too little; use %s or more%s", v, least, zero)
+		}
+		if a, b, ok := strings.Cut(f.Tag.Get("oneof"), ","); ok {
+			p.require(v.String() == a || v.String() == b, name, "%q is neither %s nor %s", v, a, b)
+		}
 	}
 }
 
