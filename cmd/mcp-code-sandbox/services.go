@@ -27,7 +27,8 @@ import (
 	"mcp-code-sandbox/internal/tools"
 )
 
-// releaseTimeout bounds the revocation of a run's tokens, since another process may lock the database.
+// releaseTimeout bounds the revocation of a run's tokens, since another process may lock the
+// database.
 const releaseTimeout = 10 * time.Second
 
 // services are the outside services and the login of the configuration file.
@@ -100,7 +101,8 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	return v, err
 }
 
-// rootKeys returns the current and the previous key from which the keys of proxy and login are derived.
+// rootKeys returns the current and the previous key from which the keys of proxy and login are
+// derived.
 func rootKeys(s *settings) (root []byte, older [][]byte, err error) {
 	now := s.JWTSecret
 	if now.IsZero() {

@@ -1,8 +1,8 @@
-"""From a CSV of campaigns to a PDF report, by an MCP client over stdio: upload, a run with a bug, the fixed run, the report.
+"""Turn a CSV of campaigns into a PDF report with an MCP client over stdio.
 
     python demo.py [--out report.pdf] [-- mcp-code-sandbox stdio]
 
-Needs the MCP client of PyPI (`pip install mcp`). The code that is sent runs in the sandbox and needs nothing here.
+This needs the MCP client from PyPI (`pip install mcp`). The other libraries are in the sandbox.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from mcp import Client, StdioServerParameters
 
 HERE = pathlib.Path(__file__).parent
 
-# What a model may write at first: the column is called revenue.
+# A typical first attempt of a model: the column is called revenue.
 BUGGY = """
 import pandas as pd
 df = pd.read_csv("/mnt/data/campaigns.csv")
@@ -72,11 +72,11 @@ print("report.pdf written")
 
 
 class Failed(Exception):
-    """The story did not go as told."""
+    """A step had an unexpected result."""
 
 
 async def call(client, tool, **arguments):
-    """Calls a tool; returns its JSON, and the images that came with it."""
+    """Call a tool and return its JSON and images."""
     result = await client.call_tool(tool, arguments)
     text = "".join(c.text for c in result.content if c.type == "text")
     if result.is_error:
@@ -85,7 +85,7 @@ async def call(client, tool, **arguments):
 
 
 async def run(client, session, what, code, error=None):
-    """Runs code, which must end well, or with the error."""
+    """Run code, which must succeed or fail with error."""
     facts, _ = await call(client, "run_python", session_id=session, code=code)
     last = (facts["stderr"].splitlines() or [None])[-1] if facts["exit_code"] else None
     print(f"\n== {what}: exit code {facts['exit_code']}, {facts['duration_ms']} ms")
@@ -96,7 +96,7 @@ async def run(client, session, what, code, error=None):
         raise Failed(f"{what}: {facts['stderr']}")
 
 
-async def story(client, out):
+async def make_report(client, out):
     content = base64.b64encode((HERE / "campaigns.csv").read_bytes()).decode()
     uploaded, _ = await call(client, "upload_file", filename="campaigns.csv", content_base64=content)
     session = uploaded["session_id"]
@@ -107,7 +107,7 @@ async def story(client, out):
     await run(client, session, "the report", REPORT)
 
     _, images = await call(client, "read_artifact", session_id=session, path="/mnt/data/roas.png")
-    print(f"\n== the chart came as {images[0].mime_type}, for the model to look at")
+    print(f"\n== the chart came as {images[0].mime_type}, for the model to see")
     pdf, _ = await call(client, "read_artifact", session_id=session, path="/mnt/data/report.pdf")
     out.write_bytes(base64.b64decode(pdf["content_base64"]))
     closed, _ = await call(client, "close_session", session_id=session)
@@ -122,7 +122,7 @@ async def main():
     command, *arguments = options.server
     async with Client(StdioServerParameters(command=command, args=arguments, env=dict(os.environ))) as client:
         try:
-            await story(client, options.out)
+            await make_report(client, options.out)
         except Failed as problem:
             return str(problem)
 

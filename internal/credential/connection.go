@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// refreshEarly is how long before its expiry a token is refreshed, so that it lasts for the request.
+	// refreshEarly is how long before its expiry a token is refreshed, so that it lasts for the
+	// request.
 	refreshEarly = 30 * time.Second
 	// refreshTimeout bounds one refresh. The lease is longer, so that refreshes never overlap.
 	refreshTimeout = 20 * time.Second
@@ -51,8 +52,8 @@ type Connection struct {
 
 var _ Source = (*Connection)(nil)
 
-// OAuth returns the connections to a service. If client is nil, it uses one with a timeout that follows no
-// redirect.
+// OAuth returns the connections to a service. If client is nil, it uses one with a timeout that
+// follows no redirect.
 func (v *Vault) OAuth(c OAuthClient, client *http.Client) *Connection {
 	if client == nil {
 		transport := http.DefaultTransport.(*http.Transport).Clone()
@@ -77,8 +78,9 @@ func (c *Connection) oauth(style oauth2.AuthStyle) *oauth2.Config {
 	}
 }
 
-// fetch gets a token with f and finds out how the service expects the client's secret: in the header or in
-// the form. Unlike package oauth2 it does not try again if the service says that the grant has ended.
+// fetch gets a token with f and finds out how the service expects the client's secret: in the
+// header or in the form. Unlike package oauth2 it does not try again if the service says that the
+// grant has ended.
 func (c *Connection) fetch(ctx context.Context, f func(context.Context, *oauth2.Config) (*oauth2.Token, error)) (*oauth2.Token, error) {
 	ctx = context.WithValue(ctx, oauth2.HTTPClient, c.http)
 	if style := oauth2.AuthStyle(c.style.Load()); style != 0 {
@@ -99,8 +101,8 @@ func (c *Connection) fetch(ctx context.Context, f func(context.Context, *oauth2.
 // invalidGrant is RFC 6749's error code for a grant that has ended.
 const invalidGrant = "invalid_grant"
 
-// AuthorizeURL returns the URL on which a person allows this server to use the service. verifier is for
-// PKCE.
+// AuthorizeURL returns the URL on which a person allows this server to use the service. verifier is
+// for PKCE.
 func (c *Connection) AuthorizeURL(state, verifier, redirect string) string {
 	opts := []oauth2.AuthCodeOption{oauth2.S256ChallengeOption(verifier), oauth2.SetAuthURLParam("redirect_uri", redirect)}
 	for k, v := range c.client.Parameters {
@@ -134,8 +136,9 @@ func (c *Connection) Connected(ctx context.Context, caller string) (bool, error)
 	return t.usable(c.vault.now()) || t.Refresh != "", nil
 }
 
-// Disconnect deletes the caller's connection and revokes it at the service, if that has a RevocationURL.
-// It deletes the connection even if the revocation fails, and then returns that error.
+// Disconnect deletes the caller's connection and revokes it at the service, if that has a
+// RevocationURL. It deletes the connection even if the revocation fails, and then returns that
+// error.
 func (c *Connection) Disconnect(ctx context.Context, caller string) error {
 	t, err := c.vault.Delete(ctx, caller, c.client.Service)
 	if errors.Is(err, ErrNotConnected) {
@@ -189,8 +192,9 @@ func (c *Connection) revoke(ctx context.Context, t Token) error {
 	return errors.Join(errs...)
 }
 
-// Credential implements [Source]. It refreshes a token that is about to expire; of concurrent callers in
-// all processes, one does. If the service says that the grant has ended, it deletes the connection.
+// Credential implements [Source]. It refreshes a token that is about to expire; of concurrent
+// callers in all processes, one does. If the service says that the grant has ended, it deletes the
+// connection.
 func (c *Connection) Credential(ctx context.Context, caller string) (Credential, error) {
 	t, err := c.vault.Get(ctx, caller, c.client.Service)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package credential provides the credentials of services: the operator's keys, and the tokens of callers
-// who connected a service. It seals tokens in the store and refreshes them before they expire.
+// Package credential provides the credentials of services: the operator's keys, and the tokens of
+// callers who connected a service. It seals tokens in the store and refreshes them before they
+// expire.
 //
 // It knows neither the proxy that uses the credentials nor the pages on which people connect.
 package credential
@@ -68,8 +69,8 @@ func Header(name string, value secret.Value) Source {
 // minPart is the length of the shortest part of a value that is a secret by itself.
 const minPart = 8
 
-// secretsIn returns a header field's value and its secret parts. A service may parse "SSWS key" or "Token
-// token=key" and repeat only "key".
+// secretsIn returns a header field's value and its secret parts. A service may parse "SSWS key" or
+// "Token token=key" and repeat only "key".
 func secretsIn(value string) []string {
 	rest := value
 	if _, after, found := strings.Cut(value, " "); found { // the scheme is not a secret

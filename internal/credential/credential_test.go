@@ -56,7 +56,7 @@ func TestStaticSources(t *testing.T) {
 		"basic with a password that is none": {credential.Basic("a-key", secret.New("X")), "Authorization", "Basic YS1rZXk6WA==", []string{"YS1rZXk6WA==", "a-key:X", "X", "a-key"}},
 		"basic without password":             {credential.Basic("sk_live", secret.Value{}), "Authorization", "Basic c2tfbGl2ZTo=", []string{"c2tfbGl2ZTo=", "sk_live:", "sk_live"}},
 		"header":                             {credential.Header("DD-API-KEY", secret.New("k-2")), "DD-API-KEY", "k-2", []string{"k-2"}},
-		// A service that takes the value apart repeats the part that counts.
+		// A service that parses the value may repeat only the secret part.
 		"header with a scheme":    {credential.Header("Authorization", secret.New("SSWS 00abcdefghi")), "Authorization", "SSWS 00abcdefghi", []string{"SSWS 00abcdefghi", "00abcdefghi"}},
 		"header with a parameter": {credential.Header("Authorization", secret.New(`Token token="0123456789", v=1`)), "Authorization", `Token token="0123456789", v=1`, []string{`Token token="0123456789", v=1`, `token="0123456789", v=1`, "0123456789"}},
 	} {
@@ -67,7 +67,8 @@ func TestStaticSources(t *testing.T) {
 	}
 }
 
-// TestVaultRefusesMovedRows: whoever can write to the database, but has no key, cannot make one person's token another's.
+// TestVaultRefusesMovedRows: an attacker who can write to the database, but has no key, cannot move
+// a token to another caller.
 func TestVaultRefusesMovedRows(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	st := openStore(t, path)
@@ -117,7 +118,7 @@ func TestVaultRefusesMovedRows(t *testing.T) {
 		}
 	}
 
-	// Nothing readable on disk.
+	// Nothing on disk is readable.
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
 		t.Fatal(err)
@@ -156,12 +157,12 @@ func TestVaultKeys(t *testing.T) {
 	}
 }
 
-// service is a pretend authorization server whose refresh tokens work once.
+// service is a fake authorization server whose refresh tokens work once.
 type service struct {
 	*httptest.Server
 	refreshes, asked atomic.Int64
-	answer           atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // instead of the usual
-	inParams         bool                                                              // wants the client's secret in the form
+	answer           atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool] // instead of the usual answer
+	inParams         bool                                                              // expects the client's secret in the form
 
 	mu      sync.Mutex
 	current string // the refresh token that works
@@ -226,8 +227,8 @@ func (s *service) connection(v *credential.Vault) *credential.Connection {
 	}, nil)
 }
 
-// TestOneRefresh: 50 calls on an expired token, through two vaults on one store as two processes have them, refresh once. A second
-// refresh would use a refresh token twice, and cost the person the connection.
+// TestOneRefresh: 50 calls with an expired token, through two vaults on one store like two
+// processes, refresh once. A second refresh would reuse a refresh token, and lose the connection.
 func TestOneRefresh(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	s := newService(t)
@@ -269,7 +270,7 @@ func TestRefreshFailures(t *testing.T) {
 		token     credential.Token
 		answer    func(http.ResponseWriter, *http.Request) bool
 		value     string // wanted
-		lost      bool   // not connected any more
+		lost      bool   // no longer connected
 		connected bool   // afterwards
 	}{
 		"grant ended":            {credential.Token{Access: "old", Refresh: "stale", Expires: expired}, nil, "", true, false},
@@ -302,7 +303,7 @@ func TestRefreshFailures(t *testing.T) {
 			}
 			s.answer.Store(nil)
 			if c, err := conn.Credential(t.Context(), "alice"); test.connected && err != nil {
-				t.Errorf("when the service is well again: %+v, %v", c, err) // the lease was given back
+				t.Errorf("when the service is well again: %+v, %v", c, err) // the lease was released
 			}
 		})
 	}
@@ -349,7 +350,7 @@ func TestConnectAndDisconnect(t *testing.T) {
 	}
 }
 
-// TestDisconnectDuringRefresh: what a service gives to somebody who has just disconnected is revoked, not kept.
+// TestDisconnectDuringRefresh: a token that arrives after its caller has disconnected is revoked.
 func TestDisconnectDuringRefresh(t *testing.T) {
 	s := newService(t)
 	v := newVault(t, openStore(t, filepath.Join(t.TempDir(), "state.db")), root)

@@ -23,9 +23,9 @@ var ErrWrongKey = errors.New("the stored connections were sealed with another ke
 
 var errSealed = errors.New("a stored connection is damaged or was moved")
 
-// Vault stores callers' tokens. Each row is sealed with its own key, and that with a key derived from the
-// root key. Both are bound to the row's id, caller and service, so that a copied row cannot be opened.
-// A Vault is safe for concurrent use, also by several processes on one store.
+// Vault stores callers' tokens. Each row is sealed with its own key, and that with a key derived
+// from the root key. Both are bound to the row's id, caller and service, so that a copied row
+// cannot be opened. A Vault is safe for concurrent use, also by several processes on one store.
 type Vault struct {
 	store *store.Store
 	key   wrapKey
@@ -70,8 +70,8 @@ func newAEAD(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-// NewVault returns the vault in a store. If its rows are sealed with one of the older roots, it seals them
-// again with root. If they are sealed with any other root, it returns [ErrWrongKey].
+// NewVault returns the vault in a store. If its rows are sealed with one of the older roots, it
+// seals them again with root. If they are sealed with any other root, it returns [ErrWrongKey].
 func NewVault(ctx context.Context, st *store.Store, root []byte, older ...[]byte) (*Vault, error) {
 	key, err := newWrapKey(root)
 	if err != nil {
@@ -191,8 +191,8 @@ func (v *Vault) Get(ctx context.Context, caller, service string) (Token, error) 
 	return v.open(c)
 }
 
-// Delete deletes a caller's token for a service and returns it, or [ErrNotConnected]. It also deletes a
-// token that it cannot open.
+// Delete deletes a caller's token for a service and returns it, or [ErrNotConnected]. It also
+// deletes a token that it cannot open.
 func (v *Vault) Delete(ctx context.Context, caller, service string) (Token, error) {
 	c, err := v.store.DeleteConnection(ctx, caller, service)
 	if err != nil {

@@ -1,14 +1,14 @@
-// Package executiontoken signs and verifies the tokens with which code may call one service through the
-// execution proxy for some minutes.
+// Package executiontoken signs and verifies the tokens with which code may call one service through
+// the execution proxy for some minutes.
 //
 // A token is
 //
 //	xt1.<key id>.<base64url(JSON claims)>.<base64url(HMAC-SHA256)>
 //
-// with the MAC over everything before the last dot. The MAC is a cheap first filter: the stored row knows
-// whether a token was revoked or used up. Other kinds of tokens are sealed in the same way, with [Keys] of
-// another purpose and another prefix, so that none passes for another. The package knows neither HTTP nor
-// services.
+// with the MAC over everything before the last dot. The MAC is a cheap first filter: the stored row
+// knows whether a token was revoked or used up. Other kinds of tokens are sealed in the same way,
+// with [Keys] of another purpose and another prefix, so that none passes for another. The package
+// knows neither HTTP nor services.
 package executiontoken
 
 import (
@@ -50,7 +50,6 @@ type Claims struct {
 	Aud string   `json:"aud"`           // "proxy/<service>", see Audience
 	Sub string   `json:"sub"`           // the caller
 	RID string   `json:"rid"`           // the run or execution for which it was issued
-	CID string   `json:"cid,omitempty"` // the connection whose credential it stands for
 	Mth []string `json:"mth,omitempty"` // methods
 	Pth []string `json:"pth,omitempty"` // path patterns
 	Iat int64    `json:"iat"`
@@ -76,9 +75,9 @@ func (k *Keys) Sign(c Claims) string {
 	return k.Seal(Prefix, payload)
 }
 
-// Verify returns the claims of a token that these keys signed and that is valid now. The token must be
-// exactly as Sign writes it: no other fields, spaces or padding, and at most [MaxSize] bytes. Its errors
-// wrap [ErrMalformed], [ErrSignature] or [ErrExpired].
+// Verify returns the claims of a token that these keys signed and that is valid now. The token must
+// be exactly as Sign writes it: no other fields, spaces or padding, and at most [MaxSize] bytes.
+// Its errors wrap [ErrMalformed], [ErrSignature] or [ErrExpired].
 func (k *Keys) Verify(token string, now time.Time) (Claims, error) {
 	payload, err := k.Open(Prefix, token)
 	if err != nil {

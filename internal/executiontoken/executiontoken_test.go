@@ -44,7 +44,7 @@ func TestSignAndVerify(t *testing.T) {
 	}
 }
 
-// Every byte counts: whichever is changed, in whatever way, removed or doubled, the token is refused.
+// A token is refused if any byte is changed, removed or doubled.
 func TestTamperedTokensAreRefused(t *testing.T) {
 	k := NewKeys(root, purpose)
 	token := k.Sign(claims())
@@ -72,7 +72,7 @@ func TestTamperedTokensAreRefused(t *testing.T) {
 	}
 }
 
-// Payloads that carry a true MAC and still are no execution token.
+// Payloads with a valid MAC that are not execution tokens.
 func TestVerifyIsStrict(t *testing.T) {
 	k := NewKeys(root, purpose)
 	good, _ := json.Marshal(func() Claims { c := claims(); c.Typ = "exec"; return c }())
@@ -136,7 +136,7 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// A token of one purpose, prefix or root is none of another.
+// A token of one purpose, prefix or root is not valid for another.
 func TestKeysApart(t *testing.T) {
 	k := NewKeys(root, purpose)
 	payload, _ := json.Marshal(claims())

@@ -15,15 +15,16 @@ import (
 const (
 	rootSize    = 32
 	keyIDLength = 8
-	// purposePrefix separates this program's keys from those that others derive from the same secret.
+	// purposePrefix separates this program's keys from those that others derive from the same
+	// secret.
 	purposePrefix = "mcp-code-sandbox/"
 )
 
 // encoding is canonical: no padding and no ignored bits.
 var encoding = base64.RawURLEncoding.Strict()
 
-// Root returns the 32-byte root of all keys for the operator's secret (JWT_SECRET), which must have at
-// least 32 bytes.
+// Root returns the 32-byte root of all keys for the operator's secret (JWT_SECRET), which must have
+// at least 32 bytes.
 func Root(s secret.Value) ([]byte, error) {
 	text := s.Reveal()
 	if len(text) < rootSize {
@@ -44,8 +45,9 @@ type key struct {
 	mac []byte
 }
 
-// NewKeys derives the keys of a purpose ("execution token", "access", …) by HKDF-SHA256. The key from root
-// signs and verifies; those from older roots only verify. It panics if a root has less than 32 bytes.
+// NewKeys derives the keys of a purpose ("execution token", "access", …) by HKDF-SHA256. The key
+// from root signs and verifies; those from older roots only verify. It panics if a root has less
+// than 32 bytes.
 func NewKeys(root []byte, purpose string, older ...[]byte) *Keys {
 	k := &Keys{}
 	for _, r := range append([][]byte{root}, older...) {

@@ -12,7 +12,8 @@ type allowList struct {
 	domains, emails map[string]bool
 }
 
-// newAllowList refuses an empty list, which must not mean everybody with an account at the provider.
+// newAllowList refuses an empty list, which must not mean everybody with an account at the
+// provider.
 func newAllowList(domains, emails []string) (allowList, error) {
 	l := allowList{domains: map[string]bool{}, emails: map[string]bool{}}
 	for _, d := range domains {
@@ -37,7 +38,8 @@ func newAllowList(domains, emails []string) (allowList, error) {
 	return l, nil
 }
 
-// email reports whether a user with the e-mail address may log in. The provider must have verified it.
+// email reports whether a user with the e-mail address may log in. The provider must have verified
+// it.
 func (l allowList) email(address string) bool {
 	if l.everybody {
 		return true

@@ -29,8 +29,8 @@ const (
 	kindConnect = "connect"
 )
 
-// authorize serves a browser that an MCP client sent. If the client or its redirect URI is wrong, the
-// person sees the error, and nothing is sent to the URI.
+// authorize serves a browser that an MCP client sent. If the client or its redirect URI is wrong,
+// the person sees the error, and nothing is sent to the URI.
 func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) error {
 	ctx := r.Context()
 	if !s.limits.requests.Allow(r) {
@@ -74,7 +74,8 @@ func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) erro
 		return s.startLogin(w, r, v, "/oauth/authorize?"+r.URL.RawQuery, false)
 	}
 	if !a.askAgain && strings.HasPrefix(a.RedirectURI, "https://") {
-		// Skip the question for https only: any program may listen on a loopback port (RFC 8252, 8.6).
+		// Skip the question for https only: any program may listen on a loopback port (RFC 8252,
+		// 8.6).
 		ok, err := s.store.HasConsent(ctx, a.consentOf(v.caller), s.now().Add(-consentTTL))
 		if err != nil {
 			return err
@@ -188,8 +189,9 @@ func (s *Server) answer(w http.ResponseWriter, a authorization, q url.Values) {
 	redirect(w, withQuery(a.RedirectURI, q))
 }
 
-// answerError redirects to the client with an error, but only to loopback or to a URI that the user has
-// allowed. Otherwise this server would be an open redirector (RFC 9700, 4.11.2), so it shows the error.
+// answerError redirects to the client with an error, but only to loopback or to a URI that the user
+// has allowed. Otherwise this server would be an open redirector (RFC 9700, 4.11.2), so it shows
+// the error.
 func (s *Server) answerError(ctx context.Context, w http.ResponseWriter, a authorization, bad *apiError, v visit) error {
 	_, ok := withoutLoopbackPort(a.RedirectURI)
 	if !ok && v.isUser() {

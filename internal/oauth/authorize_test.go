@@ -66,7 +66,8 @@ func TestMatchRedirect(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a request from a stranger's client, the browser is not sent anywhere before its user has logged in and agreed.
+// Whatever is wrong with a request, the browser is not redirected before its user has logged in and
+// agreed.
 func TestAuthorizeIsNoOpenRedirector(t *testing.T) {
 	s := newSite(t)
 	client := s.register()
@@ -106,7 +107,8 @@ func TestAuthorizeIsNoOpenRedirector(t *testing.T) {
 			}
 		})
 	}
-	// A program on one's own computer is told; so is a client that the user has allowed.
+	// A program on the user's computer gets the error, and so does a client that the user has
+	// allowed.
 	b := s.browser()
 	a := s.ask(client, loopbackRedirect)
 	a.Set("code_challenge_method", "plain")
@@ -119,7 +121,7 @@ func TestAuthorizeIsNoOpenRedirector(t *testing.T) {
 	if q := b.Get(s.authorizeURL(a)).URL.Query(); q.Get("error") != "invalid_target" || q.Has("code") {
 		t.Errorf("answer %v", q)
 	}
-	// The login page leads nowhere but here.
+	// The login page redirects to this server only.
 	for _, extra := range []string{"?next=https://evil.example", "?return_to=//evil.example", "?redirect_uri=https://evil.example"} {
 		if p := s.browser().Get(s.url("/oauth/login" + extra)); p.URL.String() != s.url("/connections") {
 			t.Errorf("%s led to %s", extra, p.URL)
@@ -127,7 +129,7 @@ func TestAuthorizeIsNoOpenRedirector(t *testing.T) {
 	}
 }
 
-// Somebody who leaves the list is out at once, with all they have.
+// A user who is removed from the list loses all access at once.
 func TestConsentIsTheUsersOwn(t *testing.T) {
 	s := newSite(t)
 	client := s.register()
@@ -189,7 +191,7 @@ func TestConsentIsTheUsersOwn(t *testing.T) {
 	}
 }
 
-// What one user was asked, the next one in the same browser does not answer.
+// A question to one user cannot be answered by the next one in the same browser.
 func TestConsentIsNotTheNextUsers(t *testing.T) {
 	s := newSite(t)
 	b := s.browser()
@@ -213,11 +215,11 @@ func TestConsentIsRememberedWhereTheClientIsCertain(t *testing.T) {
 	again := s.ask(client, webRedirect)
 	again.Set("prompt", "consent")
 	wantPage(t, b.Get(s.authorizeURL(again)), 200, "Allow <b>Test Client</b>")
-	wantPage(t, b.Get(s.authorizeURL(s.ask(s.register(), webRedirect))), 200, "Allow <b>Test Client</b>") // of the same name and address
+	wantPage(t, b.Get(s.authorizeURL(s.ask(s.register(), webRedirect))), 200, "Allow <b>Test Client</b>") // same name and address
 	s.allow(b, s.ask(client, loopbackRedirect))
-	wantPage(t, b.Get(s.authorizeURL(s.ask(client, loopbackRedirect))), 200, "Allow <b>Test Client</b>") // any program could wait there
+	wantPage(t, b.Get(s.authorizeURL(s.ask(client, loopbackRedirect))), 200, "Allow <b>Test Client</b>") // any program may listen there
 	s.idp.SetUser(oauthtest.User{Subject: "1002", Email: "bob@example.com"})
-	wantPage(t, s.browser().Get(s.authorizeURL(s.ask(client, webRedirect))), 200, "Allow <b>Test Client</b>") // to another user
+	wantPage(t, s.browser().Get(s.authorizeURL(s.ask(client, webRedirect))), 200, "Allow <b>Test Client</b>") // another user
 
 	p := b.Get(s.authorizeURL(s.ask(client, loopbackRedirect)))
 	if q := b.Submit(p, "/oauth/consent", map[string]string{"decision": "deny"}).URL.Query(); q.Get("error") != "access_denied" || q.Get("iss") != s.srv.cfg.Issuer || q.Get("state") != "client-state" {
@@ -257,7 +259,7 @@ func TestDance(t *testing.T) {
 		t.Error("somebody's e-mail address is somebody else's")
 	}
 
-	// A program's own scheme works too, and a second login gives the same caller.
+	// A program's own scheme works, too, and a second login gives the same caller.
 	b2 := s.browser()
 	a2 := s.ask(client, "cursor://anysphere.cursor-mcp/oauth/callback")
 	id2, err := s.srv.Verify(t.Context(), s.tokens(b2, a2).AccessToken)
@@ -265,7 +267,7 @@ func TestDance(t *testing.T) {
 		t.Errorf("%+v, %v", id2, err)
 	}
 
-	// Nothing that opens a door is in the database or in the log.
+	// Neither the database nor the log contains a usable secret.
 	var secrets []string
 	for _, c := range append(b.Cookies(s.url("/")), b2.Cookies(s.url("/"))...) {
 		secrets = append(secrets, c.Value)

@@ -17,9 +17,9 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// A browser has two cookies, of which the store has only digests. One is a secret from its first visit:
-// it binds the steps of a login or connection to the browser. The other identifies the session, and is
-// new at each login.
+// A browser has two cookies, of which the store has only digests. One is a secret from its first
+// visit: it binds the steps of a login or connection to the browser. The other identifies the
+// session, and is new at each login.
 const (
 	browserCookie = "mcs_browser"
 	sessionCookie = "mcs_session"
@@ -64,8 +64,9 @@ func newSecret() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// cookieName returns a cookie's name. With https it has the prefix that keeps other hosts of the domain
-// and plain http from setting it. Without, it has the port, since servers on one host share cookies.
+// cookieName returns a cookie's name. With https it has the prefix that keeps other hosts of the
+// domain and plain http from setting it. Without, it has the port, since servers on one host share
+// cookies.
 func (s *Server) cookieName(name string) string {
 	if s.secure {
 		return "__Host-" + name
@@ -84,8 +85,8 @@ func (s *Server) setCookie(w http.ResponseWriter, name, value string, age time.D
 	http.SetCookie(w, c)
 }
 
-// cookie returns the value of a cookie, or "" if it is malformed. Of two with one name, an attacker may
-// have planted one: both are ignored.
+// cookie returns the value of a cookie, or "" if it is malformed. Of two with one name, an attacker
+// may have planted one: both are ignored.
 func (s *Server) cookie(r *http.Request, name string) string {
 	list := r.CookiesNamed(s.cookieName(name))
 	if len(list) != 1 {
@@ -133,7 +134,8 @@ func (s *Server) visit(r *http.Request) (visit, error) {
 	return v, nil
 }
 
-// browserSession finds the session of a cookie: a user's, or that of the current API token's holder.
+// browserSession finds the session of a cookie: a user's, or that of the current API token's
+// holder.
 func (s *Server) browserSession(ctx context.Context, token string) (store.BrowserSession, error) {
 	for _, id := range []string{s.sessionID(token, ""), s.sessionID(token, localCaller)} {
 		b, err := s.store.GetBrowserSession(ctx, id, s.now())
@@ -147,8 +149,9 @@ func (s *Server) browserSession(ctx context.Context, token string) (store.Browse
 	return store.BrowserSession{}, store.ErrNotFound
 }
 
-// sessionID returns the store's id for a session cookie. For localCaller it depends on the API token, so
-// that a new token ends the sessions of the old one. It does not reveal the token: the cookie is random.
+// sessionID returns the store's id for a session cookie. For localCaller it depends on the API
+// token, so that a new token ends the sessions of the old one. It does not reveal the token: the
+// cookie is random.
 func (s *Server) sessionID(token, caller string) string {
 	if caller == localCaller {
 		token += "\x00" + s.cfg.APIToken.Reveal()
@@ -165,7 +168,8 @@ func (s *Server) withSecret(w http.ResponseWriter, v visit) visit {
 	return v
 }
 
-// startSession logs a caller in. The session is always new, in case an attacker planted the old one.
+// startSession logs a caller in. The session is always new, in case an attacker planted the old
+// one.
 func (s *Server) startSession(ctx context.Context, w http.ResponseWriter, v visit, caller string) error {
 	if v.session != "" {
 		if err := s.store.DeleteBrowserSession(ctx, v.session); err != nil {
@@ -210,8 +214,8 @@ func (s *Server) recall(ctx context.Context, v visit, kind, id string) (store.Re
 	return r, err
 }
 
-// recallAnswer checks the parameters with which a provider or service sends the browser back. It returns
-// the step and the state. Its errors are those of recall.
+// recallAnswer checks the parameters with which a provider or service sends the browser back. It
+// returns the step and the state. Its errors are those of recall.
 func (s *Server) recallAnswer(ctx context.Context, v visit, kind string, q url.Values) (store.Request, string, error) {
 	if len(q["state"]) != 1 || len(q["code"]) > 1 {
 		return store.Request{}, "", errForeign
@@ -259,8 +263,9 @@ func (s *Server) page(h handler) http.Handler {
 	})
 }
 
-// misaddressed reports whether host is another loopback name of this server (localhost, 127.0.0.1). The
-// login provider sends the browser back to the public name, where it would not have its cookies.
+// misaddressed reports whether host is another loopback name of this server (localhost, 127.0.0.1).
+// The login provider sends the browser back to the public name, where it would not have its
+// cookies.
 func (s *Server) misaddressed(host string) bool {
 	u := url.URL{Host: host}
 	return host != s.base.Host && u.Port() == s.base.Port() && hostname.IsLoopback(u.Hostname()) && hostname.IsLoopback(s.base.Hostname())
@@ -287,8 +292,8 @@ func (s *Server) form(h handler) http.Handler {
 var errForged = &pageError{http.StatusForbidden, "The form is out of date",
 	"You may have logged in or out since the page was shown. Go back, reload the page, and try again."}
 
-// policy returns a Content-Security-Policy that allows the style sheet and forms to this server. onward
-// lists where the answers of forms may redirect, which browsers check, too.
+// policy returns a Content-Security-Policy that allows the style sheet and forms to this server.
+// onward lists where the answers of forms may redirect, which browsers check, too.
 func policy(onward ...string) string {
 	return "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action " +
 		strings.Join(append([]string{"'self'"}, onward...), " ")

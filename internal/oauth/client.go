@@ -58,8 +58,8 @@ func (m *clientMetadata) check() *apiError {
 	return nil
 }
 
-// register registers a client (RFC 7591). The client gets an id but no secret, even if it asks for one: a
-// program on a person's computer cannot keep it.
+// register registers a client (RFC 7591). The client gets an id but no secret, even if it asks for
+// one: a program on a person's computer cannot keep it.
 func (s *Server) register(w http.ResponseWriter, r *http.Request) error {
 	if !s.limits.registrations.Allow(r) {
 		return tooManyRequests(w, "60", "too many registrations, try again in a minute")

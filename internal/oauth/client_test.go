@@ -53,7 +53,7 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-// Behind a path, the well-known address has the path after it (RFC 8414, 3.1).
+// With a path, the well-known URL ends with it (RFC 8414, 3.1).
 func TestMetadataBehindAPath(t *testing.T) {
 	s := newSite(t, func(c *Config) { c.Issuer += "/sandbox/"; c.Resource = c.Issuer + "mcp" })
 	if got := s.srv.cfg.Issuer; strings.HasSuffix(got, "/") {
@@ -114,11 +114,11 @@ func TestRegistrationIsBounded(t *testing.T) {
 		t.Errorf("%d %s", p.Status, p.Body)
 	}
 	s.clock.advance(unusedTTL + time.Second)
-	s.register() // tidies up
+	s.register() // removes old clients
 	wantPage(t, s.browser().Get(s.authorizeURL(s.ask(old, loopbackRedirect))), 400, "add it again")
 }
 
-// Guesses are bounded: each costs a turn at the database, which runs and callers need, too.
+// Guesses are limited: each reads the database, which runs and callers need, too.
 func TestGuessesAreBounded(t *testing.T) {
 	s, _, _ := connectSite(t)
 	for name, guess := range map[string]func() int{

@@ -46,7 +46,8 @@ func (s *Server) done(w http.ResponseWriter, message string) error {
 	return nil
 }
 
-// connect sends the browser to the service. State and PKCE verifier are bound to browser and caller.
+// connect sends the browser to the service. State and PKCE verifier are bound to browser and
+// caller.
 func (s *Server) connect(w http.ResponseWriter, r *http.Request, v visit) error {
 	service, connection, err := s.connection(r, v)
 	if err != nil {
@@ -81,8 +82,8 @@ func (s *Server) callbackURL(service string) string {
 	return s.url("/connections/callback/" + url.PathEscape(service))
 }
 
-// connectCallback handles a service's answer. It must come from the browser that was sent there, and the
-// caller must still be logged in.
+// connectCallback handles a service's answer. It must come from the browser that was sent there,
+// and the caller must still be logged in.
 func (s *Server) connectCallback(w http.ResponseWriter, r *http.Request, v visit) error {
 	if !s.limits.requests.Allow(r) {
 		return errBusy

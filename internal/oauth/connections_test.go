@@ -13,9 +13,9 @@ import (
 	"mcp-code-sandbox/internal/oauth/oauthtest"
 )
 
-const serviceAuthorize = "https://client.example/authorize" // where browsers of this package's tests stop
+const serviceAuthorize = "https://client.example/authorize" // where the browsers of these tests stop
 
-// connectSite has two services to connect and one of the operator's.
+// connectSite has two services to connect and one of the operator.
 func connectSite(t *testing.T) (s *site, datadog, linear *fakeConnection) {
 	datadog, linear = &fakeConnection{at: serviceAuthorize}, &fakeConnection{at: serviceAuthorize}
 	s = newSite(t, func(c *Config) {
@@ -47,7 +47,7 @@ var (
 	bobsAccount = oauthtest.User{Subject: "1002", Email: "bob@example.com"}
 )
 
-// startConnect begins a connection and returns the answer by which the service would finish it.
+// startConnect starts a connection and returns the service's answer.
 func (s *site) startConnect(b *oauthtest.Browser, service string) url.Values {
 	s.t.Helper()
 	p := b.Submit(b.Get(s.url("/connections")), "/"+service+"/connect", nil)
@@ -68,10 +68,10 @@ func TestConnectionIsMadeByWhoBeganIt(t *testing.T) {
 	annID := s.login(ann, annsAccount)
 	bobID := s.login(bob, bobsAccount)
 
-	// Ann sends Bob her link, or the answer to it: either way one of them would use the other's account.
+	// Ann sends Bob her link, or the answer to it: one of them would use the other's account.
 	answer := s.startConnect(ann, "datadog")
 	wantPage(t, bob.Get(s.callback("datadog", answer)), 400, "not made for this browser")
-	// Somebody who is not logged in, in the right browser: Ann has logged out meanwhile, and then Bob in.
+	// The right browser, but Ann has logged out, and then Bob has logged in.
 	ann.Submit(ann.Get(s.url("/connections")), "/connections/logout", nil)
 	wantPage(t, ann.Get(s.callback("datadog", answer)), 400, "cannot be used")
 	s.login(ann, annsAccount)
@@ -79,9 +79,9 @@ func TestConnectionIsMadeByWhoBeganIt(t *testing.T) {
 	s.login(ann, bobsAccount)
 	wantPage(t, ann.Get(s.callback("datadog", answer)), 400, "cannot be used")
 	s.login(ann, annsAccount)
-	// Mix-up: what was begun for one service ends at another.
+	// Mix-up: a connection to one service ends at another.
 	wantPage(t, ann.Get(s.callback("linear", s.startConnect(ann, "datadog"))), 400, "cannot be used")
-	// A login's state is no connection's.
+	// The state of a login is not valid for a connection.
 	fresh := s.browser()
 	login, err := url.Parse(s.answerOf(fresh))
 	if err != nil {
@@ -98,7 +98,7 @@ func TestConnectionIsMadeByWhoBeganIt(t *testing.T) {
 		t.Fatalf("exchanged %v, %v", datadog.exchanged, linear.exchanged)
 	}
 
-	// As it is meant.
+	// The intended way.
 	p := ann.Submit(ann.Get(s.url("/connections")), "/datadog/connect", nil)
 	challenge := p.URL.Query().Get("challenge")
 	answer = url.Values{"state": {p.URL.Query().Get("state")}, "code": {"anns-code"}}
@@ -108,7 +108,7 @@ func TestConnectionIsMadeByWhoBeganIt(t *testing.T) {
 	}
 	wantPage(t, ann.Get(s.callback("datadog", answer)), 400, "used before")
 
-	// Only Ann is connected; only she can end it.
+	// Only Ann is connected, and only she can disconnect.
 	page := ann.Get(s.url("/connections"))
 	for _, want := range []string{"Datadog &lt;EU&gt;", `/datadog/disconnect"`, `/linear/connect"`, "provided by the operator"} {
 		if !strings.Contains(page.Body, want) {
@@ -141,7 +141,7 @@ func TestConnectionRefusedByTheService(t *testing.T) {
 	}
 }
 
-// No page of somebody else's can send these forms.
+// No other site can send these forms.
 func TestConnectionFormsAreNotForged(t *testing.T) {
 	s, datadog, _ := connectSite(t)
 	ann, bob := s.browser(), s.browser()
@@ -172,7 +172,7 @@ func TestConnectionFormsAreNotForged(t *testing.T) {
 			t.Errorf("%s without cookies: %d", path, p.Status)
 		}
 	}
-	// A form of a page from before a login says nothing after it.
+	// A form from before a login is invalid after it.
 	fresh := s.browser()
 	before := fresh.Get(s.url("/connections"))
 	s.login(fresh, annsAccount)
@@ -205,7 +205,7 @@ func TestUserRevokesClient(t *testing.T) {
 	if s.alive(token) {
 		t.Error("the token outlives its grant")
 	}
-	wantPage(t, ann.Get(s.authorizeURL(s.ask(a.Get("client_id"), webRedirect))), 200, "Allow <b>Test Client</b>") // not remembered any more
+	wantPage(t, ann.Get(s.authorizeURL(s.ask(a.Get("client_id"), webRedirect))), 200, "Allow <b>Test Client</b>") // no longer remembered
 }
 
 func TestWhatIsNotConfiguredIsNotThere(t *testing.T) {

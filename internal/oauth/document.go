@@ -33,7 +33,8 @@ const (
 )
 
 // documents fetches and caches client id metadata documents. Since anybody may choose their URL, it
-// connects to public addresses only, follows no redirect, sends no credentials and limits size and rate.
+// connects to public addresses only, follows no redirect, sends no credentials and limits size and
+// rate.
 type documents struct {
 	http   *http.Client
 	now    func() time.Time
@@ -97,8 +98,8 @@ func checkDocumentID(id string) error {
 	return nil
 }
 
-// get returns the client that a document describes. Its error is safe to show: it does not quote the
-// answer.
+// get returns the client that a document describes. Its error is safe to show: it does not quote
+// the answer.
 func (d *documents) get(ctx context.Context, id string) (client, error) {
 	if err := checkDocumentID(id); err != nil {
 		return client{}, err

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// documentHost serves one client's description over https, and counts.
+// documentHost serves one client's document over https and counts requests.
 type documentHost struct {
 	*httptest.Server
 	asked  atomic.Int32
@@ -46,7 +46,7 @@ func TestClientByDocument(t *testing.T) {
 	s := newSite(t, func(c *Config) { c.ClientDocuments = h.Client().Transport })
 	b := s.browser()
 
-	// Nobody makes the server fetch anything without having logged in.
+	// The server fetches documents for logged-in users only.
 	b.StopAt = append(b.StopAt, s.idp.URL)
 	if p := b.Get(s.authorizeURL(s.ask(h.id(), loopbackRedirect))); p.Status != 0 || h.asked.Load() != 0 {
 		t.Errorf("at %s, asked %d times", p.URL, h.asked.Load())
@@ -124,7 +124,7 @@ func TestDocumentsThatAreRefused(t *testing.T) {
 	}
 }
 
-// With the transport that is used outside of tests, no address of our own network is reached.
+// The real transport reaches no address of our own network.
 func TestDocumentsOfOurOwnNetwork(t *testing.T) {
 	h := newDocumentHost(t)
 	u, err := url.Parse(h.URL)
@@ -150,7 +150,7 @@ func TestDocumentsOfOurOwnNetwork(t *testing.T) {
 	}
 }
 
-// roundTripper is a function that answers.
+// roundTripper is an http.RoundTripper.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
@@ -165,7 +165,7 @@ func TestDocumentThatNeverComes(t *testing.T) {
 		if _, err := d.get(t.Context(), "https://slow.example/client.json"); err == nil || time.Since(begin) > documentTimeout+time.Second {
 			t.Errorf("%v after %v", err, time.Since(begin))
 		}
-		// A flood of clients is looked up slowly.
+		// A flood of clients is rate-limited.
 		var busy int
 		for i := range 40 {
 			d.http.Transport = roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("no such host") })

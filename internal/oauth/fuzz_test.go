@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// loopbackAddress is an http address on this computer, taken apart without net/url: host, port, the rest.
+// loopbackAddress splits an http URL on loopback, without net/url: host, port, the rest.
 var loopbackAddress = regexp.MustCompile(`^http://(localhost|127(?:\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+\])(?::([0-9]*))?(|[/?][^#]*)$`)
 
-// FuzzMatchRedirect holds the rule to another way of saying it: an address is a registered one, letter for letter, or differs from one of
-// this computer's in the port alone.
+// FuzzMatchRedirect: a URI matches if it is registered, letter for letter, or differs from a
+// registered loopback URI in the port only.
 func FuzzMatchRedirect(f *testing.F) {
 	for _, s := range []string{"https://client.example/cb", "http://127.0.0.1:1/cb", "http://127.0.0.1:1@evil.example/cb", "http://[::1]:9/cb?x=1", "cursor://a/b", "http://localhost:8080/cb#", "http://localhost:80%41/cb"} {
 		f.Add("http://127.0.0.1/cb", s)
@@ -35,7 +35,7 @@ func FuzzMatchRedirect(f *testing.F) {
 	})
 }
 
-// FuzzEmail looks for an address that comes in though its domain is another.
+// FuzzEmail searches for an address that is allowed although its domain is not.
 func FuzzEmail(f *testing.F) {
 	list, err := newAllowList([]string{"example.com"}, []string{"bob@other.example"})
 	if err != nil {

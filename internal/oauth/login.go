@@ -23,8 +23,9 @@ func (s *Server) loginPage(w http.ResponseWriter, r *http.Request, v visit) erro
 	return s.startLogin(w, r, v, "/connections", false)
 }
 
-// startLogin sends the browser to the upstream provider; next is the path to which it returns afterwards.
-// State, nonce and PKCE verifier are bound to the browser. With choose, the person may switch accounts.
+// startLogin sends the browser to the upstream provider; next is the path to which it returns
+// afterwards. State, nonce and PKCE verifier are bound to the browser. With choose, the person may
+// switch accounts.
 func (s *Server) startLogin(w http.ResponseWriter, r *http.Request, v visit, next string, choose bool) error {
 	if !s.limits.requests.Allow(r) {
 		return errBusy
@@ -97,8 +98,8 @@ func (s *Server) loginCallback(w http.ResponseWriter, r *http.Request, v visit) 
 	return nil
 }
 
-// keepLogin stores the provider's tokens for recheck. Some providers send a refresh token only at the
-// first login, so an earlier one is kept.
+// keepLogin stores the provider's tokens for recheck. Some providers send a refresh token only at
+// the first login, so an earlier one is kept.
 func (s *Server) keepLogin(ctx context.Context, caller string, t *oauth2.Token) error {
 	if s.cfg.Vault == nil || t == nil {
 		return nil
@@ -114,8 +115,9 @@ func (s *Server) keepLogin(ctx context.Context, caller string, t *oauth2.Token) 
 	return s.cfg.Vault.Put(ctx, caller, loginService, kept)
 }
 
-// A user whom the provider no longer knows loses access within an hour. Sessions and refresh tokens work
-// only if the provider vouched for the user within vouchAgain, or was down for less than vouchLimit.
+// A user whom the provider no longer knows loses access within an hour. Sessions and refresh tokens
+// work only if the provider vouched for the user within vouchAgain, or was down for less than
+// vouchLimit.
 const (
 	vouchAgain = 30 * time.Minute
 	vouchLimit = time.Hour - accessTTL
@@ -125,8 +127,8 @@ const (
 // person has to log in again.
 var errNotVouched = errors.New("the login provider does not vouch for the user any more")
 
-// vouched asks the provider about a user, unless it did recently. It returns errNotVouched, or the error
-// of asking if that has failed for vouchLimit.
+// vouched asks the provider about a user, unless it did recently. It returns errNotVouched, or the
+// error of asking if that has failed for vouchLimit.
 func (s *Server) vouched(ctx context.Context, u store.User) error {
 	now := s.now()
 	age := now.Sub(u.Seen)
@@ -154,8 +156,8 @@ func (s *Server) vouched(ctx context.Context, u store.User) error {
 	return s.store.PutUser(ctx, u)
 }
 
-// tokenLogin logs in the holder of the API token. Only wrong tokens are rate-limited, so that guesses
-// never keep the holder out.
+// tokenLogin logs in the holder of the API token. Only wrong tokens are rate-limited, so that
+// guesses never keep the holder out.
 func (s *Server) tokenLogin(w http.ResponseWriter, r *http.Request, v visit) error {
 	got, want := sha256.Sum256([]byte(r.PostForm.Get("token"))), sha256.Sum256([]byte(s.cfg.APIToken.Reveal()))
 	if subtle.ConstantTimeCompare(got[:], want[:]) != 1 || s.cfg.APIToken.IsZero() {

@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/secret"
 )
 
-// answerOf starts a login and returns the address by which the provider would send the browser back.
+// answerOf starts a login and returns the URL with which the provider sends the browser back.
 func (s *site) answerOf(b *oauthtest.Browser) string {
 	s.t.Helper()
 	stop := b.StopAt
@@ -32,19 +32,19 @@ func (s *site) loggedIn(b *oauthtest.Browser) bool {
 	return strings.Contains(b.Get(s.url("/connections")).Body, "Log out")
 }
 
-// A login is finished in the browser that began it, once.
+// A login is finished once, in the browser that started it.
 func TestLoginBelongsToItsBrowser(t *testing.T) {
 	s := newSite(t)
 	mallory, victim := s.browser(), s.browser()
 
-	// Login CSRF: the victim is to be logged in as mallory.
+	// Login CSRF: mallory tries to log the victim in as mallory.
 	answer := s.answerOf(mallory)
-	victim.Get(s.url("/connections")) // has a cookie of its own
+	victim.Get(s.url("/connections")) // has its own cookie
 	wantPage(t, victim.Get(answer), 400, "not made for this browser")
 	if s.loggedIn(victim) || s.idp.Logins() != 0 {
 		t.Errorf("the victim is logged in by somebody else's answer (%d codes were exchanged)", s.idp.Logins())
 	}
-	// A browser with no cookie at all.
+	// A browser without cookies.
 	wantPage(t, s.browser().Get(answer), 400, "not made for this browser")
 
 	// Code injection: mallory puts the victim's code into her own answer.
@@ -64,7 +64,7 @@ func TestLoginBelongsToItsBrowser(t *testing.T) {
 		t.Error("mallory is logged in with the victim's code")
 	}
 
-	// The true answer works once, and not after its time.
+	// The real answer works once, and not after its time.
 	answer = s.answerOf(victim)
 	if p := victim.Get(answer); p.URL.String() != s.url("/connections") || !s.loggedIn(victim) {
 		t.Fatalf("arrived at %s", p.URL)
@@ -205,7 +205,7 @@ func TestLoginAsAtGitHub(t *testing.T) {
 	if _, err := s.store.GetUser(t.Context(), person{issuer: hub.URL, subject: "1001"}.caller()); err != nil {
 		t.Errorf("the user under issuer and number: %v", err)
 	}
-	// The address that the profile shows proves nothing; neither does a verified one that is not the primary.
+	// Neither the address of the profile nor a verified secondary address counts.
 	for _, u := range []oauthtest.User{{Subject: "1002", Email: "ann@example.com", Name: "Eve", Unverified: true}, {Subject: "1003", Email: "eve@example.com", Name: "Eve"}} {
 		hub.SetUser(u)
 		if p := s.browser().Get(s.url("/oauth/login")); p.Status != 403 {
@@ -216,7 +216,7 @@ func TestLoginAsAtGitHub(t *testing.T) {
 	wantPage(t, s.browser().Get(s.url("/oauth/login")), 502, "login provider")
 }
 
-// The server starts without its provider, and finds it later.
+// The server starts while its provider is down, and discovers it later.
 func TestProviderIsDownAtFirst(t *testing.T) {
 	s := newSite(t)
 	var up atomic.Bool
@@ -252,7 +252,8 @@ func TestLoginWithAPIToken(t *testing.T) {
 	p := b.Submit(page, "/connections/login", map[string]string{"token": apiToken})
 	wantPage(t, p, 200, "holder of the API token")
 	old := b.Cookies(s.url("/"))
-	// Whoever holds it is no user: for an MCP client, a person logs in, and the old session ends.
+	// The API token's holder is not a user: to allow an MCP client, a person logs in, which ends
+	// the old session.
 	wantPage(t, b.Get(s.authorizeURL(s.ask(s.register(), loopbackRedirect))), 200, "ann@example.com")
 	b.SetCookies(s.url("/"), old...)
 	if s.loggedIn(b) {
@@ -266,12 +267,12 @@ func TestLoginWithAPIToken(t *testing.T) {
 		last = guesser.Submit(page, "/connections/login", map[string]string{"token": "guess"})
 	}
 	wantPage(t, last, 429, "Too many")
-	wantPage(t, guesser.Submit(page, "/connections/login", map[string]string{"token": apiToken}), 200, "holder of the API token") // not put off
+	wantPage(t, guesser.Submit(page, "/connections/login", map[string]string{"token": apiToken}), 200, "holder of the API token") // not rate-limited
 	if strings.Contains(s.log.String(), "the-api-tok") {
 		t.Error("a token is in the log")
 	}
 
-	// A new token ends the logins with the old one, and no others.
+	// A new API token ends the logins with the old one, and no others.
 	holder, user := s.browser(), s.browser()
 	holder.Submit(holder.Get(s.url("/connections")), "/connections/login", map[string]string{"token": apiToken})
 	user.Get(s.url("/oauth/login"))
@@ -319,7 +320,7 @@ func TestCookiesAreTheHostsOwn(t *testing.T) {
 	}
 }
 
-// On one's own computer, one comes by whatever name; the provider sends everybody back to the public one.
+// On one's own computer any loopback name works; the provider redirects to the public one.
 func TestLoginByAnotherNameOfThisComputer(t *testing.T) {
 	s := newSite(t)
 	other := strings.Replace(s.srv.cfg.Issuer, "127.0.0.1", "localhost", 1)

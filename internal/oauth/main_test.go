@@ -34,7 +34,7 @@ const (
 
 var rootKey = bytes.Repeat([]byte{7}, 32)
 
-// site is a server under test, with the provider at which people log in.
+// site is a server under test with its login provider.
 type site struct {
 	t     *testing.T
 	srv   *Server
@@ -46,7 +46,7 @@ type site struct {
 	clock *clock
 }
 
-// clock is the time, moved by hand.
+// clock is a clock that tests advance.
 type clock struct {
 	mu    sync.Mutex
 	ahead time.Duration
@@ -64,7 +64,7 @@ func (c *clock) advance(d time.Duration) {
 	c.ahead += d
 }
 
-// newSite starts a server that lets example.com in.
+// newSite starts a server that allows example.com.
 func newSite(t *testing.T, edits ...func(*Config)) *site { return start(t, false, edits...) }
 
 func start(t *testing.T, tls bool, edits ...func(*Config)) *site {
@@ -111,7 +111,7 @@ func (s *site) browser() *oauthtest.Browser {
 
 func (s *site) url(path string) string { return s.srv.cfg.Issuer + path }
 
-// reply is what an API endpoint answers.
+// reply is the answer of an API endpoint.
 type reply struct {
 	Status       int
 	Header       http.Header
@@ -155,7 +155,7 @@ func (s *site) post(path string, form url.Values) reply {
 	return s.send("POST", path, "application/x-www-form-urlencoded", form.Encode())
 }
 
-// register registers a client with both kinds of address.
+// register registers a client with both kinds of redirect URIs.
 func (s *site) register(redirects ...string) string {
 	s.t.Helper()
 	if len(redirects) == 0 {
@@ -169,7 +169,7 @@ func (s *site) register(redirects ...string) string {
 	return r.ClientID
 }
 
-// ask is an authorization request, and what is needed to finish it.
+// ask is an authorization request with its PKCE verifier.
 type ask struct {
 	url.Values
 	verifier string
@@ -183,7 +183,7 @@ func (s *site) ask(client, redirect string) ask {
 
 func (s *site) authorizeURL(a ask) string { return s.url("/oauth/authorize?" + a.Encode()) }
 
-// allow goes through login and consent and returns where the client is answered.
+// allow logs in, consents, and returns the parameters that the client gets.
 func (s *site) allow(b *oauthtest.Browser, a ask) url.Values {
 	s.t.Helper()
 	page := b.Get(s.authorizeURL(a))
@@ -204,7 +204,7 @@ func (a ask) refresh(token string) url.Values {
 	return url.Values{"grant_type": {"refresh_token"}, "refresh_token": {token}, "client_id": a.Values["client_id"]}
 }
 
-// tokens does the whole dance.
+// tokens authorizes a client and exchanges its code.
 func (s *site) tokens(b *oauthtest.Browser, a ask) reply {
 	s.t.Helper()
 	q := s.allow(b, a)
@@ -215,7 +215,7 @@ func (s *site) tokens(b *oauthtest.Browser, a ask) reply {
 	return r
 }
 
-// alive reports whether an access token is good.
+// alive reports whether an access token is valid.
 func (s *site) alive(token string) bool {
 	s.t.Helper()
 	_, err := s.srv.Verify(s.t.Context(), token)
@@ -225,7 +225,7 @@ func (s *site) alive(token string) bool {
 	return err == nil
 }
 
-// wantPage checks that the browser was shown something and sent nowhere.
+// wantPage checks that the browser shows a page and was not redirected.
 func wantPage(t *testing.T, p *oauthtest.Page, status int, text string) {
 	t.Helper()
 	if p.Status != status || !strings.Contains(p.Body, text) {
@@ -233,7 +233,7 @@ func wantPage(t *testing.T, p *oauthtest.Page, status int, text string) {
 	}
 }
 
-// fakeConnection notes what is asked of it.
+// fakeConnection records its calls.
 type fakeConnection struct {
 	at string
 

@@ -1,14 +1,14 @@
-// Package oauth is the authorization server for MCP clients, and serves the pages on which a person logs
-// in, allows a client and connects services.
+// Package oauth is the authorization server for MCP clients, and serves the pages on which a person
+// logs in, allows a client and connects services.
 //
-// People log in at an upstream provider, by OpenID Connect or GitHub-style OAuth, and become callers. MCP
-// clients get short-lived access tokens for one resource by OAuth 2.1: authorization code with PKCE, and
-// rotating refresh tokens. Each use of a token looks up its grant in the store, so that revoking a grant
-// takes effect at once.
+// People log in at an upstream provider, by OpenID Connect or GitHub-style OAuth, and become
+// callers. MCP clients get short-lived access tokens for one resource by OAuth 2.1: authorization
+// code with PKCE, and rotating refresh tokens. Each use of a token looks up its grant in the store,
+// so that revoking a grant takes effect at once.
 //
-// login.go shows one login from top to bottom, authorize.go and token.go the authorization of a client,
-// and connections.go the connection of a service. The package starts and finishes connections, but never
-// sees a service's credential. It does not know MCP's messages.
+// login.go shows one login from top to bottom, authorize.go and token.go the authorization of a
+// client, and connections.go the connection of a service. The package starts and finishes
+// connections, but never sees a service's credential. It does not know MCP's messages.
 package oauth
 
 import (
@@ -59,14 +59,15 @@ const (
 )
 
 var (
-	// ErrInvalidToken means that an access token is not ours, is for another resource, has expired or was
-	// revoked.
+	// ErrInvalidToken means that an access token is not ours, is for another resource, has expired
+	// or was revoked.
 	ErrInvalidToken = errors.New("invalid access token")
 	// ErrTokenEnded is the ErrInvalidToken of a token that this server issued.
 	ErrTokenEnded = fmt.Errorf("%w: it has expired or was revoked", ErrInvalidToken)
 )
 
-// Connection starts and ends callers' connections to one service; *credential.Connection implements it.
+// Connection starts and ends callers' connections to one service; *credential.Connection implements
+// it.
 type Connection interface {
 	// AuthorizeURL returns the URL on which a person allows the connection. verifier is for PKCE.
 	AuthorizeURL(state, verifier, redirect string) string
@@ -89,8 +90,8 @@ type Config struct {
 	Resource string   // the MCP endpoint's URL, for which access tokens are issued
 	Upstream Upstream // where people log in; zero: nowhere, and there is no authorization server
 	Store    *store.Store
-	// Vault keeps the provider's tokens, to check later that it still knows a user. Nil: logins end after
-	// an hour.
+	// Vault keeps the provider's tokens, to check later that it still knows a user. Nil: logins end
+	// after an hour.
 	Vault *credential.Vault
 	Keys  *executiontoken.Keys // of the purpose "access"
 	// APIToken logs its holder in to the connections page as the caller "local"; zero: nobody.
@@ -99,8 +100,8 @@ type Config struct {
 	Services func(ctx context.Context, caller string) []ServiceState
 	// Connections are the services that each caller connects, by name.
 	Connections map[string]Connection
-	// ClientDocuments fetches the client id metadata documents, from URLs that anybody may choose. Nil: a
-	// transport that connects to public addresses only.
+	// ClientDocuments fetches the client id metadata documents, from URLs that anybody may choose.
+	// Nil: a transport that connects to public addresses only.
 	ClientDocuments http.RoundTripper
 	Closed          *closednet.List  // networks to which that transport does not connect
 	Now             func() time.Time // nil: time.Now
@@ -234,8 +235,9 @@ func (s *Server) accessToken(g store.Grant, now time.Time) (token string, expire
 	return s.cfg.Keys.Seal(accessPrefix, payload), expires, nil
 }
 
-// Verify returns the holder of an access token for the MCP endpoint. The error wraps [ErrInvalidToken]
-// (and [ErrTokenEnded] for a token of ours), or is the store's. A forged token never reaches the store.
+// Verify returns the holder of an access token for the MCP endpoint. The error wraps
+// [ErrInvalidToken] (and [ErrTokenEnded] for a token of ours), or is the store's. A forged token
+// never reaches the store.
 func (s *Server) Verify(ctx context.Context, bearer string) (Identity, error) {
 	g, c, err := s.grantOf(ctx, bearer)
 	if err != nil {
@@ -268,8 +270,8 @@ func (s *Server) grantOf(ctx context.Context, bearer string) (store.Grant, acces
 	return g, c, err
 }
 
-// Challenge returns the parameters of a WWW-Authenticate header that lead an MCP client to this server,
-// or "" if nobody can log in.
+// Challenge returns the parameters of a WWW-Authenticate header that lead an MCP client to this
+// server, or "" if nobody can log in.
 func (s *Server) Challenge() string {
 	if s.login == nil {
 		return ""

@@ -15,7 +15,8 @@ import (
 	"mcp-code-sandbox/internal/credential"
 )
 
-// oidcLogin is OpenID Connect. It discovers the provider at the first use, and again until that succeeds.
+// oidcLogin is OpenID Connect. It discovers the provider at the first use, and again until that
+// succeeds.
 type oidcLogin struct {
 	*provider
 	redirect string

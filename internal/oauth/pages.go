@@ -101,8 +101,8 @@ func (s *Server) showConsent(w http.ResponseWriter, v visit, a authorization, id
 	return s.show(w, http.StatusOK, "consent.html", frame{Title: "Allow access?", Form: v.formToken(), Page: p})
 }
 
-// onward returns where the answers of forms may redirect: any https URL, since those redirect further,
-// plus the given sources and the login provider if they are not https.
+// onward returns where the answers of forms may redirect: any https URL, since those redirect
+// further, plus the given sources and the login provider if they are not https.
 func (s *Server) onward(sources ...string) []string {
 	list := []string{"https:"}
 	add := func(source string) {

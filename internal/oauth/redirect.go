@@ -20,8 +20,8 @@ var programSchemes = []string{"claude", "code-oss", "cursor", "goose", "kiro", "
 // domainScheme matches a scheme that is a reversed domain (RFC 8252, 7.1): com.example.app.
 var domainScheme = regexp.MustCompile(`^[a-z]{2,}(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`)
 
-// checkRedirectURI checks a URI that a client registers: https, http on loopback, or the scheme of a
-// known program or a domain.
+// checkRedirectURI checks a URI that a client registers: https, http on loopback, or the scheme of
+// a known program or a domain.
 func checkRedirectURI(raw string) error {
 	if len(raw) > maxRedirectURI {
 		return errors.New("it is too long")

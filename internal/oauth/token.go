@@ -128,8 +128,8 @@ func (s *Server) checkUser(ctx context.Context, g store.Grant) error {
 	return badRequest("invalid_grant", "the user is no longer allowed here")
 }
 
-// checkRefresh asks the provider whether it still knows the user of a refresh token. It ignores unknown
-// tokens.
+// checkRefresh asks the provider whether it still knows the user of a refresh token. It ignores
+// unknown tokens.
 func (s *Server) checkRefresh(ctx context.Context, token string) error {
 	caller, err := s.store.RefreshTokenCaller(ctx, token)
 	if errors.Is(err, store.ErrNotFound) {
@@ -178,7 +178,8 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// apiForm reads a client's parameters from the body. The client proves nothing: no client has a secret.
+// apiForm reads a client's parameters from the body. The client proves nothing: no client has a
+// secret.
 func (s *Server) apiForm(w http.ResponseWriter, r *http.Request) (url.Values, error) {
 	if !s.limits.tokens.Allow(r) { // every request reads the database, for which others wait
 		return nil, tooManyRequests(w, "5", "too many requests, try again in a few seconds")

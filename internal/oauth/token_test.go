@@ -163,7 +163,7 @@ func TestVerifyRefuses(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	// An access token is no execution token either, whatever keys are used.
+	// An access token is not an execution token, even with the same keys.
 	if _, err := access.Verify(token, time.Now()); err == nil {
 		t.Error("an access token passes for an execution token")
 	}

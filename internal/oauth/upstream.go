@@ -28,14 +28,14 @@ type Upstream struct {
 	// Issuer is the OpenID Connect provider. For "oauth" it is optional; the default is the host of
 	// AuthorizationURL.
 	Issuer string
-	// AuthorizationURL, TokenURL and UserInfoURL are for "oauth" only. EmailsURL lists the user's addresses
-	// and which are verified; empty: UserInfoURL + "/emails".
+	// AuthorizationURL, TokenURL and UserInfoURL are for "oauth" only. EmailsURL lists the user's
+	// addresses and which are verified; empty: UserInfoURL + "/emails".
 	AuthorizationURL, TokenURL, UserInfoURL, EmailsURL string
 	ClientID                                           string
 	ClientSecret                                       secret.Value
 	Scopes                                             []string
-	// AllowedDomains and AllowedEmails list who may log in, by verified e-mail address. The domain "*"
-	// means everybody.
+	// AllowedDomains and AllowedEmails list who may log in, by verified e-mail address. The domain
+	// "*" means everybody.
 	AllowedDomains, AllowedEmails []string
 	// DisplayName is the name on the login button.
 	DisplayName string
@@ -45,7 +45,8 @@ const (
 	upstreamTimeout  = 10 * time.Second
 	maxUpstreamBytes = 1 << 20
 
-	// loginService is the vault's service name for the provider's tokens. No real service can have it.
+	// loginService is the vault's service name for the provider's tokens. No real service can have
+	// it.
 	loginService = "~login"
 )
 
@@ -70,7 +71,8 @@ type login interface {
 	checkIssuer(ctx context.Context, iss []string) error
 	// identify returns the person for an authorization code.
 	identify(ctx context.Context, code, nonce, verifier string) (person, error)
-	// recheck asks the provider again about a caller who has logged in. It may return errNotVouched.
+	// recheck asks the provider again about a caller who has logged in. It may return
+	// errNotVouched.
 	recheck(ctx context.Context, caller string) (person, error)
 }
 
@@ -250,8 +252,8 @@ func (p *provider) tokens(tokenURL string) credential.Source {
 		ClientSecret: p.upstream.ClientSecret, TokenURL: tokenURL}, p.http)
 }
 
-// getAs gets a URL with the caller's stored tokens. It returns errNotVouched if there are none, or if the
-// provider does not accept them.
+// getAs gets a URL with the caller's stored tokens. It returns errNotVouched if there are none, or
+// if the provider does not accept them.
 func (p *provider) getAs(ctx context.Context, tokens credential.Source, caller, at string, v any) error {
 	if tokens == nil || at == "" {
 		return errNotVouched

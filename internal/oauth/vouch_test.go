@@ -10,8 +10,7 @@ import (
 	"mcp-code-sandbox/internal/secret"
 )
 
-// TestRemovedUserLosesAccess is the attack: somebody whose account at the provider was closed goes
-// on refreshing.
+// TestRemovedUserLosesAccess: a user whose account at the provider was closed keeps refreshing.
 func TestRemovedUserLosesAccess(t *testing.T) {
 	github := func(s *oauthtest.Provider) func(*Config) {
 		return func(c *Config) {
@@ -53,7 +52,8 @@ func TestRemovedUserLosesAccess(t *testing.T) {
 				r = next
 				return true
 			}
-			// Whom the provider knows stays, and it is not asked each time.
+			// A user whom the provider knows stays logged in, and the provider is not asked each
+			// time.
 			for range 8 {
 				s.clock.advance(14 * time.Minute)
 				if !refresh() || !s.alive(r.AccessToken) || !s.loggedIn(b) {
@@ -86,7 +86,7 @@ func TestRemovedUserLosesAccess(t *testing.T) {
 			if refresh() {
 				t.Error("a removed user can refresh")
 			}
-			// Back at the provider, the person logs in again, and the same grant goes on.
+			// When the account is back, the person logs in again, and the same grant continues.
 			b.Get(s.url("/oauth/login"))
 			if !refresh() || !s.alive(r.AccessToken) {
 				t.Error("after a new login, the client stays out")
@@ -95,8 +95,8 @@ func TestRemovedUserLosesAccess(t *testing.T) {
 	}
 }
 
-// TestProviderDown: who cannot be asked about is not thrown out at once, nor kept for ever, and no
-// refresh token is lost.
+// TestProviderDown: while the provider is down, users stay logged in for a while, and no refresh
+// token is lost.
 func TestProviderDown(t *testing.T) {
 	s := newSite(t)
 	b := s.browser()
@@ -122,7 +122,7 @@ func TestProviderDown(t *testing.T) {
 		t.Errorf("when the provider is back: %d %s", r.Status, r.Body)
 	}
 
-	// Another address at the provider counts at once.
+	// A new address at the provider takes effect at once.
 	s.idp.Rename("1001", "ann@elsewhere.example")
 	s.clock.advance(40 * time.Minute)
 	if r = s.post("/oauth/token", a.refresh(r.RefreshToken)); r.Status != 400 || r.Error != "invalid_grant" {
@@ -130,7 +130,7 @@ func TestProviderDown(t *testing.T) {
 	}
 }
 
-// TestNoVault: where the provider's tokens are not kept, logins end.
+// TestNoVault: if the provider's tokens are not stored, logins end.
 func TestNoVault(t *testing.T) {
 	s := newSite(t, func(c *Config) { c.Vault = nil })
 	b := s.browser()

@@ -29,8 +29,9 @@ type tokenResponse struct {
 	JTI       string    `json:"jti"`
 }
 
-// API serves POST /api/execution-token, DELETE /api/execution-token/{jti} and GET /api/execution-tokens.
-// Middleware must put the caller into the request's context as auth.TokenInfo.
+// API serves POST /api/execution-token, DELETE /api/execution-token/{jti} and GET
+// /api/execution-tokens. Middleware must put the caller into the request's context as
+// auth.TokenInfo.
 func (p *Proxy) API() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("POST /api/execution-token", p.asCaller(p.serveIssue))
@@ -99,7 +100,8 @@ func (p *Proxy) serveList(w http.ResponseWriter, r *http.Request, caller string)
 	return nil
 }
 
-// readJSON refuses unknown fields: a misspelt allowed_paths must not give a token the service's defaults.
+// readJSON refuses unknown fields: a misspelt allowed_paths must not give a token the service's
+// defaults.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestBody))
 	dec.DisallowUnknownFields()

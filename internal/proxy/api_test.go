@@ -18,7 +18,7 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// ask calls the API as a caller; "" is nobody.
+// ask calls the API as a caller, or without one if caller is "".
 func ask(t *testing.T, p *Proxy, caller, method, path, body string) (int, map[string]any) {
 	t.Helper()
 	h := p.API()
@@ -80,7 +80,7 @@ func TestAPI(t *testing.T) {
 		t.Errorf("revoked: %s %s", res.Status, text)
 	}
 
-	// The least that can be asked for: the service's own paths, five minutes, no count.
+	// The smallest request gets the service's defaults: its paths, five minutes, no limit.
 	code, v = ask(t, f.p, "ann", "POST", "/api/execution-token", `{"execution_id":"e","target_service":"datadog"}`)
 	if code != 200 {
 		t.Fatalf("%d %v", code, v)
@@ -152,7 +152,7 @@ func TestAPIRefuses(t *testing.T) {
 	if list, err := f.p.List(t.Context(), "ann"); err != nil || len(list) != 0 {
 		t.Errorf("tokens were made: %v, %v", list, err)
 	}
-	// Allowed, and worth nothing: no paths.
+	// A token without paths is valid but useless.
 	for _, body := range []string{`{"execution_id":"e","target_service":"bare"}`, `{"execution_id":"e","target_service":"bare","allowed_paths":[]}`} {
 		code, v := ask(t, f.p, "ann", "POST", "/api/execution-token", body)
 		if code != 200 {
@@ -164,7 +164,7 @@ func TestAPIRefuses(t *testing.T) {
 	}
 }
 
-// A caller can have many tokens, not any number.
+// The number of a caller's tokens is limited.
 func TestAPIBoundsLiveTokens(t *testing.T) {
 	f := setup(t, "http://127.0.0.1:1", nil)
 	var rows []store.ExecutionToken
@@ -197,7 +197,8 @@ func TestDialGuard(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	// A service's exceptions open what they name, though it is denied or this server's own, and nothing else.
+	// A service's exceptions open the networks they list, even denied ones and this server's, and
+	// no others.
 	closed := closednet.New(t.Context(), closednet.Config{
 		Deny: []netip.Prefix{netip.MustParsePrefix("8.8.8.0/24"), netip.MustParsePrefix("2606:4700::/32")}, PublicHost: "9.9.9.9", Allow: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
 	})
@@ -210,7 +211,7 @@ func TestDialGuard(t *testing.T) {
 			t.Errorf("%s with 10.1.0.0/16 allowed: %v", text, err)
 		}
 	}
-	// The check sees what is dialled, not what was asked for.
+	// The check sees the address that is dialed, not the name.
 	up := httptest.NewServer(nil)
 	defer up.Close()
 	port := up.URL[strings.LastIndex(up.URL, ":"):]

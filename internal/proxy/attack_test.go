@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// The rights of a run end with it, whatever the state of the database: its tokens are dead and its calls are cut, though the rows could
-// not be changed.
+// The tokens of a run end with it, even if the database cannot be changed.
 func TestRunEndsWithoutTheStore(t *testing.T) {
 	url, left := stream(t)
 	f := setup(t, url, nil)
@@ -43,7 +42,7 @@ func TestRunEndsWithoutTheStore(t *testing.T) {
 	if answer := exchange(t, f.sandbox(t, f.p, "sb"), get); !strings.Contains(answer, "401 Unauthorized") {
 		t.Errorf("the token of a run that has ended: %s", answer)
 	}
-	// The next attempt finishes the work.
+	// The next attempt changes the rows.
 	if err := f.p.RevokeRun(t.Context(), "run_1"); err != nil {
 		t.Error(err)
 	}
@@ -52,7 +51,7 @@ func TestRunEndsWithoutTheStore(t *testing.T) {
 	}
 }
 
-// Once RevokeRun has returned, no call of the run's begins, however many were on their way.
+// After RevokeRun has returned, no call of the run starts, however many were on their way.
 func TestRevocationRace(t *testing.T) {
 	up := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer up.Close()
@@ -97,7 +96,7 @@ func TestRevocationRace(t *testing.T) {
 	}
 }
 
-// Answers that would make the server itself stumble, or be read by others than they are meant for.
+// Answers that could break the server, or reach other clients.
 func TestHTTPProxyHostileAnswers(t *testing.T) {
 	member := func(text string) string { return pack(t, "gzip", text) }
 	half := len(realToken) / 2
@@ -145,7 +144,7 @@ func TestHTTPProxyHostileAnswers(t *testing.T) {
 	}
 }
 
-// Names of trailers are told before the body, those of fields with the answer: neither may be the secret.
+// Neither the names of trailers nor those of header fields may contain the secret.
 func TestHTTPProxySecretsAsNames(t *testing.T) {
 	const secret = "Sk-Live-0123456789abcdef"
 	var coded []string
@@ -179,12 +178,13 @@ func TestHTTPProxySecretsAsNames(t *testing.T) {
 	}
 }
 
-// Fields that say where a request came from or carry rights do not pass for a client's version, and headers of ours are there once.
+// Header fields that name a source or carry rights are not forwarded as a client's version, and
+// ours are not doubled.
 func TestHTTPProxyHeadersInDisguise(t *testing.T) {
 	up := serveWire(t, plainAnswer)
 	f := setup(t, up.url, nil)
 	w := httptest.NewRecorder()
-	w.Header().Set("X-Content-Type-Options", "nosniff") // as who is in front of the proxy does
+	w.Header().Set("X-Content-Type-Options", "nosniff") // as the middleware does
 	r := httptest.NewRequest("GET", "/proxy/datadog/x", nil)
 	r.Header = http.Header{"Authorization": {"Bearer " + f.issue(nil).Token}, "X-Forwarded-Version": {"1"}, "Proxy-Beta": {"1"}, "X-Api-Version": {"7"}}
 	f.p.ServeHTTP(w, r)
@@ -197,14 +197,15 @@ func TestHTTPProxyHeadersInDisguise(t *testing.T) {
 	}
 }
 
-// A body that unpacks to a thousand times its size streams through in bounded memory, and ends with the client.
+// A body that decompresses to a thousand times its size streams in bounded memory, and ends when
+// the client leaves.
 func TestHTTPProxyBomb(t *testing.T) {
 	bomb := pack(t, "gzip", strings.Repeat("\x00", 16<<20))
 	gone := make(chan struct{})
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer close(gone)
 		w.Header().Set("Content-Encoding", "gzip")
-		for r.Context().Err() == nil { // endless: one member after the other
+		for r.Context().Err() == nil { // endless: one gzip member after the other
 			if _, err := io.WriteString(w, bomb); err != nil {
 				return
 			}
@@ -235,7 +236,7 @@ func TestHTTPProxyBomb(t *testing.T) {
 	}
 }
 
-// Text that a caller chooses ends up in log and audit trail in one line of its own, and drives no terminal.
+// Text that a caller chooses takes one line in log and audit trail, without terminal escapes.
 func TestHTTPProxyLogInjection(t *testing.T) {
 	up := serveWire(t, plainAnswer)
 	f := setup(t, up.url, nil)
@@ -246,7 +247,7 @@ func TestHTTPProxyLogInjection(t *testing.T) {
 	} {
 		raw(t, f.addr, "GET "+target+" HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "+tok+"\r\nConnection: close\r\n\r\n")
 	}
-	if n := len(f.records()); n != 1+2+3 { // issued, request and response, three refusals; and the chain is whole
+	if n := len(f.records()); n != 1+2+3 { // issued, request, response and three refusals, in an intact chain
 		t.Errorf("%d records", n)
 	}
 	for line := range strings.Lines(f.log.String()) {
@@ -266,7 +267,7 @@ func TestHTTPProxyLogInjection(t *testing.T) {
 	}
 }
 
-// Encodings on top of each other, as of a link within a link or of JSON within JSON.
+// Secrets that are encoded twice, as in a link in a link or JSON in JSON.
 func TestScrubTwiceEncoded(t *testing.T) {
 	for name, once := range spelt(credentialText) {
 		for outer, encode := range map[string]func(string) string{
@@ -289,7 +290,7 @@ func TestScrubTwiceEncoded(t *testing.T) {
 	}
 }
 
-// A connection of a sandbox's that speaks something else than HTTP/1.1 costs nothing and ends.
+// A sandbox connection that does not speak HTTP/1.1 ends soon.
 func TestSandboxSpeaksNonsense(t *testing.T) {
 	f := setup(t, "http://127.0.0.1:1", nil)
 	for _, text := range []string{

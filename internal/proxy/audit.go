@@ -63,9 +63,9 @@ var genesis = hex.EncodeToString(make([]byte, sha256.Size))
 // maxLine bounds a line. Paths and query keys are clipped to fit.
 const maxLine = 32 << 10
 
-// Audit appends to the audit trail, a file of JSON lines that form a hash chain. Processes can share the
-// file: they lock another file beside it, which also holds a checkpoint, the end of the chain. If the
-// trail is moved away, a new file continues the chain.
+// Audit appends to the audit trail, a file of JSON lines that form a hash chain. Processes can
+// share the file: they lock another file beside it, which also holds a checkpoint, the end of the
+// chain. If the trail is moved away, a new file continues the chain.
 type Audit struct {
 	path string
 	now  func() time.Time
@@ -147,8 +147,8 @@ func (a *Audit) locked(f func() error) error {
 	return f()
 }
 
-// catchUp finds the end of the chain if another process appended or the file was moved. It removes an
-// incomplete last line, which a crash left and which nobody acted on.
+// catchUp finds the end of the chain if another process appended or the file was moved. It removes
+// an incomplete last line, which a crash left and which nobody acted on.
 func (a *Audit) catchUp() error {
 	if err := a.reopen(); err != nil {
 		return err
@@ -179,8 +179,8 @@ func (a *Audit) catchUp() error {
 		}
 		a.seq, a.hash = r.Seq, hash
 	}
-	// Continue from the checkpoint if the trail ends before it, or in another record: the next record
-	// then shows for good that the trail was cut or changed.
+	// Continue from the checkpoint if the trail ends before it, or in another record: the next
+	// record then shows for good that the trail was cut or changed.
 	if seq, hash, ok := readCheckpoint(a.checkpoint); ok && seq >= a.seq {
 		a.seq, a.hash = seq, hash
 	}
@@ -292,9 +292,9 @@ func VerifyAuditFile(path string) (seq uint64, hash string, err error) {
 	return seq, hash, err
 }
 
-// VerifyAudit verifies each line's hash and that each line continues the previous one. It returns the
-// last record's number and hash. Compare the hash with one that was saved elsewhere: the chain proves
-// that nothing before it was changed, removed or inserted.
+// VerifyAudit verifies each line's hash and that each line continues the previous one. It returns
+// the last record's number and hash. Compare the hash with one that was saved elsewhere: the chain
+// proves that nothing before it was changed, removed or inserted.
 func VerifyAudit(r io.Reader) (seq uint64, hash string, err error) {
 	b := bufio.NewReaderSize(r, maxLine)
 	for n := 1; ; n++ {

@@ -42,7 +42,8 @@ func verify(t *testing.T, paths ...string) (uint64, error) {
 	return seq, err
 }
 
-// Several processes, as far as the file is concerned, and several writers in each, make one chain; so does one that starts later.
+// Several processes with several writers each write one chain, and so does a process that starts
+// later.
 func TestAuditIsShared(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "logs", "audit.jsonl")
 	var wg sync.WaitGroup
@@ -99,7 +100,7 @@ func TestAuditShowsTampering(t *testing.T) {
 		"too long":          join(lines[0], bytes.Repeat([]byte("x"), 2*maxLine)),
 	} {
 		if text == nil {
-			text = join(lines[1:]...) // is the continuation of a file that was moved away, and says so
+			text = join(lines[1:]...) // looks like the continuation of a file that was moved away
 			if seq, _, err := VerifyAudit(bytes.NewReader(text)); err != nil || seq != 4 {
 				t.Errorf("a continuation: %d, %v", seq, err)
 			}
@@ -114,8 +115,8 @@ func TestAuditShowsTampering(t *testing.T) {
 	}
 }
 
-// TestAuditShowsACutTail is the attack: whoever hides a call removes the last lines, or writes the last one anew. The
-// check finds it, and what is written afterwards does not cover it up, also by a server that starts later.
+// TestAuditShowsACutTail: an attacker hides a call by removing the last lines or replacing the last
+// one. Verification finds it, and later records do not cover it up, even after a restart.
 func TestAuditShowsACutTail(t *testing.T) {
 	for name, cut := range map[string]func(lines [][]byte) []byte{
 		"the last": func(l [][]byte) []byte { return bytes.Join(l[:3], nil) },
@@ -158,7 +159,7 @@ func TestAuditShowsACutTail(t *testing.T) {
 			}
 			write(t, a, "/next")
 			write(t, a, "/next")
-			if seq, _, err := VerifyAuditFile(path); name == "all" { // as a trail that was moved away, it begins with a later record
+			if seq, _, err := VerifyAuditFile(path); name == "all" { // like a trail that was moved away, it starts with a later record
 				if text, rerr := os.ReadFile(path); rerr != nil || err != nil || seq != 6 || !bytes.HasPrefix(text, []byte(`{"seq":5,`)) {
 					t.Errorf("%s, restarted %t: %d, %v, %v", name, restarted, seq, err, rerr)
 				}
@@ -169,7 +170,7 @@ func TestAuditShowsACutTail(t *testing.T) {
 	}
 }
 
-// What a crash left of a line is removed; a file that is moved away is followed by one that continues it.
+// An incomplete line of a crash is removed. A file that was moved away is continued by a new one.
 func TestAuditGoesOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	a, b := openAudit(t, path), openAudit(t, path)
@@ -187,7 +188,7 @@ func TestAuditGoesOn(t *testing.T) {
 		t.Errorf("after a crash: %d, %v", seq, err)
 	}
 	if runtime.GOOS == "windows" {
-		return // where open files cannot be moved
+		return // open files cannot be moved here
 	}
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
@@ -207,7 +208,7 @@ func TestAuditGoesOn(t *testing.T) {
 	}
 }
 
-// No trace, no call; and no token either.
+// Without an audit record there is no call and no token.
 func TestAuditFullMeansNo(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs /dev/full")
@@ -260,7 +261,7 @@ func FuzzAuditLine(f *testing.F) {
 	})
 }
 
-// A trail that is moved away again and again while several processes write stays one chain over all its files.
+// A trail that is moved away again and again, while several processes write, stays one chain.
 func TestAuditMovedWhileWritten(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("open files cannot be moved")

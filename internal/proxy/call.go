@@ -28,8 +28,8 @@ const (
 	grace = 2 * time.Second
 	// recheck is how often a call in progress checks whether another process revoked its token.
 	recheck = 2 * time.Second
-	// flushInterval delays parts of an answer of known length. ReverseProxy flushes event streams and
-	// answers of unknown length at once.
+	// flushInterval delays parts of an answer of known length. ReverseProxy flushes event streams
+	// and answers of unknown length at once.
 	flushInterval = 5 * time.Millisecond
 )
 
@@ -58,8 +58,8 @@ type call struct {
 	err      *Error // the proxy's own answer
 }
 
-// ServeHTTP serves /proxy/{service}/{path} for tokens that are valid anywhere. It must see the path as
-// the client sent it: mount it before anything that cleans paths.
+// ServeHTTP serves /proxy/{service}/{path} for tokens that are valid anywhere. It must see the path
+// as the client sent it: mount it before anything that cleans paths.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r, "") }
 
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, sandboxID string) {
@@ -152,7 +152,8 @@ func (c *call) authorize() *Error {
 	return nil
 }
 
-// splitTarget returns the service's name and the rest of the path, both escaped as the client sent them.
+// splitTarget returns the service's name and the rest of the path, both escaped as the client sent
+// them.
 func splitTarget(r *http.Request) (name, rest string, e *Error) {
 	switch {
 	case r.Method == http.MethodConnect, r.URL.Host != "", r.URL.Opaque != "",
@@ -197,8 +198,8 @@ func (c *call) invalid(problem string) *Error {
 	return invalidToken().because("token: %s", problem)
 }
 
-// orRevoked returns e, or that the token is invalid if it was revoked: a revoked token reveals nothing
-// about paths.
+// orRevoked returns e, or that the token is invalid if it was revoked: a revoked token reveals
+// nothing about paths.
 func (c *call) orRevoked(e *Error) *Error {
 	if c.row.JTI == "" || e.Code == CodeRateLimited { // keep refusals of a flood cheap
 		return e
@@ -244,8 +245,8 @@ func (c *call) prepare() *Error {
 	return nil
 }
 
-// use counts the call in the stored row. The row must be live, belong to this process if it is a run's,
-// and match the signed token.
+// use counts the call in the stored row. The row must be live, belong to this process if it is a
+// run's, and match the signed token.
 func (c *call) use() *Error {
 	p, signed := c.p, c.row
 	row, err := p.store.UseExecutionToken(context.WithoutCancel(c.ctx), signed.JTI, p.now())

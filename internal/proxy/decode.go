@@ -16,8 +16,8 @@ import (
 // maxCodings bounds how many times a body may be compressed.
 const maxCodings = 2
 
-// decodeBody decompresses a body that the service compressed although the request asked for identity.
-// An unknown coding is an error, since its content cannot be searched.
+// decodeBody decompresses a body that the service compressed although the request asked for
+// identity. An unknown coding is an error, since its content cannot be searched.
 func decodeBody(body io.Reader, contentEncoding []string) (decoded io.Reader, changed bool, err error) {
 	var codings []string
 	for _, value := range contentEncoding {
@@ -58,8 +58,8 @@ func openDeflate(r io.Reader) (io.Reader, error) {
 	return flate.NewReader(b), nil
 }
 
-// lazyReader opens a decoder at the first byte. The header does not wait for the body, and an empty body
-// stays empty.
+// lazyReader opens a decoder at the first byte. The header does not wait for the body, and an empty
+// body stays empty.
 type lazyReader struct {
 	src  io.Reader
 	open func(io.Reader) (io.Reader, error)

@@ -10,8 +10,9 @@ var escapes = [...]byte{'%', '\\', '&'}
 
 func isEscape(c byte) bool { return c == '%' || c == '\\' || c == '&' }
 
-// decodeEscape returns the ASCII character that buf starts with in escaped form, and the length of that
-// form. The width is 0 if buf starts with no escape, and -1 if more of buf is needed to decide.
+// decodeEscape returns the ASCII character that buf starts with in escaped form, and the length of
+// that form. The width is 0 if buf starts with no escape, and -1 if more of buf is needed to
+// decide.
 func decodeEscape(buf []byte) (c byte, width int) {
 	switch buf[0] {
 	case '%':

@@ -28,25 +28,25 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// realToken is the credential that must be seen by the service and by nobody else.
+// realToken is the credential that only the service may see.
 const realToken = "dd_live_9f8e7d6c5b4a3f2e1d0c+/tok=="
 
-const patience = 20 * time.Second // for what is about to happen
+const patience = 20 * time.Second // for events that are about to happen
 
 var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 
-// fixture is a proxy with everything around it.
+// fixture is a proxy and what it needs.
 type fixture struct {
 	t     *testing.T
 	p     *Proxy
 	cfg   Config
-	addr  string // of an HTTP server with the proxy alone
+	addr  string // of an HTTP server that serves only the proxy
 	audit string
 	log   *logtest.Buffer
 	reg   *prometheus.Registry
 }
 
-// setup starts a proxy for the service "datadog" at upstream. change may add to its configuration.
+// setup starts a proxy for the service "datadog" at upstream. change may edit its configuration.
 func setup(t *testing.T, upstream string, change func(*Config)) *fixture {
 	t.Helper()
 	dir := t.TempDir()
@@ -110,7 +110,7 @@ func datadog(t *testing.T, upstream string) Service {
 		Credential: credential.Bearer(secret.New(realToken))}
 }
 
-// issue makes a token.
+// issue issues a token.
 func (f *fixture) issue(change func(*GrantRequest)) Token {
 	f.t.Helper()
 	r := GrantRequest{Service: "datadog", ExecutionID: "exec-1"}
@@ -124,7 +124,7 @@ func (f *fixture) issue(change func(*GrantRequest)) Token {
 	return tok
 }
 
-// get calls the proxy with a client of the standard library.
+// get calls the proxy with net/http.
 func (f *fixture) get(path, token string) (*http.Response, string) {
 	f.t.Helper()
 	return f.do("GET", path, token, nil, nil)
@@ -140,7 +140,7 @@ func (f *fixture) do(method, path, token string, header map[string]string, body 
 	for k, v := range header {
 		req.Header.Set(k, v)
 	}
-	res, err := direct(f.t).RoundTrip(req) // follows nothing, unpacks nothing
+	res, err := direct(f.t).RoundTrip(req) // follows no redirect, decompresses nothing
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func direct(t *testing.T) *http.Transport {
 	return tr
 }
 
-// raw sends bytes over a connection of its own and returns all that comes back.
+// raw sends bytes over a new connection and returns all that comes back.
 func raw(t *testing.T, addr, text string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -178,7 +178,7 @@ func raw(t *testing.T, addr, text string) string {
 	return string(answer)
 }
 
-// records reads the audit trail, which must be whole.
+// records reads the audit trail, which must be intact.
 func (f *fixture) records() []Record {
 	f.t.Helper()
 	text, err := os.ReadFile(f.audit)
@@ -199,7 +199,7 @@ func (f *fixture) records() []Record {
 	return rs
 }
 
-// eventually waits for something that another goroutine is about to do and tells nobody.
+// eventually waits for an event that another goroutine does not signal.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -215,7 +215,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// wire is a service that keeps the very bytes of each request, and answers with bytes.
+// wire is a service that records the bytes of each request and answers with fixed bytes.
 type wire struct {
 	url string
 
@@ -251,7 +251,7 @@ func serveWire(t *testing.T, answer string) *wire {
 	return w
 }
 
-// serve reads requests whose bodies, if any, are announced by Content-Length or chunked.
+// serve reads requests with Content-Length or chunked bodies.
 func (w *wire) serve(conn net.Conn, answer string) {
 	var kept bytes.Buffer
 	b := bufio.NewReader(io.TeeReader(conn, &kept))
@@ -266,10 +266,10 @@ func (w *wire) serve(conn net.Conn, answer string) {
 			return
 		}
 		if _, err := io.Copy(io.Discard, req.Body); err != nil {
-			return // it was cut off: no request
+			return // cut off: not a request
 		}
 		w.mu.Lock()
-		w.seen = append(w.seen, kept.String()) // a client of this package sends the next request after the answer only
+		w.seen = append(w.seen, kept.String()) // our clients wait for the answer before the next request
 		w.mu.Unlock()
 		kept.Reset()
 		if _, err := io.WriteString(conn, answer); err != nil || strings.Contains(answer, "Connection: close") {
@@ -284,7 +284,7 @@ func (w *wire) requests() []string {
 	return append([]string(nil), w.seen...)
 }
 
-// source gives credentials to those who have one.
+// source has the credentials of some callers.
 type source map[string]credential.Credential
 
 func (s source) Credential(_ context.Context, caller string) (credential.Credential, error) {

@@ -16,8 +16,8 @@ var usualHeaders = []string{
 	"X-Idempotency-Key", "X-Request-Id",
 }
 
-// forwarded reports whether a request field goes to every service: the usual ones, and those that API
-// clients use for their version (X-GitHub-Api-Version, anthropic-beta) and platform.
+// forwarded reports whether a request field goes to every service: the usual ones, and those that
+// API clients use for their version (X-GitHub-Api-Version, anthropic-beta) and platform.
 func forwarded(name string) bool {
 	if slices.Contains(usualHeaders, name) {
 		return true

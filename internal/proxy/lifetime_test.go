@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// stream is a service that sends one line and then nothing, until it is left.
+// stream is a service that sends one line and then nothing until the client leaves.
 func stream(t *testing.T) (url string, left chan struct{}) {
 	left = make(chan struct{}, 8)
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -27,7 +27,7 @@ func stream(t *testing.T) (url string, left chan struct{}) {
 	return up.URL, left
 }
 
-// A call that is going ends when its right to go on ends, and the client can tell that it was cut.
+// A call in progress ends when its token does, and the client sees that it was cut off.
 func TestHTTPProxyCutsCallsInFlight(t *testing.T) {
 	url, left := stream(t)
 	f := setup(t, url, nil)
@@ -87,9 +87,11 @@ func TestHTTPProxyCutsCallsInFlight(t *testing.T) {
 				t.Error("the service's connection stays")
 			}
 			eventually(t, "noted as "+tc.reason, func() bool {
-				return slices.ContainsFunc(f.records(), func(r Record) bool { return r.JTI == tok.JTI && r.Event == EventComplete && r.Reason == tc.reason })
+				return slices.ContainsFunc(f.records(), func(r Record) bool {
+					return r.JTI == tok.JTI && r.Event == EventComplete && r.Reason == tc.reason
+				})
 			})
-			// And no call begins any more.
+			// No new call starts.
 			answer := ""
 			if tc.sandbox {
 				answer = exchange(t, f.sandbox(t, f.p, "sb-1"), "GET /proxy/datadog/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\nAuthorization: Bearer "+tok.Token+"\r\n\r\n")
@@ -103,7 +105,7 @@ func TestHTTPProxyCutsCallsInFlight(t *testing.T) {
 	}
 }
 
-// A client that does not read keeps nothing alive.
+// A client that does not read holds nothing.
 func TestHTTPProxyCutsClientsThatDoNotRead(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan struct{})
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -135,7 +137,8 @@ func TestHTTPProxyCutsClientsThatDoNotRead(t *testing.T) {
 	eventually(t, "the call has ended", func() bool { return strings.Contains(fmt.Sprint(f.records()), EventComplete) })
 }
 
-// After a restart the tokens of runs are dead, those of the API live until they expire, and a living instance's are its own affair.
+// After a restart, run tokens are revoked, API tokens live until they expire, and those of a
+// running instance are left alone.
 func TestRestartRevokesRuns(t *testing.T) {
 	up := serveWire(t, plainAnswer)
 	f := setup(t, up.url, nil)
@@ -178,7 +181,7 @@ func TestRestartRevokesRuns(t *testing.T) {
 	}
 }
 
-// A token works where it belongs and nowhere else.
+// A token is valid only where it belongs.
 func TestSandboxBinding(t *testing.T) {
 	up := serveWire(t, plainAnswer)
 	f := setup(t, up.url, func(c *Config) {
@@ -230,7 +233,7 @@ func TestSandboxBinding(t *testing.T) {
 	}
 }
 
-// sandbox opens a connection as it comes from a sandbox. When the test ends, nothing of it may be left.
+// sandbox opens a connection from a sandbox. It must leave nothing behind when the test ends.
 func (f *fixture) sandbox(t *testing.T, p *Proxy, id string) net.Conn {
 	t.Helper()
 	here, there := net.Pipe()
@@ -252,12 +255,12 @@ func (f *fixture) sandbox(t *testing.T, p *Proxy, id string) net.Conn {
 	return here
 }
 
-// exchange is raw on a connection that is there.
+// exchange is raw on an existing connection.
 func exchange(t *testing.T, conn net.Conn, text string) string {
 	t.Helper()
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(patience))
-	go io.WriteString(conn, text) // an unbuffered pipe: the other side may answer before it has read all
+	go io.WriteString(conn, text) // the pipe is unbuffered: the other side may answer before it has read all
 	answer, err := io.ReadAll(conn)
 	if err != nil {
 		t.Fatalf("%q, then %v", answer, err)

@@ -83,8 +83,9 @@ func (l *liveTokens) get(row store.ExecutionToken, now time.Time, r Rate) *liveT
 	return t
 }
 
-// enter registers a call, so that revoke cancels it, until leave is called. It returns errTooManyCalls
-// or errRevoked. Read the stored row after enter: a revocation changes the row first and then cancels.
+// enter registers a call, so that revoke cancels it, until leave is called. It returns
+// errTooManyCalls or errRevoked. Read the stored row after enter: a revocation changes the row
+// first and then cancels.
 func (l *liveTokens) enter(jti string, cancel context.CancelCauseFunc) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

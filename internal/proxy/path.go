@@ -20,9 +20,9 @@ type path struct {
 	plain    string   // "/a b/c"
 }
 
-// parsePath decodes each segment of an escaped path once and encodes it canonically. It refuses what two
-// programs may read differently: dot and empty segments, text that is not UTF-8, and segments that
-// contain, once decoded, % \ ; or control characters. With encodedSlash, a segment may contain %2F.
+// parsePath decodes each segment of an escaped path once and encodes it canonically. It refuses what
+// two programs may read differently, such as dot segments and encoded percent signs; see parseSegment.
+// With encodedSlash, a segment may contain %2F.
 func parsePath(escaped string, encodedSlash bool) (path, error) {
 	if escaped == "" {
 		escaped = "/"
@@ -51,6 +51,8 @@ func parsePath(escaped string, encodedSlash bool) (path, error) {
 	return p, nil
 }
 
+// parseSegment decodes a segment. It refuses text that is not UTF-8, dot segments, and any % \ ; or
+// control character.
 func parseSegment(raw string, encodedSlash bool) (string, error) {
 	s, err := url.PathUnescape(raw)
 	if err != nil {
@@ -100,8 +102,8 @@ func escapeSegment(b *strings.Builder, s string) {
 	}
 }
 
-// pattern is a compiled path pattern. It consists of literal segments, "*" for one nonempty segment, and
-// "**" at the end for zero or more segments.
+// pattern is a compiled path pattern. It consists of literal segments, "*" for one nonempty
+// segment, and "**" at the end for zero or more segments.
 type pattern struct {
 	text     string
 	segments []patternSegment
@@ -119,8 +121,8 @@ const (
 	maxPatternLength = 512
 )
 
-// parsePattern compiles a pattern. Its literals are percent-encoded ("%2A" is a star) and must be valid
-// segments of a path.
+// parsePattern compiles a pattern. Its literals are percent-encoded ("%2A" is a star) and must be
+// valid segments of a path.
 func parsePattern(text string) (pattern, error) {
 	if len(text) > maxPatternLength {
 		return pattern{}, fmt.Errorf("the pattern is longer than %d bytes", maxPatternLength)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// pathCases is the table of paths: what comes on the wire, and what becomes of it.
+// pathCases lists paths as a client sends them, and what the service gets.
 var pathCases = []struct {
 	pattern      string
 	encodedSlash bool
@@ -58,7 +58,7 @@ var pathCases = []struct {
 	{"/api/v1/**", false, "/api/v1/%EF%BC%8E%EF%BC%8E/admin", 400, ""},   // fullwidth dots
 	{"/api/v1/**", false, "/api/v1/%E2%80%A5/admin", 400, ""},            // a two dot leader
 	{"/api/v1/**", false, "/api/v1/..%EF%BC%8Fadmin", 400, ""},           // a fullwidth slash
-	{"/api/v1/**", false, "/api/v1/x%E2%88%95..%EF%BC%BCadmin", 400, ""}, // a division sign, a fullwidth backslash
+	{"/api/v1/**", false, "/api/v1/x%E2%88%95..%EF%BC%BCadmin", 400, ""}, // a division slash, a fullwidth backslash
 	{"/api/v1/**", false, "/api/v1/a%EF%BC%8Fb%E2%80%A5", 200, "/api/v1/a%EF%BC%8Fb%E2%80%A5"},
 	{"/api/v1/**", false, "/api/v1/%", 400, ""},
 	{"/api/v1/**", false, "/api/v1/%2", 400, ""},
@@ -127,7 +127,7 @@ func TestPathMatcherRefusesPatterns(t *testing.T) {
 	}
 }
 
-// covers is compared with what it means, over every path and pattern of a small world.
+// covers agrees with its definition on every path and pattern of a small set.
 func TestPathMatcherCovers(t *testing.T) {
 	var patterns []pattern
 	var paths [][]string
@@ -163,7 +163,7 @@ func TestPathMatcherCovers(t *testing.T) {
 	}
 }
 
-// reference is the matcher written once more, in another way: the net/url package decodes, a regular expression matches.
+// reference is a second matcher: net/url decodes, and a regular expression matches.
 func reference(patternText, wire string, encodedSlash bool) (status int, plain string) {
 	forbidden, dots := regexp.MustCompile(`[%;\\\x{FFFD}\p{Cc}]`), regexp.MustCompile(`(^|[/\x{FF0F}\x{2215}\x{2044}\x{FF3C}]) *([.\x{FF0E}\x{2024}]{1,2}|\x{2025}) *($|[/\x{FF0F}\x{2215}\x{2044}\x{FF3C}])`)
 	if wire == "" {
@@ -228,7 +228,7 @@ func FuzzPathMatcher(f *testing.F) {
 		if status == 400 {
 			return
 		}
-		// What is forwarded means to others what it means here, and is spelt in one way.
+		// The forwarded path means the same to other programs, and is canonical.
 		again, err := parsePath(got.escaped, encodedSlash)
 		if err != nil || again.escaped != got.escaped || !slices.Equal(again.segments, got.segments) {
 			t.Fatalf("%q is spelt %q, and that %q (%v)", wire, got.escaped, again.escaped, err)

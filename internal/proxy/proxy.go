@@ -1,13 +1,13 @@
 // Package proxy lets code call outside services with credentials that the code never sees.
 //
-// A call arrives at /proxy/{service}/{path} with an execution token. The proxy checks the token, the
-// method and the path, counts the call, writes it to the audit trail, puts the caller's credential on
-// the request and forwards it. In the answer it masks the credential wherever the service repeats it.
-// call.go shows one call from top to bottom.
+// A call arrives at /proxy/{service}/{path} with an execution token. The proxy checks the token,
+// the method and the path, counts the call, writes it to the audit trail, puts the caller's
+// credential on the request and forwards it. In the answer it masks the credential wherever the
+// service repeats it. call.go shows one call from top to bottom.
 //
-// Everything that comes from the caller is hostile. A service is trusted with its own credential only.
-// The package knows neither sandboxes nor logins: its caller passes the sandbox of a connection and
-// the name of a user.
+// Everything that comes from the caller is hostile. A service is trusted with its own credential
+// only. The package knows neither sandboxes nor logins: its caller passes the sandbox of a
+// connection and the name of a user.
 package proxy
 
 import (
@@ -81,8 +81,8 @@ type Proxy struct {
 	buffers  bufferPool
 }
 
-// New returns a Proxy and revokes the run tokens of dead instances. If a service is configured wrongly,
-// the error is a [*FieldError].
+// New returns a Proxy and revokes the run tokens of dead instances. If a service is configured
+// wrongly, the error is a [*FieldError].
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		services: map[string]*service{}, keys: cfg.Keys, store: cfg.Store, audit: cfg.Audit, instance: cfg.Instance,

@@ -18,7 +18,7 @@ import (
 	"mcp-code-sandbox/internal/executiontoken"
 )
 
-// Every path of the table, as bytes, through a real server to a service that keeps the bytes it gets.
+// Every path of the table, as bytes, through a real server to a service that records bytes.
 func TestHTTPProxyPathsOnTheWire(t *testing.T) {
 	up := serveWire(t, plainAnswer)
 	var services []Service
@@ -49,7 +49,8 @@ func TestHTTPProxyPathsOnTheWire(t *testing.T) {
 	}
 }
 
-// Of all that code in a sandbox may send, the service sees what is meant for it, and one credential.
+// Of all that code in a sandbox may send, the service sees only what is allowed, and one
+// credential.
 func TestHTTPProxyRequestOnTheWire(t *testing.T) {
 	up := serveWire(t, plainAnswer)
 	host := strings.TrimPrefix(up.url, "http://")
@@ -95,7 +96,7 @@ func TestHTTPProxyRefusals(t *testing.T) {
 	}
 	unknown := claims
 	unknown.JTI = newJTI()
-	wider := claims // as somebody with the signing key might: the row has the last word
+	wider := claims // the stored row wins even if an attacker has the signing key
 	wider.Pth = []string{"/**"}
 	inSandbox := claims
 	inSandbox.Bnd = "sbx:s1"
@@ -103,7 +104,7 @@ func TestHTTPProxyRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	delete(f.cfg.Services[3].Credential.(source), "bob") // disconnected since
+	delete(f.cfg.Services[3].Credential.(source), "bob") // has disconnected since
 
 	const invalid = "401 Unauthorized: invalid execution token"
 	for _, tc := range []struct {
@@ -157,13 +158,13 @@ func TestHTTPProxyRefusals(t *testing.T) {
 			t.Errorf("noted as intended: %+v", r)
 		}
 	}
-	// The token itself is good.
+	// The token itself is valid.
 	if res, text := f.get("/proxy/datadog/api/v1/m", tok); res.StatusCode != 200 || text != "ok" {
 		t.Errorf("%s %q", res.Status, text)
 	}
 }
 
-// Two hundred at once, five allowed: five arrive.
+// Of two hundred concurrent calls with a limit of five, five arrive.
 func TestHTTPProxyMaxRequests(t *testing.T) {
 	var arrived atomic.Int64
 	up := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { arrived.Add(1) }))
@@ -231,8 +232,8 @@ func TestHTTPProxyRateLimits(t *testing.T) {
 	}
 }
 
-// TestServiceRateIsShared is the attack: one user, with a token for each of many runs, takes a
-// service's whole rate. Another user's requests go through, and a lone one has all of it again later.
+// TestServiceRateIsShared: a user with a token for each of many runs tries to take a service's
+// whole rate. Another user's requests go through, and a lone user gets the whole rate again later.
 func TestServiceRateIsShared(t *testing.T) {
 	total := Rate{PerSecond: 10, Burst: 20}
 	s := newSharedRate(total)
@@ -264,7 +265,7 @@ func TestServiceRateIsShared(t *testing.T) {
 	}
 }
 
-// What the operator sees: contract 3's lines, metrics and trail, and in none of them a secret.
+// The operator sees contract 3's log lines, metrics and audit trail, and no secret in any of them.
 func TestHTTPProxyLeavesTraces(t *testing.T) {
 	var auditPath string
 	var atDial []byte
@@ -281,7 +282,7 @@ func TestHTTPProxyLeavesTraces(t *testing.T) {
 	if res.StatusCode != 200 {
 		t.Fatal(res.Status, text)
 	}
-	eventually(t, "the completion", func() bool { return len(f.records()) == 3 }) // the answer comes first
+	eventually(t, "the completion", func() bool { return len(f.records()) == 3 }) // the client gets the answer first
 	f.get("/proxy/datadog/api/v1/metrics", tok.Token+"x")
 	if err := f.p.Revoke(t.Context(), "ann", tok.JTI); err != nil {
 		t.Fatal(err)
@@ -316,7 +317,7 @@ func TestHTTPProxyLeavesTraces(t *testing.T) {
 	for _, secret := range []string{realToken, realToken[:16], "s3cr3t-value", "body-text", "rid-in-header"} {
 		in := everything
 		if secret == "body-text" || secret == "s3cr3t-value" || secret == "rid-in-header" {
-			in = logged + string(trail) // the service may well repeat it
+			in = logged + string(trail) // the service may repeat it
 		}
 		if strings.Contains(in, secret) {
 			t.Errorf("%q shows in %s", secret, in)

@@ -45,7 +45,7 @@ func pack(t *testing.T, coding, text string) string {
 	return b.String()
 }
 
-// A service that repeats the credential, wherever it can: the caller sees stars.
+// The proxy masks the credential wherever a service repeats it.
 func TestHTTPProxyScrubsAnswers(t *testing.T) {
 	const body = `{"headers":{"Authorization":"Bearer ` + realToken + `"}}`
 	masked := strings.ReplaceAll(body, realToken, strings.Repeat("*", len(realToken)))
@@ -132,7 +132,7 @@ func TestHTTPProxyHeadersOfAnswers(t *testing.T) {
 }
 
 func TestHTTPProxyRedirects(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // another host: nobody may come
+	l, err := net.Listen("tcp", "127.0.0.1:0") // another host: nobody may connect
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestHTTPProxyRedirects(t *testing.T) {
 
 func TestHTTPProxyWithoutBodies(t *testing.T) {
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Encoding", "gzip") // of what a GET would give
+		w.Header().Set("Content-Encoding", "gzip") // of what GET would return
 		switch r.URL.Path {
 		case "/204":
 			w.WriteHeader(204)
@@ -232,7 +232,7 @@ func TestHTTPProxyBadServices(t *testing.T) {
 		for name, u := range map[string]string{"closed": "http://" + closed.Addr().String(), "silent": silent.URL, "stalls": stalls.URL, "named": named} {
 			s := datadog(t, u)
 			s.Name, s.Timeout, s.IdleTimeout = name, 200*time.Millisecond, 200*time.Millisecond
-			if name == "named" { // a name that leads to loopback is found out when it is dialled
+			if name == "named" { // the dialer finds out that the name leads to loopback
 				s.AllowPrivate = nil
 			}
 			c.Services = append(c.Services, s)
@@ -256,14 +256,14 @@ func TestHTTPProxyBadServices(t *testing.T) {
 	if !strings.Contains(answer, "half") || strings.HasSuffix(answer, "0\r\n\r\n") {
 		t.Errorf("an answer that stalls is cut, and seen to be: %q", answer)
 	}
-	// A client that announces more than it sends is the one to blame.
+	// A client that sends less than it announces is at fault.
 	answer = raw(t, f.addr, "POST /proxy/silent/x HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "+token("silent")+"\r\nContent-Length: 10\r\n\r\nhalf")
 	if !strings.HasPrefix(answer, "HTTP/1.1 408 ") {
 		t.Errorf("a slow client: %q", answer)
 	}
 }
 
-// An event comes through before the next is made, and the service hears when the client has gone.
+// An event arrives before the next one is sent, and the service notices when the client leaves.
 func TestHTTPProxyStreams(t *testing.T) {
 	next, gone := make(chan struct{}), make(chan struct{})
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -308,7 +308,7 @@ func TestHTTPProxyStreams(t *testing.T) {
 	eventually(t, "the end is in the audit trail", func() bool { return f.records()[len(f.records())-1].Event == EventComplete })
 }
 
-// Both ways at once: what the service says to the first half arrives before the second is sent.
+// Full duplex: the answer to the first half arrives before the second half is sent.
 func TestHTTPProxyBothWays(t *testing.T) {
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
@@ -349,7 +349,7 @@ func TestHTTPProxyBothWays(t *testing.T) {
 	}
 }
 
-// Large bodies pass in both directions without being kept.
+// Large bodies pass in both directions without being buffered.
 func TestHTTPProxyLargeBodies(t *testing.T) {
 	const size = 64 << 20
 	var heap atomic.Uint64

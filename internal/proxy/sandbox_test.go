@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// What hostile code may write to the connection instead of HTTP. The service sees the requests that are in order, one by one and
-// framed anew, and nothing else.
+// Hostile bytes instead of HTTP. The service sees only the valid requests, one by one, with new
+// framing.
 func TestSandboxSmuggling(t *testing.T) {
 	up := serveWire(t, plainAnswer)
 	f := setup(t, up.url, nil)
@@ -71,7 +71,7 @@ func TestSandboxSmuggling(t *testing.T) {
 	}
 }
 
-// Who sends its request byte by byte, or nothing at all, is shown out.
+// A client that sends its request byte by byte, or nothing, is disconnected.
 func TestSandboxSlowLoris(t *testing.T) {
 	f := setup(t, "http://127.0.0.1:1", nil)
 	for name, send := range map[string]func(net.Conn){
@@ -80,7 +80,7 @@ func TestSandboxSlowLoris(t *testing.T) {
 				if _, err := io.WriteString(c, "G"); err != nil {
 					return
 				}
-				time.Sleep(time.Second) // of synctest's time
+				time.Sleep(time.Second) // in synctest's time
 			}
 		},
 		"nothing": func(net.Conn) {},
@@ -109,7 +109,7 @@ func TestSandboxSlowLoris(t *testing.T) {
 	}
 }
 
-// The end of the sandbox's life, or of its connection, ends everything.
+// The end of the sandbox, or of its connection, ends everything.
 func TestSandboxEnds(t *testing.T) {
 	url, left := stream(t)
 	f := setup(t, url, nil)
@@ -150,7 +150,7 @@ func TestSandboxEnds(t *testing.T) {
 	defer here.Close()
 	f.p.ServeSandbox(ended, "sb", there) // returns
 	here2, there2 := net.Pipe()
-	f.p.ServeSandbox(t.Context(), "", there2) // a sandbox without a name is none
+	f.p.ServeSandbox(t.Context(), "", there2) // a sandbox needs an id
 	if _, err := here2.Read(make([]byte, 1)); err == nil {
 		t.Error("served a sandbox without a name")
 	}

@@ -26,16 +26,17 @@ const (
 	hashSize  = 1 << hashBits
 )
 
-// scrubber masks secrets in a service's answer, byte by byte, so that lengths stay the same. It finds a
-// secret as it is, in hexadecimal and in base64, also with any of its characters escaped as in a URL,
-// JSON or HTML. See docs/notes-outside.md for the algorithm. It serves one stream at a time.
+// scrubber masks secrets in one stream, byte by byte, so that lengths stay the same. It finds them
+// as they are, in hexadecimal and base64, and escaped as in URLs, JSON or HTML. For the algorithm,
+// see docs/notes-outside.md.
 type scrubber struct {
 	*needles
 	ranges [][2]int // of mask, kept to save an allocation
 	carry  int      // bytes at the start of the next chunk that belong to an occurrence found before
 }
 
-// needles are the encoded forms of a credential's secrets. They are immutable and shared by scrubbers.
+// needles are the encoded forms of a credential's secrets. They are immutable and shared by
+// scrubbers.
 type needles struct {
 	secrets []string
 	all     [][]byte
@@ -47,8 +48,8 @@ type needles struct {
 	folded  []string        // the needles in lower case, for names of header fields
 }
 
-// scrubber returns a scrubber for the secrets of a credential, or nil if they are too short to mask. It
-// reuses the needles of the previous call if the secrets are the same.
+// scrubber returns a scrubber for the secrets of a credential, or nil if they are too short to
+// mask. It reuses the needles of the previous call if the secrets are the same.
 func (s *service) scrubber(secrets []string) *scrubber {
 	n := s.needles.Load()
 	if n == nil || !slices.Equal(n.secrets, secrets) {
@@ -114,8 +115,8 @@ func encodings(secret string) [][]byte {
 	}
 	lower := hex.EncodeToString(raw)
 	out = append(out, []byte(lower), []byte(strings.ToUpper(lower)))
-	// With these, a secret that is escaped twice (a link in a link, JSON in JSON) is found, too: it is an
-	// escaped form of one that is escaped once.
+	// With these, a secret that is escaped twice (a link in a link, JSON in JSON) is found, too: it
+	// is an escaped form of one that is escaped once.
 	quoted, err := json.Marshal(secret)
 	if err != nil {
 		panic(err) // strings always marshal
@@ -230,8 +231,8 @@ func (s *scrubber) findEscaped(buf []byte, mark byte) {
 	}
 }
 
-// unfinished returns the start of the first occurrence that the end of buf cuts off, or len(buf), and
-// how many characters of it buf has.
+// unfinished returns the start of the first occurrence that the end of buf cuts off, or len(buf),
+// and how many characters of it buf has.
 func (s *scrubber) unfinished(buf []byte) (start, matched int) {
 	for at := max(0, len(buf)-s.hold); at < len(buf); at++ {
 		if !s.first[buf[at]] {
@@ -250,8 +251,8 @@ func (s *scrubber) unfinished(buf []byte) (start, matched int) {
 	return len(buf), 0
 }
 
-// follow matches needle, with any escapes, at the start of buf. On a whole match, n is its length in
-// buf. If buf ends first, n is the number of matched characters. On a mismatch, n is -1.
+// follow matches needle, with any escapes, at the start of buf. On a whole match, n is its length
+// in buf. If buf ends first, n is the number of matched characters. On a mismatch, n is -1.
 func follow(needle, buf []byte) (n int, whole bool) {
 	i := 0
 	for k, want := range needle {
@@ -275,8 +276,8 @@ func follow(needle, buf []byte) (n int, whole bool) {
 	return i, true
 }
 
-// scrubReader reads src with the secrets masked. It holds back only what may start a secret, so that it
-// does not delay streams.
+// scrubReader reads src with the secrets masked. It holds back only what may start a secret, so
+// that it does not delay streams.
 type scrubReader struct {
 	src   io.Reader
 	s     *scrubber
@@ -341,7 +342,8 @@ func (s *scrubber) text(t string) string {
 	return string(buf)
 }
 
-// header masks secrets in the values of header fields, and removes fields with a secret in their name.
+// header masks secrets in the values of header fields, and removes fields with a secret in their
+// name.
 func (s *scrubber) header(h http.Header) {
 	for name, values := range h {
 		folded := strings.ToLower(name)

@@ -16,10 +16,10 @@ import (
 	"testing/iotest"
 )
 
-// credentialText has something to escape for every encoding.
+// credentialText has a character to escape for every encoding.
 const credentialText = "dd+live/9f8e?7d6c&5b4a=_<tok~en>"
 
-// spelt returns a text in the encodings in which it must not come back.
+// spelt returns a text in the encodings that must be masked.
 func spelt(s string) map[string]string {
 	var percent, unicode, mixed strings.Builder
 	for i := range len(s) {
@@ -68,13 +68,15 @@ func newScrubber(secrets []string) *scrubber { return new(service).scrubber(secr
 func scrubAll(t *testing.T, secrets []string, src io.Reader, room int) string {
 	t.Helper()
 	var out bytes.Buffer
-	if _, err := io.CopyBuffer(struct{ io.Writer }{&out}, struct{ io.Reader }{newScrubReader(src, newScrubber(secrets))}, make([]byte, room)); err != nil {
+	r := newScrubReader(src, newScrubber(secrets))
+	if _, err := io.CopyBuffer(struct{ io.Writer }{&out}, struct{ io.Reader }{r}, make([]byte, room)); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
 }
 
-// Whatever the encoding, and wherever the stream is split, nothing of the secret gets through, and all else does.
+// In every encoding, and wherever the stream is split, the secret is masked and all else is
+// unchanged.
 func TestScrubEncodingsAtEverySplit(t *testing.T) {
 	for name, text := range spelt(credentialText) {
 		body := `{"a": "100%", "auth":"` + text + `", "b": "&amp;\\u00e9"}` + text
@@ -93,7 +95,7 @@ func TestScrubEncodingsAtEverySplit(t *testing.T) {
 			t.Errorf("%s: other text was changed: %q", name, want)
 		}
 		cores := []string{text}
-		if strings.HasPrefix(name, "base64") { // shares characters with what is around
+		if strings.HasPrefix(name, "base64") { // shares characters with the text around it
 			cores = nil
 			for _, s := range encodings(credentialText) {
 				cores = append(cores, string(s))
@@ -136,7 +138,7 @@ func TestScrub(t *testing.T) {
 			}
 		}
 	}
-	// Two secrets that overlap are both masked to their ends.
+	// Two overlapping secrets are both masked completely.
 	if got := scrubAll(t, []string{"aaaabbbb", "bbbbcccc"}, iotest.OneByteReader(strings.NewReader("-aaaabbbbcccc-")), 4096); got != "-************-" {
 		t.Errorf("overlapping: %q", got)
 	}
@@ -149,7 +151,7 @@ func TestScrub(t *testing.T) {
 	}
 }
 
-// When the stream breaks, what might be a secret's beginning is not given away.
+// When the stream breaks, what may be the start of a secret is dropped.
 func TestScrubBrokenStream(t *testing.T) {
 	src := io.MultiReader(strings.NewReader("x: "+credentialText[:20]), iotest.ErrReader(io.ErrUnexpectedEOF))
 	got, err := io.ReadAll(newScrubReader(src, newScrubber([]string{credentialText})))
@@ -158,7 +160,7 @@ func TestScrubBrokenStream(t *testing.T) {
 	}
 }
 
-// An event is passed on when it is there, not when the next one comes.
+// An event is passed on at once, not with the next one.
 func TestScrubDoesNotDelay(t *testing.T) {
 	pr, pw := io.Pipe()
 	defer pw.Close()
@@ -173,14 +175,15 @@ func TestScrubDoesNotDelay(t *testing.T) {
 	}
 }
 
-// FuzzScrub compares with a search that knows no streams: after scrubbing, no plain spelling is left, and nothing else has changed.
+// FuzzScrub compares with a search without streams: after scrubbing, no plain encoding is left, and
+// nothing else has changed.
 func FuzzScrub(f *testing.F) {
 	for _, text := range spelt(credentialText) {
 		f.Add([]byte("x"+text+"y"), uint64(1))
 	}
 	f.Fuzz(func(t *testing.T, body []byte, seed uint64) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		for _, s := range encodings(credentialText) { // so that there is something to find
+		for _, s := range encodings(credentialText) { // so that something is found
 			if rnd.IntN(3) == 0 {
 				at := rnd.IntN(len(body) + 1)
 				body = append(append(bytes.Clone(body[:at]), s[:rnd.IntN(len(s)+1)]...), body[at:]...)
@@ -221,7 +224,7 @@ func BenchmarkScrub(b *testing.B) {
 	}
 }
 
-// Patterns are kept from call to call, and never used for another credential.
+// Needles are kept from call to call, and never used for another credential.
 func TestScrubberOfAnotherCredential(t *testing.T) {
 	var s service
 	const text = "first-credential second-credential"

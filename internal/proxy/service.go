@@ -32,7 +32,8 @@ type Service struct {
 	Timeout time.Duration
 	// IdleTimeout bounds the pauses within an answer; 0: Timeout, but at least two minutes.
 	IdleTimeout time.Duration
-	// Ceiling lists the path patterns that tokens may allow; nil: Defaults, or everything if those are nil.
+	// Ceiling lists the path patterns that tokens may allow; nil: Defaults, or everything if those
+	// are nil.
 	Ceiling []string
 	// Defaults are the path patterns of a token that asks for none; nil: no path.
 	Defaults []string

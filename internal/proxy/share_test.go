@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestCallsShared: a user whose calls never end gives up the oldest one when another caller calls.
-// The call that is cut, and one that finds no room, say so and when to retry.
+// TestCallsShared: a user whose calls never end loses the oldest one when another caller needs
+// room. The canceled call, and one that finds no room, get a Retry-After.
 func TestCallsShared(t *testing.T) {
 	held := make(chan struct{}, 8)
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -71,7 +71,7 @@ func TestCallsShared(t *testing.T) {
 			t.Errorf("%s: %d, Retry-After %q, %s", who, status, retry, body)
 		}
 	}
-	res, body := f.get("/proxy/datadog/x", tokens["ann"]) // her own excess
+	res, body := f.get("/proxy/datadog/x", tokens["ann"]) // beyond her own share
 	wantBusy("ann's fourth", res.StatusCode, res.Header.Get("Retry-After"), body, "too many requests at a time")
 
 	if res, body := f.get("/proxy/datadog/x", tokens["bob"]); res.StatusCode != http.StatusOK || body != "done" {
@@ -79,7 +79,7 @@ func TestCallsShared(t *testing.T) {
 	}
 	cut := <-oldest
 	wantBusy("ann's oldest", cut.status, cut.retry, cut.body, "make room for another caller")
-	released := func() { // by bob's call, a moment after its answer
+	released := func() { // by bob's call, just after its answer
 		t.Helper()
 		eventually(t, "bob's call to end", func() bool { return f.p.Shares().Held("bob") == 0 })
 	}
@@ -90,7 +90,7 @@ func TestCallsShared(t *testing.T) {
 		t.Errorf("bob's second, from ann's two: %d %s", res.StatusCode, body)
 	}
 	released()
-	hold("local") // the operator's are never cut
+	hold("local") // the operator's are never canceled
 	res, body = f.get("/proxy/datadog/x", tokens["bob"])
 	wantBusy("bob's third", res.StatusCode, res.Header.Get("Retry-After"), body, "too many requests at a time")
 	if a, l := f.p.Shares().Held("ann"), f.p.Shares().Held("local"); a != 1 || l != 2 {

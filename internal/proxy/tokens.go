@@ -66,8 +66,8 @@ func (p *Proxy) Issue(ctx context.Context, caller string, r GrantRequest) (Token
 	return tokens[0], nil
 }
 
-// IssueForRun issues the tokens of a run. They are valid only in the run's sandbox, until RevokeRun, for
-// at most MaxTTL. On error it issues none. Its errors are *Error.
+// IssueForRun issues the tokens of a run. They are valid only in the run's sandbox, until
+// RevokeRun, for at most MaxTTL. On error it issues none. Its errors are *Error.
 func (p *Proxy) IssueForRun(ctx context.Context, caller, runID, sandboxID string, ttl time.Duration, rs []GrantRequest) ([]Token, error) {
 	if sandboxID == "" || len(rs) == 0 {
 		return nil, internalError(errors.New("the tokens of a run need a sandbox and services"))
@@ -199,8 +199,8 @@ func badField(field, format string, args ...any) *Error {
 	return e
 }
 
-// credential returns the caller's credential for a service. Its error has CodeNotConnected if the caller
-// has none.
+// credential returns the caller's credential for a service. Its error has CodeNotConnected if the
+// caller has none.
 func (p *Proxy) credential(ctx context.Context, s *service, caller string) (credential.Credential, *Error) {
 	c, err := s.Credential.Credential(ctx, caller)
 	switch {
@@ -224,8 +224,9 @@ func newJTI() string {
 
 func (p *Proxy) sign(row store.ExecutionToken) string {
 	c := executiontoken.Claims{
-		JTI: row.JTI, Iss: p.baseURL.Load().String(), Aud: executiontoken.Audience(row.Service), Sub: row.Caller, RID: row.Execution,
-		Mth: row.Methods, Pth: row.Paths, Iat: row.Issued.Unix(), Nbf: row.Issued.Unix(), Exp: row.Expires.Unix(), Bnd: binding(row.Sandbox),
+		JTI: row.JTI, Iss: p.baseURL.Load().String(), Aud: executiontoken.Audience(row.Service), Sub: row.Caller,
+		RID: row.Execution, Mth: row.Methods, Pth: row.Paths, Bnd: binding(row.Sandbox),
+		Iat: row.Issued.Unix(), Nbf: row.Issued.Unix(), Exp: row.Expires.Unix(),
 	}
 	if row.Max != math.MaxInt64 {
 		c.Max = row.Max
@@ -268,8 +269,8 @@ func (p *Proxy) List(ctx context.Context, caller string) ([]Token, error) {
 	return tokens, nil
 }
 
-// Revoke revokes a caller's token and cancels its calls. The error for another caller's token is that of
-// a token that does not exist.
+// Revoke revokes a caller's token and cancels its calls. The error for another caller's token is
+// that of a token that does not exist.
 func (p *Proxy) Revoke(ctx context.Context, caller, jti string) error {
 	row, err := p.store.RevokeExecutionToken(ctx, caller, jti, p.now())
 	if errors.Is(err, store.ErrNotFound) {
@@ -282,8 +283,9 @@ func (p *Proxy) Revoke(ctx context.Context, caller, jti string) error {
 	return nil
 }
 
-// RevokeRun revokes the tokens of a run and cancels their calls. It is idempotent. Even if the store
-// fails and RevokeRun returns an error, the tokens are revoked: they are valid in this process only.
+// RevokeRun revokes the tokens of a run and cancels their calls. It is idempotent. Even if the
+// store fails and RevokeRun returns an error, the tokens are revoked: they are valid in this
+// process only.
 func (p *Proxy) RevokeRun(ctx context.Context, runID string) error {
 	p.live.endRun(runID)
 	jtis, err := p.store.RevokeRunTokens(ctx, runID, p.now())

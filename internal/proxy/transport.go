@@ -20,8 +20,8 @@ const (
 	copyBuffer        = 256 << 10
 )
 
-// newTransport returns a service's own transport. It uses no proxy from the environment, requests no
-// compression and connects to allowed addresses only.
+// newTransport returns a service's own transport. It uses no proxy from the environment, requests
+// no compression and connects to allowed addresses only.
 func newTransport(closed *closednet.List, allowed []netip.Prefix) *http.Transport {
 	return &http.Transport{
 		DialContext:            newDialer(closed, allowed).DialContext,
@@ -72,8 +72,9 @@ func checkAddress(addr netip.Addr, closed *closednet.List, allowed []netip.Prefi
 	return nil
 }
 
-// finalOnly hides the values of a request's context from the transport. One of them is ReverseProxy's
-// hook that forwards interim (1xx) answers, whose header fields would not be scrubbed.
+// finalOnly hides the values of a request's context from the transport. One of them is
+// ReverseProxy's hook that forwards interim (1xx) answers, whose header fields would not be
+// scrubbed.
 type finalOnly struct{ *http.Transport }
 
 func (t finalOnly) RoundTrip(r *http.Request) (*http.Response, error) {

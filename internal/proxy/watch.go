@@ -109,7 +109,8 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// statusWriter records the status and size of the answer, and drops the answer to a client that left.
+// statusWriter records the status and size of the answer, and drops the answer to a client that
+// left.
 type statusWriter struct {
 	http.ResponseWriter
 	c *call

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// Load returns the secret in the file dir/name, and creates it if it does not exist; made reports whether
-// it did. Of processes that start at the same time, one creates the file: it appears complete, by a hard
-// link. The directory has mode 0700 and the file 0600.
+// Load returns the secret in the file dir/name, and creates it if it does not exist; made reports
+// whether it did. Of processes that start at the same time, one creates the file: it appears
+// complete, by a hard link. The directory has mode 0700 and the file 0600.
 func Load(dir, name string) (v Value, made bool, err error) {
 	path := filepath.Join(dir, name)
 	v, err = read(path)
@@ -53,8 +53,8 @@ func Load(dir, name string) (v Value, made bool, err error) {
 	}
 }
 
-// create writes the file under its own name. A process that reads it before it is complete reports it as
-// damaged; starting that process again helps.
+// create writes the file under its own name. A process that reads it before it is complete reports
+// it as damaged; starting that process again helps.
 func create(path, text string) (Value, bool, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {

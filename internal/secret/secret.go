@@ -1,5 +1,5 @@
-// Package secret has a type for values that must never be shown, and the key files of an installation. It
-// does not know what the secrets are for.
+// Package secret has a type for values that must never be shown, and the key files of an
+// installation. It does not know what the secrets are for.
 package secret
 
 import (
@@ -9,8 +9,8 @@ import (
 
 const redacted = "[redacted]"
 
-// Value is a secret. Printed, logged or marshaled, it is "[redacted]"; only Reveal returns the text. The
-// zero Value is not set.
+// Value is a secret. Printed, logged or marshaled, it is "[redacted]"; only Reveal returns the
+// text. The zero Value is not set.
 type Value struct{ text string }
 
 // New returns text as a Value.

@@ -202,7 +202,8 @@ func (o object) number(name string, low, high, fallback float64) float64 {
 	return f
 }
 
-// resolve returns a string of the file, or the text to which {"$env": "NAME"} or {"$file": "path"} refers.
+// resolve returns a string of the file, or the text to which {"$env": "NAME"} or {"$file": "path"}
+// refers.
 func (r *reader) resolve(path string, v any) (string, bool) {
 	if text, ok := v.(string); ok {
 		return text, true

@@ -1,4 +1,5 @@
-// Package serviceconfig reads contract 3's JSON file: the outside services, and where people log in.
+// Package serviceconfig reads contract 3's JSON file: the outside services, and where people log
+// in.
 //
 // It refuses unknown fields and names their path: a misspelt restriction must not be ignored.
 package serviceconfig
@@ -35,8 +36,8 @@ type Service struct {
 	OAuth *credential.OAuthClient
 }
 
-// Load reads the file at path and the secrets it refers to; lookup returns environment variables. The
-// error joins a [*proxy.FieldError] for everything that is wrong.
+// Load reads the file at path and the secrets it refers to; lookup returns environment variables.
+// The error joins a [*proxy.FieldError] for everything that is wrong.
 func Load(path string, lookup func(string) (string, bool)) (*File, error) {
 	data, err := readFile(path, maxFile)
 	if err != nil {

@@ -27,7 +27,7 @@ func load(t *testing.T, text string) (*serviceconfig.File, error) {
 	})
 }
 
-// contract is contract 3's own example.
+// contract is contract 3's example.
 const contract = `{
   "mcpServers": {
     "datadog": {
@@ -113,7 +113,7 @@ func TestEverything(t *testing.T) {
 	}
 }
 
-// A server at which people log in need not have services.
+// A file may configure the login only.
 func TestLoginAlone(t *testing.T) {
 	f, err := load(t, `{"auth": {"type": "oidc", "issuer": "https://l.example.com", "clientId": "c", "allowedDomains": ["example.com"]}}`)
 	if err != nil || f.Login.Kind != "oidc" || len(f.Services) != 0 {
@@ -121,9 +121,9 @@ func TestLoginAlone(t *testing.T) {
 	}
 }
 
-// TestRefuses: each error names the place, and none shows a secret.
+// TestRefuses: each error names the field, and none shows a secret.
 func TestRefuses(t *testing.T) {
-	// with puts something else in place of a part of the contract's example.
+	// with replaces a part of the contract's example.
 	with := func(old, new string) string {
 		if !strings.Contains(contract, old) {
 			t.Fatalf("the example has no %s", old)

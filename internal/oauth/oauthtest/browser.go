@@ -12,26 +12,27 @@ import (
 	"testing"
 )
 
-// Browser is one person's browser: it keeps cookies, follows redirects, sends forms as browsers do (Origin, Sec-Fetch-Site), and holds
-// pages to their Content-Security-Policy's form-action. It runs no script.
+// Browser is one person's browser. It keeps cookies, follows redirects, sends forms as browsers do
+// (Origin, Sec-Fetch-Site) and enforces form-action of a page's Content-Security-Policy. It runs no
+// scripts.
 type Browser struct {
 	t    testing.TB
 	http *http.Client
-	// StopAt are beginnings of addresses that are not fetched: arriving there is the result. A program that waits at a redirect URI is
-	// such an address.
+	// StopAt lists prefixes of URLs at which the browser stops without fetching them, such as the
+	// redirect URI of a program.
 	StopAt []string
 }
 
-// Page is where the browser has arrived.
+// Page is the page at which the browser has arrived.
 type Page struct {
 	URL    *url.URL
 	Status int // 0: not fetched, see StopAt
 	Header http.Header
 	Body   string
-	Chain  []string // the addresses on the way, this one last
+	Chain  []string // the URLs on the way, this one last
 }
 
-// NewBrowser returns one without cookies. A nil transport is the default one.
+// NewBrowser returns a browser without cookies. transport may be nil.
 func NewBrowser(t testing.TB, transport http.RoundTripper, stopAt ...string) *Browser {
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -41,7 +42,7 @@ func NewBrowser(t testing.TB, transport http.RoundTripper, stopAt ...string) *Br
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 }
 
-// Cookies are those that an address gets.
+// Cookies returns the cookies for a URL.
 func (b *Browser) Cookies(at string) []*http.Cookie {
 	u, err := url.Parse(at)
 	if err != nil {
@@ -50,7 +51,7 @@ func (b *Browser) Cookies(at string) []*http.Cookie {
 	return b.http.Jar.Cookies(u)
 }
 
-// SetCookies plants cookies.
+// SetCookies adds cookies for a URL.
 func (b *Browser) SetCookies(at string, cookies ...*http.Cookie) {
 	u, err := url.Parse(at)
 	if err != nil {
@@ -59,7 +60,7 @@ func (b *Browser) SetCookies(at string, cookies ...*http.Cookie) {
 	b.http.Jar.SetCookies(u, cookies)
 }
 
-// Get goes to an address.
+// Get opens a URL.
 func (b *Browser) Get(at string) *Page {
 	b.t.Helper()
 	req, err := http.NewRequestWithContext(b.t.Context(), http.MethodGet, at, nil)
@@ -69,7 +70,8 @@ func (b *Browser) Get(at string) *Page {
 	return b.visit(req, nil)
 }
 
-// Submit sends the page's form whose action ends in action, with its hidden fields and those given.
+// Submit sends the page's form whose action ends in action, with its hidden fields and the given
+// ones.
 func (b *Browser) Submit(p *Page, action string, fields map[string]string) *Page {
 	b.t.Helper()
 	to, values := b.Form(p, action)
@@ -83,7 +85,7 @@ func (b *Browser) Submit(p *Page, action string, fields map[string]string) *Page
 	return b.Post(to, values, p, map[string]string{"Origin": origin, "Sec-Fetch-Site": "same-origin"})
 }
 
-// Post sends a form with the given headers. If page is not nil, its policy says where the answer may lead.
+// Post sends a form with the given headers. If page is not nil, its policy limits the redirects.
 func (b *Browser) Post(to string, values url.Values, page *Page, headers map[string]string) *Page {
 	b.t.Helper()
 	req, err := http.NewRequestWithContext(b.t.Context(), http.MethodPost, to, strings.NewReader(values.Encode()))
@@ -97,7 +99,7 @@ func (b *Browser) Post(to string, values url.Values, page *Page, headers map[str
 	return b.visit(req, page)
 }
 
-// Form returns the address and the hidden fields of a form.
+// Form returns the URL and the hidden fields of a form.
 func (b *Browser) Form(p *Page, action string) (string, url.Values) {
 	b.t.Helper()
 	for _, form := range formPattern.FindAllStringSubmatch(p.Body, -1) {
@@ -124,7 +126,7 @@ var (
 	hiddenPattern = regexp.MustCompile(`<input type="hidden" name="([^"]*)" value="([^"]*)">`)
 )
 
-// visit follows redirects, as GET.
+// visit follows redirects with GET.
 func (b *Browser) visit(req *http.Request, from *Page) *Page {
 	b.t.Helper()
 	page := &Page{}
@@ -164,7 +166,8 @@ func (b *Browser) visit(req *http.Request, from *Page) *Page {
 	return nil
 }
 
-// allowed reports whether a page's form-action allows an address, as Chromium sees it: for every redirect as well.
+// allowed reports whether a page's form-action allows a URL. Like Chromium, it checks redirects,
+// too.
 func allowed(from *Page, to *url.URL) bool {
 	for directive := range strings.SplitSeq(from.Header.Get("Content-Security-Policy"), ";") {
 		sources, ok := strings.CutPrefix(strings.TrimSpace(directive), "form-action ")

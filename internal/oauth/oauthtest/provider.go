@@ -1,6 +1,6 @@
-// Package oauthtest has what tests of logins and connections need, as real servers on loopback: providers at which people log in, a
-// service whose access is given by OAuth, and a browser. It checks what it is sent as strictly as the real ones should, and approves
-// by itself what a person would be asked.
+// Package oauthtest has real servers on loopback for tests of logins and connections: login
+// providers, a service with OAuth, and a browser. The servers check requests strictly, and approve
+// what a person would be asked.
 package oauthtest
 
 import (
@@ -21,13 +21,14 @@ import (
 	"time"
 )
 
-// User is somebody with an account at a provider.
+// User has an account at a provider.
 type User struct {
 	Subject, Email, Name string
 	Unverified           bool // the e-mail address
 }
 
-// Provider is where people log in: OpenID Connect, or OAuth as GitHub has it. Whoever comes is logged in as the chosen user.
+// Provider is a login provider: OpenID Connect, or OAuth like GitHub's. It logs everybody in as the
+// chosen user.
 type Provider struct {
 	// URL is the issuer.
 	URL, ClientID, ClientSecret string
@@ -65,7 +66,8 @@ func NewProvider(t testing.TB) *Provider {
 	return p
 }
 
-// NewGitHub starts a provider with GitHub's addresses: URL + /login/oauth/authorize, /login/oauth/access_token, /user and /user/emails.
+// NewGitHub starts a provider with GitHub's URLs: /login/oauth/authorize,
+// /login/oauth/access_token, /user and /user/emails.
 func NewGitHub(t testing.TB) *Provider {
 	p := newProvider(t)
 	mux := http.NewServeMux()
@@ -102,21 +104,21 @@ func (p *Provider) start(t testing.TB, h http.Handler) {
 	p.URL = srv.URL
 }
 
-// SetUser chooses who logs in from now on.
+// SetUser chooses the user of the next logins.
 func (p *Provider) SetUser(u User) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.user = u
 }
 
-// ShortTokens has access tokens end at once, and refresh tokens be given with them: each works once.
+// ShortTokens makes access tokens expire at once, and adds refresh tokens that work once.
 func (p *Provider) ShortTokens() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.short = true
 }
 
-// Remove ends the account of a user: every token of theirs.
+// Remove removes a user's account and all its tokens.
 func (p *Provider) Remove(subject string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,7 +127,7 @@ func (p *Provider) Remove(subject string) {
 	}
 }
 
-// Rename gives a user another e-mail address.
+// Rename changes a user's e-mail address.
 func (p *Provider) Rename(subject, email string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,42 +141,42 @@ func (p *Provider) Rename(subject, email string) {
 	}
 }
 
-// SetDown has every request answered with 503, or no longer.
+// SetDown makes every request fail with 503, or stops that.
 func (p *Provider) SetDown(down bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.down = down
 }
 
-// Tokens are those that it has given and that still work.
+// Tokens returns the tokens that are valid.
 func (p *Provider) Tokens() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append(slices.Collect(maps.Keys(p.tokens)), slices.Collect(maps.Keys(p.fresh))...)
 }
 
-// Asked counts how often it was asked whose a token is.
+// Asked returns how often the user of a token was requested.
 func (p *Provider) Asked() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.asked
 }
 
-// EditClaims has the claims of each ID token changed before it is signed.
+// EditClaims sets a function that changes the claims of each ID token.
 func (p *Provider) EditClaims(edit func(map[string]any)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.claims = edit
 }
 
-// EditAnswer has the parameters with which browsers come back changed.
+// EditAnswer sets a function that changes the parameters with which browsers come back.
 func (p *Provider) EditAnswer(edit func(url.Values)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer = edit
 }
 
-// Logins counts the codes that were exchanged.
+// Logins returns how many codes were exchanged.
 func (p *Provider) Logins() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -201,7 +203,8 @@ func (p *Provider) jwks(w http.ResponseWriter, _ *http.Request) {
 		"x": b64(point[1:33]), "y": b64(point[33:])}}})
 }
 
-// authorize logs the chosen user in without asking. Requests that lack a protection are refused.
+// authorize logs the chosen user in without asking. It refuses requests without state, PKCE or
+// nonce.
 func (p *Provider) authorize(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	switch {
@@ -283,7 +286,7 @@ func (p *Provider) sign(claims map[string]any) string {
 	sum := sha256.Sum256([]byte(text))
 	r, s, err := ecdsa.Sign(rand.Reader, p.key, sum[:])
 	if err != nil {
-		panic(err) // of a key that was just made
+		panic(err) // the key is valid
 	}
 	var sig [64]byte
 	r.FillBytes(sig[:32])
@@ -308,7 +311,7 @@ func (p *Provider) userInfo(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// githubUser answers as GitHub does: the id is a number, and the e-mail address is whatever the user wants to be shown.
+// githubUser answers like GitHub: the id is a number, and the e-mail address is unverified.
 func (p *Provider) githubUser(w http.ResponseWriter, r *http.Request) {
 	if u, ok := p.holder(w, r); ok {
 		writeJSON(w, 200, map[string]any{"id": json.Number(u.Subject), "login": strings.ToLower(u.Name), "name": u.Name, "email": "anything@example.com"})

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Service is a service's authorization server: URL + /oauth2/v1/authorize, /oauth2/v1/token and /oauth2/v1/revoke. It rotates refresh
-// tokens and takes each once.
+// Service is a service's authorization server at /oauth2/v1/authorize, /oauth2/v1/token and
+// /oauth2/v1/revoke. It rotates refresh tokens, which work once.
 type Service struct {
 	URL, ClientID, ClientSecret string
 
@@ -33,7 +33,7 @@ type serviceToken struct {
 	expires time.Time
 }
 
-// NewService starts one. Whoever comes is taken for the chosen account, at first "acct-1".
+// NewService starts a service that connects everybody to the chosen account, "acct-1" at first.
 func NewService(t testing.TB) *Service {
 	s := &Service{ClientID: "sandbox-at-service", ClientSecret: "service-secret-" + rand.Text(), account: "acct-1", ttl: time.Hour,
 		codes: map[string]serviceCode{}, access: map[string]serviceToken{}, refresh: map[string]string{}}
@@ -47,33 +47,33 @@ func NewService(t testing.TB) *Service {
 	return s
 }
 
-// AuthorizationURL, TokenURL and RevocationURL are the addresses to configure.
+// AuthorizationURL, TokenURL and RevocationURL are the URLs to configure.
 func (s *Service) AuthorizationURL() string { return s.URL + "/oauth2/v1/authorize" }
 func (s *Service) TokenURL() string         { return s.URL + "/oauth2/v1/token" }
 func (s *Service) RevocationURL() string    { return s.URL + "/oauth2/v1/revoke" }
 
-// SetAccount chooses whose access is given from now on.
+// SetAccount chooses the account of the next connections.
 func (s *Service) SetAccount(account string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.account = account
 }
 
-// SetTTL chooses how long access tokens work from now on.
+// SetTTL sets the lifetime of new access tokens.
 func (s *Service) SetTTL(ttl time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ttl = ttl
 }
 
-// Refuse has the person say no from now on.
+// Refuse makes the person refuse, or stops that.
 func (s *Service) Refuse(refuse bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refuse = refuse
 }
 
-// Account tells whose access token it is, if it works.
+// Account returns the account of a valid access token.
 func (s *Service) Account(token string) (account string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,14 +81,14 @@ func (s *Service) Account(token string) (account string, ok bool) {
 	return t.account, ok && time.Now().Before(t.expires)
 }
 
-// Refreshes counts the refresh tokens that were taken.
+// Refreshes returns how many refresh tokens were used.
 func (s *Service) Refreshes() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.refreshes
 }
 
-// Issued lists every access and refresh token ever given: what must be found nowhere.
+// Issued returns every access and refresh token ever issued.
 func (s *Service) Issued() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
