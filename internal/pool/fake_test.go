@@ -12,7 +12,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// backend is one whose sandboxes are nothing but a record.
+// backend is a backend whose sandboxes are only records.
 type backend struct {
 	onStart  func(ctx context.Context, spec sandbox.Spec) error
 	onAttach func(ctx context.Context, workspace string) error
@@ -61,7 +61,7 @@ func (b *backend) liveLocked() (live []*box) {
 	return live
 }
 
-// preparing is a backend to whose sandboxes workspaces can be attached.
+// preparing is a backend that can attach workspaces.
 type preparing struct{ *backend }
 
 func (b preparing) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepared, error) {
@@ -118,7 +118,7 @@ func (s *box) Attach(ctx context.Context, workspace string) error {
 	return nil
 }
 
-// python is what a session asks for.
+// python is the spec of a session that runs Python.
 func python(session string) sandbox.Spec {
 	return sandbox.Spec{
 		ID: session + "-1", Session: session, SessionID: "its " + session, Workspace: "/sessions/" + session,
@@ -132,7 +132,7 @@ func with(spec sandbox.Spec, change func(*sandbox.Spec)) sandbox.Spec {
 	return spec
 }
 
-// entries are the names in a directory, which may be missing.
+// entries lists a directory, which may be missing.
 func entries(t *testing.T, dir string) []string {
 	t.Helper()
 	all, err := os.ReadDir(dir)

@@ -5,65 +5,31 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"io/fs"
-	"math"
-	"os"
 	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// kind is what sandboxes have in common that can stand in for each other.
-type kind struct {
-	spec  sandbox.Spec // without ID, Session, SessionID, Workspace
-	floor int          // how many are ready though nobody asks
-	tried bool         // one has been started, or tried to
-	ready []*member    // oldest first
+const (
+	// lifetime bounds how long a sandbox is kept ready.
+	lifetime = 30 * time.Minute
+	// tick is how often the keeper looks for kinds without demand and for old sandboxes.
+	tick = 30 * time.Second
+	// The keeper looks for idle processors every idleTick, but no longer than idlePatience: a start
+	// costs little, and on a machine that is always busy, callers would wait for one.
+	idleTick     = 30 * time.Millisecond
+	idlePatience = 2 * time.Second
+	// memoryTick is how often the keeper looks for free memory.
+	memoryTick = 5 * time.Second
+	// never is the pause before the next start of a kind that cannot be pooled.
+	never = 24 * time.Hour
 
-	score    float64 // how often it was asked for; halves every halfLife
-	scored   time.Time
-	failures int       // starts that failed, since the last that did not
-	after    time.Time // the next start is not before
-}
+	startTimeout = 30 * time.Second
+)
 
-// kindOf is the kind that a spec asks for, or nil where none is ever ready: of sandboxes with network, which
-// hold more than memory, and of environments that isolate themselves.
-func kindOf(spec sandbox.Spec) *sandbox.Spec {
-	if spec.Network || spec.Wrapper != "" {
-		return nil
-	}
-	spec.ID, spec.Session, spec.SessionID, spec.Workspace = "", "", "", ""
-	return &spec
-}
-
-func (k *kind) asked(now time.Time) {
-	k.decay(now)
-	k.score++
-}
-
-func (k *kind) decay(now time.Time) {
-	if !k.scored.IsZero() {
-		k.score *= math.Exp2(-float64(now.Sub(k.scored)) / float64(halfLife))
-	}
-	k.scored = now
-}
-
-func (k *kind) failed(now time.Time) {
-	k.after = now.Add(min(firstWait<<min(k.failures, 10), longestWait))
-	k.failures++
-}
-
-// want is how many should be ready.
-func (k *kind) want(size int) int {
-	return min(max(k.floor, int(math.Round(min(k.score, float64(size))))), size)
-}
-
-// never is when a kind is tried again that cannot be had.
-const never = 24 * time.Hour
-
-// keep starts and ends ready sandboxes until the pool is closed.
+// keep starts and ends pooled sandboxes until the pool is closed.
 func (p *Pool) keep() {
-	var since time.Time // of the wait for idle processors
+	var since time.Time // when the wait for idle processors began
 	for {
 		now := time.Now()
 		k, first, wait := p.next(now)
@@ -71,14 +37,14 @@ func (p *Pool) keep() {
 			since = time.Time{}
 		} else {
 			cpu, memory := p.cfg.Budget()
-			if since.IsZero() { // what it says is about earlier; and whoever has just taken one has code to run
+			if since.IsZero() { // Budget speaks of the past, and a session that just took one has code to run
 				since, cpu = now, false
 			}
 			switch {
 			case !memory:
-				wait = scarce
-			case !cpu && now.Sub(since) < patience && !first:
-				wait = look
+				wait = memoryTick
+			case !cpu && now.Sub(since) < idlePatience && !first:
+				wait = idleTick
 			default:
 				since = time.Time{}
 				p.fill(k)
@@ -97,49 +63,48 @@ func (p *Pool) keep() {
 	}
 }
 
-// next ends what is too old or not wanted any more, and returns the kind that most needs a sandbox, or nil and how long
-// to wait for one. first reports that KeepReady asked for the kind and none has been started yet.
-func (p *Pool) next(now time.Time) (needy *kind, first bool, wait time.Duration) {
+// next ends sandboxes that are too old or too many. It returns the kind that lacks most sandboxes,
+// or nil and how long to wait. first reports that KeepReady asked for the kind and none has been
+// tried.
+func (p *Pool) next(now time.Time) (neediest *kind, first bool, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
-		return nil, false, tick
-	}
 	wait = tick
-	need := 0
-	var surplus []*member
-	for s, k := range p.kinds {
+	if p.closed {
+		return nil, false, wait
+	}
+	most := 0
+	for runner, k := range p.kinds {
 		k.decay(now)
-		want := k.want(p.cfg.Size)
-		for len(k.ready) > 0 && (len(k.ready) > want || now.Sub(k.ready[0].born) >= lifetime) {
-			surplus = append(surplus, k.ready[0])
-			k.ready = k.ready[1:]
+		target := k.target(p.cfg.Size)
+		for len(k.ready) > 0 && (len(k.ready) > target || now.Sub(k.ready[0].born) >= lifetime) {
+			p.endLocked(k.takeOldest())
 		}
-		lacking := want - len(k.ready)
+		lacking := target - len(k.ready)
 		switch {
 		case lacking <= 0:
-			if want == 0 && k.score < 0.01 {
-				delete(p.kinds, s)
+			if target == 0 && k.demand < 0.01 {
+				delete(p.kinds, runner)
 			}
-		case now.Before(k.after):
-			wait = min(wait, k.after.Sub(now))
-		case lacking > need:
-			needy, need = k, lacking
+		case now.Before(k.retryAt):
+			wait = min(wait, k.retryAt.Sub(now))
+		case lacking > most:
+			neediest, most = k, lacking
 		}
 	}
-	p.endAllLocked(surplus)
-	if p.cfg.Total > 0 && p.live >= p.cfg.Total || p.renaming && (p.cfg.Dir == "" || !canRename) {
-		needy = nil // whoever ends, stirs
+	full := p.cfg.Total > 0 && p.live >= p.cfg.Total // leave wakes the keeper
+	if neediest == nil || full || p.byRename && (p.cfg.Dir == "" || !canRename) {
+		return nil, false, wait
 	}
-	return needy, needy != nil && needy.floor > 0 && !needy.tried, wait
+	return neediest, neediest.floor > 0 && !neediest.tried, wait
 }
 
 // fill starts a sandbox of a kind.
 func (p *Pool) fill(k *kind) {
 	p.mu.Lock()
-	renaming := p.renaming
-	p.live++
+	byRename := p.byRename
 	k.tried = true
+	p.live++
 	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(p.ctx, startTimeout)
 	defer cancel()
@@ -147,30 +112,20 @@ func (p *Pool) fill(k *kind) {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
 	spec.ID = "pool-" + hex.EncodeToString(b[:])
-	mounts := sandbox.SourcesOf(spec.Mounts) // before: what is replaced meanwhile is not what it was
-	start := p.prepare
-	if renaming {
-		start = p.stand
+	mounts := sandbox.SourcesOf(spec.Mounts) // before the start, so that a change during it is noticed
+	start := p.startWithoutWorkspace
+	if byRename {
+		start = p.startOnDirectory
 	}
 	m, err := start(ctx, spec)
 	if err != nil {
 		p.leave()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if errors.Is(err, errors.ErrUnsupported) && !renaming {
-			p.renameLocked()
-			return
-		}
-		if k.failed(time.Now()); errors.Is(err, errors.ErrUnsupported) {
-			k.after = time.Now().Add(never)
-		} else if p.ctx.Err() == nil {
-			p.log.Warn("cannot start a sandbox ahead of its use", "runner", spec.Runner, "err", err, "failures", k.failures)
-		}
+		p.recordFailure(k, byRename, err)
 		return
 	}
-	m.born, m.mounts = time.Now(), mounts
+	m.kind, m.born, m.mounts = k, time.Now(), mounts
 	p.mu.Lock()
-	unwanted := p.closed || p.renaming != renaming || p.kinds[slotOf(spec)] != k
+	unwanted := p.closed || p.byRename != byRename || p.kinds[spec.Runner] != k
 	if !unwanted {
 		k.ready, k.failures = append(k.ready, m), 0
 	}
@@ -181,39 +136,29 @@ func (p *Pool) fill(k *kind) {
 	}
 }
 
-// prepare starts a sandbox to which a workspace can be attached.
-func (p *Pool) prepare(ctx context.Context, spec sandbox.Spec) (*member, error) {
+// recordFailure decides when a start is tried again, and how.
+func (p *Pool) recordFailure(k *kind, byRename bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	unsupported := errors.Is(err, errors.ErrUnsupported)
+	if unsupported && !byRename {
+		p.switchToRenameLocked()
+		return
+	}
+	k.fail(time.Now())
+	switch {
+	case unsupported:
+		k.retryAt = time.Now().Add(never)
+	case p.ctx.Err() == nil:
+		p.log.Warn("cannot start a pooled sandbox", "runner", k.spec.Runner, "err", err, "failures", k.failures)
+	}
+}
+
+// startWithoutWorkspace starts a sandbox to which a workspace can be attached.
+func (p *Pool) startWithoutWorkspace(ctx context.Context, spec sandbox.Spec) (*member, error) {
 	sb, err := p.cfg.Backend.(sandbox.Preparer).Prepare(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
 	return &member{Sandbox: sb, attach: sb.Attach}, nil
-}
-
-// stand starts a sandbox on a directory that has no name yet.
-func (p *Pool) stand(ctx context.Context, spec sandbox.Spec) (*member, error) {
-	if err := os.MkdirAll(p.cfg.Dir, 0o700); err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp(p.cfg.Dir, "workspace-") // for nobody else: 0700
-	if err != nil {
-		return nil, err
-	}
-	if p.cfg.Own != nil {
-		err = p.cfg.Own(dir)
-	}
-	var stands fs.FileInfo
-	if err == nil {
-		stands, err = os.Lstat(dir)
-	}
-	var sb sandbox.Sandbox
-	if err == nil {
-		spec.Workspace, spec.Moves = dir, true
-		sb, err = p.cfg.Backend.Start(ctx, spec)
-	}
-	if err != nil {
-		_ = os.Remove(dir)
-		return nil, err
-	}
-	return &member{Sandbox: sb, dir: dir, stands: stands}, nil
 }

@@ -1,14 +1,15 @@
-// Package pool keeps sandboxes ready, so that a session's first run need not wait for the start of one.
+// Package pool keeps sandboxes ready, so that a session's first run does not wait for a start.
 //
-// A [Pool] is a backend that decorates another. Sandboxes are kept by kind: all that a Spec says but for whom it is. A kind
-// that is asked for often has several, one that nobody asks for none; they are started one after the other, when the
-// machine has nothing better to do. A ready sandbox has run nobody's code, and one that was handed out never comes back.
+// A [Pool] is a [sandbox.Backend] that decorates another. It keeps sandboxes by kind: everything in
+// a Spec that does not name a session. A kind in high demand has several, one without demand none.
+// They are started one after the other while the machine is idle. A pooled sandbox has run no code,
+// and one that was handed out never comes back.
 //
-// It gets its session's workspace in one of two ways. Where the backend is a [sandbox.Preparer] it is started without one,
-// and the session's is attached. Elsewhere it stands on a directory of its own, without a name yet, which
-// becomes the workspace of a new session by one rename.
+// A pooled sandbox gets its workspace in one of two ways. If the backend is a [sandbox.Preparer],
+// the pool attaches the session's workspace. Otherwise the sandbox is started on a directory of the
+// pool, which becomes the workspace of a new session by a rename.
 //
-// The package knows no sessions, runners or ways to isolate.
+// The package knows no sessions, no languages and no way to isolate.
 package pool
 
 import (
@@ -18,6 +19,7 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,108 +29,88 @@ import (
 // Config of a Pool.
 type Config struct {
 	Backend sandbox.Backend
-	// Size is how many sandboxes of one kind are ready at most. Zero: none ever is.
+	// Size bounds the ready sandboxes of one kind. Zero turns the pool off.
 	Size int
-	// Total is how many sandboxes there may be, of all kinds and those in use included, for one to be kept ready.
-	// The ready ones make way for those in use. Zero: any number.
+	// Total bounds all sandboxes, ready or in use. Ready ones make room for those in use. Zero: no
+	// bound.
 	Total int
-	// Dir is a directory of this pool's alone, on the file system of the sessions, for sandboxes whose workspace must be there
-	// when they start. It is made when it is needed, and removed by Close. Empty: there will be no such sandboxes.
+	// Dir belongs to the pool alone, on the file system of the workspaces. It holds the directories
+	// of sandboxes whose workspace cannot be attached. If it is empty, there are no such sandboxes.
 	Dir string
-	// Own gives a new directory in Dir to the user that sandboxes have outside; nil: the server's own.
+	// Own gives a new directory in Dir to the uid of sandboxes; nil: it stays the server's.
 	Own func(dir string) error
-	// Budget says whether the machine has idle processors, since it was last asked, and free memory; nil: it does.
+	// Budget reports whether processors have been idle since its last call, and memory is free;
+	// nil: both.
 	Budget func() (cpu, memory bool)
 	Logger *slog.Logger // nil is silent
 }
 
-const (
-	// lifetime is how long a sandbox is kept ready; then another takes its place.
-	lifetime = 30 * time.Minute
-	// halfLife is how fast it is forgotten that a kind was asked for.
-	halfLife = 5 * time.Minute
-	// tick is how often to look for kinds that nobody asks for and sandboxes that are too old.
-	tick = 30 * time.Second
-	// look is how often to look for idle processors, and patience how long: a start takes little, and a machine
-	// that is always busy is one whose callers wait.
-	look     = 30 * time.Millisecond
-	patience = 2 * time.Second
-	// scarce is how often to look for free memory.
-	scarce = 5 * time.Second
+const closeTimeout = 10 * time.Second
 
-	startTimeout = 30 * time.Second
-	closeTimeout = 10 * time.Second
-	// After a failed start of a kind, the next waits, and longer each time.
-	firstWait, longestWait = time.Second, time.Minute
-)
-
-// Pool is a backend that has sandboxes ready.
+// Pool is a backend that keeps sandboxes ready.
 type Pool struct {
 	cfg Config
 	log *slog.Logger
 
-	ctx    context.Context // ends with the pool; ready sandboxes are started under it
+	ctx    context.Context // ends with the pool; pooled sandboxes are started under it
 	cancel context.CancelFunc
-	wake   chan struct{} // something has changed
+	wake   chan struct{} // for the keeper: something has changed
 	work   sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool
-	renaming bool // nothing can be attached here: sandboxes stand on directories of their own
-	kinds    map[slot]*kind
-	promised map[string]*promise // by workspace
-	live     int                 // sandboxes that are starting, ready or in use
+	byRename bool               // workspaces cannot be attached: sandboxes are started on directories in Dir
+	kinds    map[string]*kind   // by runner
+	reserved map[string]*member // by workspace
+	live     int                // sandboxes that are starting, ready or in use
 }
 
 var _ sandbox.Backend = (*Pool)(nil)
 
-// slot is the place of a kind. When a runner is installed anew, its new kind takes the place of the old.
-type slot struct {
-	runner  string
-	network bool
-}
-
-func slotOf(spec sandbox.Spec) slot { return slot{spec.Runner, spec.Network} }
-
-// member is a ready sandbox.
+// member is a pooled sandbox: ready, or reserved for the workspace that its directory has become.
 type member struct {
 	sandbox.Sandbox
-	attach func(ctx context.Context, workspace string) error // nil: it stands on dir
-	dir    string                                            // to be removed with the sandbox
-	stands fs.FileInfo                                       // of the directory that it stands on
-	mounts sandbox.Sources                                   // what is mounted in it
+	kind   *kind
 	born   time.Time
+	mounts sandbox.Sources                                   // as they were before the start
+	attach func(ctx context.Context, workspace string) error // nil: it was started on a directory
+
+	dir    string      // in Config.Dir, removed with the sandbox; empty once it is a workspace
+	info   fs.FileInfo // identifies the directory
+	expiry *time.Timer // of its reservation
 }
 
-// New returns a Pool. Close ends it, before the backend's own end.
+// New returns a Pool. Close it before the backend.
 func New(cfg Config) *Pool {
-	p := &Pool{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), kinds: map[slot]*kind{}, promised: map[string]*promise{}}
+	p := &Pool{
+		cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1),
+		kinds: map[string]*kind{}, reserved: map[string]*member{},
+	}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
 	if p.cfg.Budget == nil {
 		p.cfg.Budget = func() (bool, bool) { return true, true }
 	}
-	if _, ok := cfg.Backend.(sandbox.Preparer); !ok {
-		p.renaming = true
-	}
+	_, attaches := cfg.Backend.(sandbox.Preparer)
+	p.byRename = !attaches
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.work.Go(p.keep)
 	return p
 }
 
-// Start implements sandbox.Backend: it hands out a ready sandbox if there is one, else it starts one.
+// Start implements sandbox.Backend. It hands out a ready sandbox, or else starts one.
 func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if m := p.take(spec); m != nil {
-		err := p.give(ctx, m, spec)
+		err := p.assign(ctx, m, spec)
 		if err == nil {
 			return m.Sandbox, nil
 		}
-		p.end(m) // whatever came of it: no other session gets it
+		p.end(m) // it may have the workspace, so no other session gets it
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		p.log.Debug("a ready sandbox could not be used; starting another", "sandbox", m.ID(), "err", err)
+		p.log.Debug("cannot use a pooled sandbox; starting another", "sandbox", m.ID(), "err", err)
 	}
 	if victim := p.enter(); victim != nil {
 		p.end(victim)
@@ -142,42 +124,10 @@ func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 	return sb, nil
 }
 
-// give makes a ready sandbox the session's.
-func (p *Pool) give(ctx context.Context, m *member, spec sandbox.Spec) error {
-	if !m.mounts.Same(sandbox.SourcesOf(spec.Mounts)) {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if k := p.kinds[slotOf(spec)]; k != nil { // the others may be as old
-			p.endAllLocked(k.ready)
-			k.ready = nil
-		}
-		return errors.New("what is mounted in it has been replaced")
-	}
-	if m.attach == nil {
-		return m.standsOn(spec.Workspace)
-	}
-	err := m.attach(ctx, spec.Workspace)
-	if errors.Is(err, errors.ErrUnsupported) {
-		p.log.Info("workspaces cannot be attached to sandboxes here; new sessions alone find one ready", "err", err)
-		p.mu.Lock()
-		p.renameLocked()
-		p.mu.Unlock()
-	}
-	return err
-}
-
-// renameLocked gives up attaching, and with it what is ready for that.
-func (p *Pool) renameLocked() {
-	if !p.renaming {
-		p.renaming = true
-		p.endAllLocked(p.dropAllLocked())
-	}
-}
-
-// take returns a ready sandbox for a spec, or nil, and notes that one was asked for.
+// take returns a ready sandbox for a spec, or nil, and records the demand.
 func (p *Pool) take(spec sandbox.Spec) *member {
-	want := kindOf(spec)
-	if want == nil {
+	want, ok := kindOf(spec)
+	if !ok {
 		return nil
 	}
 	p.mu.Lock()
@@ -185,90 +135,109 @@ func (p *Pool) take(spec sandbox.Spec) *member {
 	if p.closed || p.cfg.Size <= 0 {
 		return nil
 	}
-	k := p.kindLocked(*want)
-	k.asked(time.Now())
-	p.stir()
-	if p.renaming {
-		return p.redeemLocked(spec.Workspace, k)
+	k := p.kindLocked(want)
+	k.recordDemand(time.Now())
+	p.notify()
+	if p.byRename {
+		return p.claimLocked(spec.Workspace, k)
 	}
-	if len(k.ready) == 0 {
-		return nil
-	}
-	m := k.ready[0]
-	k.ready = k.ready[1:]
-	return m
+	return k.takeOldest()
 }
 
-// kindLocked returns the kind of a spec. It takes the place of an older one of the same runner.
+// kindLocked returns the kind of a spec. It replaces an older one of the same runner, as when that
+// is reinstalled.
 func (p *Pool) kindLocked(spec sandbox.Spec) *kind {
-	s := slotOf(spec)
-	k := p.kinds[s]
+	k := p.kinds[spec.Runner]
 	if k != nil && reflect.DeepEqual(k.spec, spec) {
 		return k
 	}
 	if k != nil {
-		p.endAllLocked(k.ready)
+		p.endLocked(k.takeAll()...)
 	}
 	k = &kind{spec: spec}
-	p.kinds[s] = k
+	p.kinds[spec.Runner] = k
 	return k
 }
 
-// KeepReady keeps at least one sandbox like spec ready. It starts the first at once, busy or not: the backend
-// then makes what such sandboxes share.
+// assign gives a sandbox the session's workspace.
+func (p *Pool) assign(ctx context.Context, m *member, spec sandbox.Spec) error {
+	if !m.mounts.Same(sandbox.SourcesOf(spec.Mounts)) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.endLocked(m.kind.takeAll()...) // they may be as old
+		return errors.New("its mounts are stale")
+	}
+	if m.attach == nil {
+		return m.checkWorkspace(spec.Workspace)
+	}
+	err := m.attach(ctx, spec.Workspace)
+	if errors.Is(err, errors.ErrUnsupported) {
+		p.log.Info("cannot attach workspaces to sandboxes here; only new sessions get a pooled one", "err", err)
+		p.mu.Lock()
+		p.switchToRenameLocked()
+		p.mu.Unlock()
+	}
+	return err
+}
+
+// switchToRenameLocked gives up attaching, and with it the sandboxes that are ready for it.
+func (p *Pool) switchToRenameLocked() {
+	if !p.byRename {
+		p.byRename = true
+		p.endAllLocked()
+	}
+}
+
+// KeepReady keeps at least one sandbox like spec ready. It starts the first at once, busy or not:
+// the backend then makes what such sandboxes share.
 func (p *Pool) KeepReady(spec sandbox.Spec) {
-	want := kindOf(spec)
-	if want == nil || p.cfg.Size <= 0 {
+	want, ok := kindOf(spec)
+	if !ok || p.cfg.Size <= 0 {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {
-		p.kindLocked(*want).floor = 1
-		p.stir()
+		p.kindLocked(want).floor = 1
+		p.notify()
 	}
 }
 
-// Cool takes back what KeepReady was told of runners that are not named: there are none of theirs ready soon.
+// Cool drops the demand for runners that are not named, and what KeepReady asked for.
 func (p *Pool) Cool(runners []string) {
-	named := map[string]bool{}
-	for _, name := range runners {
-		named[name] = true
-	}
 	p.mu.Lock()
-	for s, k := range p.kinds {
-		if !named[s.runner] {
-			k.floor, k.score = 0, 0
+	for runner, k := range p.kinds {
+		if !slices.Contains(runners, runner) {
+			k.floor, k.demand = 0, 0
 		}
 	}
 	p.mu.Unlock()
-	p.stir()
+	p.notify()
 }
 
-// Ready is how many sandboxes are ready.
-func (p *Pool) Ready() int {
+// Ready returns the number of ready sandboxes.
+func (p *Pool) Ready() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := 0
 	for _, k := range p.kinds {
 		n += len(k.ready)
 	}
 	return n
 }
 
-// Close ends the ready sandboxes, and the start of one that is under way, and returns when nothing is left of them. Those
-// that were handed out are their holders'. Start goes on to work, without the pool.
+// Close ends the pooled sandboxes and a start in progress, and returns when nothing is left of
+// them. Sandboxes that were handed out stay. Start still works, without the pool.
 func (p *Pool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closed = true
-	p.endAllLocked(p.dropAllLocked())
+	p.endAllLocked()
 	p.mu.Unlock()
 	p.cancel()
 	done := make(chan struct{})
 	go func() {
 		p.work.Wait()
 		if p.cfg.Dir != "" {
-			_ = os.Remove(p.cfg.Dir) // what is in it is not this pool's any more
+			_ = os.Remove(p.cfg.Dir) // fails if it still holds something, which is not the pool's
 		}
 		close(done)
 	}()
@@ -280,26 +249,15 @@ func (p *Pool) Close(ctx context.Context) error {
 	}
 }
 
-func (p *Pool) dropAllLocked() (dropped []*member) {
-	for _, k := range p.kinds {
-		dropped = append(dropped, k.ready...)
-		k.ready = nil
-	}
-	for path, pr := range p.promised {
-		dropped = append(dropped, p.breakLocked(path, pr))
-	}
-	return dropped
-}
-
-// stir has the keeper look at everything again.
-func (p *Pool) stir() {
+// notify makes the keeper look at everything again.
+func (p *Pool) notify() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
 }
 
-// end closes a sandbox that nobody has, and waits.
+// end closes a pooled sandbox and waits.
 func (p *Pool) end(m *member) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
@@ -311,14 +269,25 @@ func (p *Pool) end(m *member) {
 	}
 }
 
-// endAllLocked is end without waiting. Close waits.
-func (p *Pool) endAllLocked(members []*member) {
+// endLocked is end without waiting. Close waits.
+func (p *Pool) endLocked(members ...*member) {
 	for _, m := range members {
 		p.work.Go(func() { p.end(m) })
 	}
 }
 
-// enter counts a sandbox that is about to be started for somebody. A ready one that must make way for it is returned.
+// endAllLocked ends all pooled sandboxes.
+func (p *Pool) endAllLocked() {
+	for _, k := range p.kinds {
+		p.endLocked(k.takeAll()...)
+	}
+	for workspace := range p.reserved {
+		p.endLocked(p.unreserveLocked(workspace))
+	}
+}
+
+// enter counts a sandbox that is about to be started for a session. It returns a ready one that
+// must make room for it.
 func (p *Pool) enter() (victim *member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -326,27 +295,32 @@ func (p *Pool) enter() (victim *member) {
 	if p.cfg.Total <= 0 || p.live <= p.cfg.Total {
 		return nil
 	}
-	var least *kind
-	for _, k := range p.kinds {
-		if len(k.ready) > 0 && (least == nil || k.score < least.score) {
-			least = k
-		}
-	}
-	if least == nil {
-		return nil
-	}
-	victim, least.ready = least.ready[0], least.ready[1:]
-	return victim
+	return p.takeFromLocked(func(a, b *kind) bool { return a.demand < b.demand })
 }
 
+// takeFromLocked takes a ready sandbox of the kind that is better than all others, or returns nil.
+func (p *Pool) takeFromLocked(better func(a, b *kind) bool) *member {
+	var best *kind
+	for _, k := range p.kinds {
+		if len(k.ready) > 0 && (best == nil || better(k, best)) {
+			best = k
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	return best.takeOldest()
+}
+
+// leave is the opposite of enter.
 func (p *Pool) leave() {
 	p.mu.Lock()
 	p.live--
 	p.mu.Unlock()
-	p.stir()
+	p.notify()
 }
 
-// watch counts a sandbox until it has ended. One that dies while it is ready is m.
+// watch counts a sandbox until it has ended. m is the sandbox if it is pooled, or nil.
 func (p *Pool) watch(sb sandbox.Sandbox, m *member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -359,30 +333,27 @@ func (p *Pool) watch(sb sandbox.Sandbox, m *member) {
 			return // the pool ends
 		}
 		if m != nil && p.remove(m) {
-			p.log.Warn("a ready sandbox has died", "sandbox", sb.ID(), "cause", string(exit.Cause), "detail", exit.Detail)
+			p.log.Warn("a pooled sandbox has died", "sandbox", sb.ID(), "cause", string(exit.Cause), "detail", exit.Detail)
 			p.end(m)
 		}
 		p.leave()
 	})
 }
 
-// remove takes a sandbox out of the ready ones, if it is one of them.
+// remove removes a dead sandbox from the pool. It reports false if the sandbox was handed out
+// before.
 func (p *Pool) remove(m *member) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for path, pr := range p.promised {
-		if pr.member == m {
-			p.breakLocked(path, pr)
-			return true
-		}
+	if i := slices.Index(m.kind.ready, m); i >= 0 {
+		m.kind.ready = slices.Delete(m.kind.ready, i, i+1)
+		m.kind.fail(time.Now()) // or one that always dies would be started forever
+		return true
 	}
-	for _, k := range p.kinds {
-		for i, each := range k.ready {
-			if each == m {
-				k.ready = append(k.ready[:i:i], k.ready[i+1:]...)
-				k.failed(time.Now()) // or one that always dies would be started for ever
-				return true
-			}
+	for workspace, reserved := range p.reserved {
+		if reserved == m {
+			p.unreserveLocked(workspace)
+			return true
 		}
 	}
 	return false

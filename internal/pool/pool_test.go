@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a pool over a backend of records, in a bubble of its own.
+// rig is a pool on a fake backend, with a clock of its own.
 type rig struct {
 	*testing.T
 	*pool.Pool
@@ -29,7 +29,7 @@ type rig struct {
 	out map[sandbox.Sandbox]bool // handed out
 }
 
-// Start keeps in mind what was handed out.
+// Start fails the test if a sandbox is handed out twice.
 func (r *rig) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	sb, err := r.Pool.Start(ctx, spec)
 	r.mu.Lock()
@@ -41,7 +41,7 @@ func (r *rig) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, er
 	return sb, err
 }
 
-// bubble runs a test on a pool, and checks that its end leaves nothing.
+// bubble runs a test on a pool and checks that Close leaves nothing behind.
 func bubble(t *testing.T, change func(*pool.Config, *backend), test func(t *testing.T, r *rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &backend{}
@@ -70,7 +70,7 @@ func bubble(t *testing.T, change func(*pool.Config, *backend), test func(t *test
 	})
 }
 
-// start asks for a sandbox.
+// start returns a sandbox and checks its workspace.
 func (r *rig) start(spec sandbox.Spec) *box {
 	r.Helper()
 	sb, err := r.Start(r.Context(), spec)
@@ -99,7 +99,7 @@ func (r *rig) wantReady(n int) {
 
 func pooled(s *box) bool { return s.spec.Session == "" }
 
-// TestTake: a ready sandbox is handed out once, has a name of its own, and never comes back.
+// TestTake: a ready sandbox is handed out once, has an ID of its own, and never comes back.
 func TestTake(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
 		r.KeepReady(python(""))
@@ -118,7 +118,7 @@ func TestTake(t *testing.T) {
 	})
 }
 
-// TestRace: of many sessions that ask at once, each gets a sandbox of its own.
+// TestRace: each of many concurrent sessions gets its own sandbox.
 func TestRace(t *testing.T) {
 	bubble(t, func(c *pool.Config, _ *backend) { c.Total = 0 }, func(t *testing.T, r *rig) {
 		r.KeepReady(python(""))
@@ -131,7 +131,7 @@ func TestRace(t *testing.T) {
 	})
 }
 
-// TestKinds: what is ready is for those alone who asked for exactly that, and of a runner that has changed nothing is left.
+// TestKinds: a ready sandbox serves only the same spec. A changed runner replaces its kind.
 func TestKinds(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change   func(*sandbox.Spec)
@@ -169,8 +169,9 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestInstalledAnew: what was ready before another directory took the place of a mounted one is nobody's.
-func TestInstalledAnew(t *testing.T) {
+// TestStaleMounts: no session gets a sandbox that was started before a mounted directory was
+// replaced.
+func TestStaleMounts(t *testing.T) {
 	libraries := filepath.Join(t.TempDir(), "libraries")
 	if err := os.Mkdir(libraries, 0o700); err != nil {
 		t.Fatal(err)
@@ -203,7 +204,7 @@ func TestInstalledAnew(t *testing.T) {
 	})
 }
 
-// TestDemand: a kind that is asked for often has more ready, one that nobody asks for what it is warmed for.
+// TestDemand: a kind in high demand has more ready sandboxes, one without demand only its floor.
 func TestDemand(t *testing.T) {
 	bubble(t, func(c *pool.Config, _ *backend) { c.Total = 0 }, func(t *testing.T, r *rig) {
 		r.KeepReady(python(""))
@@ -211,7 +212,7 @@ func TestDemand(t *testing.T) {
 		r.after(time.Minute)
 		r.wantReady(1)
 		if pooled(r.start(shell)) {
-			t.Error("a shell was ready that nobody had asked for")
+			t.Error("a shell was ready without demand")
 		}
 		r.after(time.Second)
 		r.wantReady(2)
@@ -228,10 +229,12 @@ func TestDemand(t *testing.T) {
 	})
 }
 
-// TestBudget: nothing is started ahead while the machine is busy, for a while, or short of memory.
+// TestBudget: the pool waits for free memory, and a limited time for idle processors.
 func TestBudget(t *testing.T) {
 	var cpu, memory atomic.Bool
-	bubble(t, func(c *pool.Config, _ *backend) { c.Budget = func() (bool, bool) { return cpu.Load(), memory.Load() } }, func(t *testing.T, r *rig) {
+	bubble(t, func(c *pool.Config, _ *backend) {
+		c.Budget = func() (bool, bool) { return cpu.Load(), memory.Load() }
+	}, func(t *testing.T, r *rig) {
 		r.KeepReady(python(""))
 		r.after(time.Minute)
 		r.wantReady(0)
@@ -247,7 +250,7 @@ func TestBudget(t *testing.T) {
 	})
 }
 
-// TestTotal: ready sandboxes count, and make way.
+// TestTotal: ready sandboxes count against the total, and make room.
 func TestTotal(t *testing.T) {
 	bubble(t, func(c *pool.Config, _ *backend) { c.Total = 4 }, func(t *testing.T, r *rig) {
 		r.KeepReady(python(""))
@@ -275,7 +278,8 @@ func TestTotal(t *testing.T) {
 	})
 }
 
-// TestRenewal: ready sandboxes that die, or are old, are replaced; those that cannot be had are tried for less and less often.
+// TestRenewal: sandboxes that die or grow old are replaced. Failed starts are retried less and less
+// often.
 func TestRenewal(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
 		r.KeepReady(python(""))
@@ -312,7 +316,7 @@ func TestRenewal(t *testing.T) {
 			t.Errorf("%d tries in an hour", n)
 		}
 		if s := r.start(python("s")); pooled(s) {
-			t.Error("where from?")
+			t.Error("no pooled sandbox could be started, but one was used")
 		}
 		fixed.Store(true)
 		r.after(2 * time.Minute)
@@ -320,7 +324,7 @@ func TestRenewal(t *testing.T) {
 	})
 }
 
-// TestAttachFails: a sandbox that does not take its workspace is nobody's; the session gets another.
+// TestAttachFails: if a workspace cannot be attached, the session gets another sandbox.
 func TestAttachFails(t *testing.T) {
 	for name, attach := range map[string]func(context.Context, string) error{
 		"refused": func(context.Context, string) error { return errors.New("no") },
@@ -345,7 +349,7 @@ func TestAttachFails(t *testing.T) {
 	}
 }
 
-// TestClose: a start that is under way ends, and what was handed out stays.
+// TestClose: Close aborts a start in progress and leaves sandboxes in use alone.
 func TestClose(t *testing.T) {
 	var slow atomic.Bool
 	bubble(t, func(_ *pool.Config, b *backend) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestReadMachine: what the kernel says is understood, and what it does not say is no reason to refuse.
+// TestReadMachine reads real and broken files of the kernel. A broken one counts as no information.
 func TestReadMachine(t *testing.T) {
 	write := func(text string) string {
 		name := filepath.Join(t.TempDir(), "file")

@@ -13,7 +13,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// onDirectories is a pool whose sandboxes stand on directories below root.
+// onDirectories runs a test on a pool that cannot attach workspaces.
 func onDirectories(t *testing.T, size int, test func(t *testing.T, r *rig, root string)) {
 	root := t.TempDir()
 	bubble(t, func(c *pool.Config, b *backend) {
@@ -27,7 +27,7 @@ func onDirectories(t *testing.T, size int, test func(t *testing.T, r *rig, root 
 	})
 }
 
-// TestMakeWorkspace: where nothing can be attached, a new session gets the directory that a ready sandbox stands on.
+// TestMakeWorkspace: a new session gets the directory of a ready sandbox, and then the sandbox.
 func TestMakeWorkspace(t *testing.T) {
 	onDirectories(t, 1, func(t *testing.T, r *rig, root string) {
 		files := filepath.Join(root, "files")
@@ -53,8 +53,9 @@ func TestMakeWorkspace(t *testing.T) {
 	})
 }
 
-// TestMakeWorkspaceInVain: a directory becomes a workspace only where there is none, and a sandbox that stands on it is its session's alone.
-func TestMakeWorkspaceInVain(t *testing.T) {
+// TestMakeWorkspaceFails: MakeWorkspace replaces nothing, and no session gets a sandbox with a
+// directory that is not its workspace.
+func TestMakeWorkspaceFails(t *testing.T) {
 	for name, test := range map[string]func(t *testing.T, r *rig, files string) (wantUsed bool){
 		"taken by a directory": func(t *testing.T, r *rig, files string) bool {
 			if err := os.Mkdir(files, 0o700); err != nil || r.MakeWorkspace(files) {
@@ -71,7 +72,7 @@ func TestMakeWorkspaceInVain(t *testing.T) {
 		},
 		"no parent": func(t *testing.T, r *rig, files string) bool {
 			if r.MakeWorkspace(filepath.Join(files, "missing")) {
-				t.Error("where to?")
+				t.Error("a workspace was made without a parent directory")
 			}
 			return false
 		},
@@ -97,7 +98,7 @@ func TestMakeWorkspaceInVain(t *testing.T) {
 			}
 			return false
 		},
-		"nobody runs anything": func(_ *testing.T, r *rig, files string) bool {
+		"unused": func(_ *testing.T, r *rig, files string) bool {
 			r.MakeWorkspace(files)
 			r.after(time.Minute)
 			return false
@@ -130,7 +131,7 @@ func TestMakeWorkspaceInVain(t *testing.T) {
 				}
 				for _, s := range r.b.live() {
 					if pooled(s) && !r.out[s] && filepath.Dir(s.workspace) != filepath.Join(root, "pool") {
-						t.Errorf("%s stands on %s", s.ID(), s.workspace)
+						t.Errorf("%s has the directory %s", s.ID(), s.workspace)
 					}
 				}
 			})
@@ -138,7 +139,8 @@ func TestMakeWorkspaceInVain(t *testing.T) {
 	}
 }
 
-// TestCannotAttach: a kernel that refuses to attach is asked once.
+// TestCannotAttach: after the kernel has refused to attach, the pool starts sandboxes on
+// directories.
 func TestCannotAttach(t *testing.T) {
 	root := t.TempDir()
 	bubble(t, func(c *pool.Config, b *backend) {
@@ -151,17 +153,18 @@ func TestCannotAttach(t *testing.T) {
 			t.Error("a sandbox without a directory has made a workspace")
 		}
 		if s := r.start(python("s")); pooled(s) {
-			t.Error("it was not attached, and yet used")
+			t.Error("a sandbox without a workspace was used")
 		}
 		r.after(time.Second)
 		if !r.MakeWorkspace(filepath.Join(root, "files")) {
-			t.Error("no directory after all")
+			t.Error("no workspace was made")
 		}
 	})
 }
 
-// TestPrepareNoMore: where nothing can be prepared any more, what was prepared is not taken for a directory.
-func TestPrepareNoMore(t *testing.T) {
+// TestPrepareUnsupported: if the backend stops supporting Prepare, sandboxes that it prepared
+// earlier are ended.
+func TestPrepareUnsupported(t *testing.T) {
 	root := t.TempDir()
 	var no atomic.Bool
 	bubble(t, func(c *pool.Config, b *backend) {
@@ -180,10 +183,10 @@ func TestPrepareNoMore(t *testing.T) {
 		r.start(with(python("s"), func(s *sandbox.Spec) { s.Runner = "shell" })) // of which one more is wanted
 		r.after(5 * time.Second)
 		if !before.over() {
-			t.Error("what was prepared is kept though nobody can get it")
+			t.Error("a prepared sandbox is still there")
 		}
 		if !r.MakeWorkspace(filepath.Join(root, "files")) {
-			t.Error("no directory")
+			t.Error("no workspace was made")
 		}
 	})
 }
