@@ -1,8 +1,8 @@
 // Package instance tells the living servers on one root from the dead.
 //
-// Each process holds the lock of a directory of its own for life; the kernel lets go of it however the
-// process ends. Whoever can take another's lock knows its owner to be dead and may remove what it left.
-// The package knows no sandbox: what else a dead instance left is for the caller to remove.
+// Each process holds the lock of its own directory for life; the kernel releases it however the
+// process ends. If another process can take the lock, the owner is dead, and what it left may be
+// removed. The package only knows directories: the caller removes everything else.
 package instance
 
 import (
@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 const (
@@ -21,25 +22,25 @@ const (
 	gateName  = ".gate"
 )
 
-// errLocked is what tryLock returns when somebody else holds the lock.
+// errLocked says that another process holds the lock.
 var errLocked = errors.New("locked")
 
-// Instance is one process's directory, or a dead one's that this process has taken over. Either way its lock is
-// held, so no other process touches it.
+// Instance is the directory of one process, or that of a dead one which this process has taken
+// over. Its lock is held, so that no other process touches it.
 type Instance struct {
 	id   string
 	dir  string
 	lock *os.File
 }
 
-// ID is unique on the root, of [0-9a-f].
+// ID is unique on the root and consists of [0-9a-f].
 func (i *Instance) ID() string { return i.id }
 
-// Dir is the instance's own directory.
+// Dir returns the instance's directory.
 func (i *Instance) Dir() string { return i.dir }
 
-// Close removes the directory with all that is in it, and gives the lock back. It does so behind the gate, so
-// that nobody meets a half-removed directory.
+// Close removes the directory and releases the lock. It holds the gate, so that nobody finds a
+// half-removed directory.
 func (i *Instance) Close() error {
 	gate, err := openGate(filepath.Dir(i.dir))
 	if err != nil {
@@ -55,16 +56,16 @@ func (i *Instance) Close() error {
 	return err
 }
 
-// Abandon gives the lock back and leaves the directory, for another attempt later.
+// Abandon releases the lock and leaves the directory for a later attempt.
 func (i *Instance) Abandon() { i.lock.Close() }
 
-// Acquire makes a directory <root>/instances/<id> and takes its lock.
+// Acquire makes a directory <root>/instances/<id> and locks it.
 func Acquire(root string) (*Instance, error) {
 	parent := filepath.Join(root, directory)
 	if err := os.MkdirAll(parent, 0o700); err != nil {
 		return nil, fmt.Errorf("make the instance directory: %w", err)
 	}
-	// Between mkdir and lock a directory looks dead; the gate keeps everybody else from looking.
+	// Between mkdir and lock the directory looks dead; the gate keeps others from looking.
 	gate, err := openGate(parent)
 	if err != nil {
 		return nil, err
@@ -93,8 +94,8 @@ func Acquire(root string) (*Instance, error) {
 	return &Instance{id: id, dir: dir, lock: f}, nil
 }
 
-// Dead takes over every instance on root whose process has ended. The caller removes what they left
-// elsewhere, then calls Close on each (or Abandon if that failed).
+// Dead takes over every instance on root whose process has ended. The caller removes what it left
+// elsewhere, and then calls Close, or Abandon if that failed.
 func Dead(root string) ([]*Instance, error) {
 	parent := filepath.Join(root, directory)
 	if _, err := os.Stat(parent); errors.Is(err, fs.ErrNotExist) {
@@ -136,7 +137,45 @@ func Dead(root string) ([]*Instance, error) {
 	return dead, errors.Join(errs...)
 }
 
-// openGate waits for the lock that orders Acquire, Dead and Close among processes. It is held for moments only.
+// Alive reports whether the process of an instance on root is alive. In doubt it returns true, also
+// while another process cleans up after the instance: a wrong answer costs the living more.
+func Alive(root, id string) bool {
+	if id == "" || strings.Trim(id, "0123456789abcdef") != "" {
+		return false // not a valid id
+	}
+	parent := filepath.Join(root, directory)
+	gate, err := openGate(parent)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	defer gate.Close()
+	f, err := os.OpenFile(filepath.Join(parent, id, lockName), os.O_RDWR, 0o600)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	defer f.Close()
+	return tryLock(f) != nil
+}
+
+// Dir returns the directory of an instance on root.
+func Dir(root, id string) string { return filepath.Join(root, directory, id) }
+
+// List returns the ids of the instances on root, living and dead.
+func List(root string) (ids []string, err error) {
+	entries, err := os.ReadDir(filepath.Join(root, directory))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, err
+}
+
+// openGate waits for the lock that orders Acquire, Dead and Close among processes. They hold it
+// briefly.
 func openGate(parent string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(parent, gateName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

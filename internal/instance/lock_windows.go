@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// An open file cannot be removed here.
+// Windows cannot remove an open file.
 const closeBeforeRemove = true
 
 func tryLock(f *os.File) error {

@@ -2,8 +2,8 @@ package share
 
 import "container/list"
 
-// Lease is a number of units that a caller holds until Release. A new lease is in use: nobody takes
-// it. Its methods are safe for concurrent use.
+// Lease is a number of units that a caller holds until Release. A new lease is busy: the pool does
+// not take it. Its methods are safe for concurrent use.
 type Lease struct {
 	pool *Pool
 	n    int64
@@ -12,20 +12,20 @@ type Lease struct {
 	account *account
 	gone    bool // released or evicted
 	evict   func()
-	list    *list.List    // of account, in which the lease is offered; nil while it is in use
+	list    *list.List    // of account, in which the lease is offered; nil while it is busy
 	element *list.Element // of list
-	offered int64         // orders offers of all callers
+	offered int64         // the number of the offer, counted over all callers
 }
 
-// Idle lets the pool take the lease for whoever asks: for its own caller, for callers that hold
-// less, and for the exempt one. The pool then calls evict, once, in the goroutine that makes room:
-// a caller of Idle or Release must not hold a lock that evict takes, if anybody may wait in Acquire.
+// Idle lets the pool take the lease for its own caller, for callers that hold less, and for the
+// exempt caller. The pool then calls evict once, in the goroutine that makes room: a caller of Idle
+// or Release must not hold a lock that evict takes, if others wait in Acquire.
 func (l *Lease) Idle(evict func()) {
 	l.offer(func(a *account) *list.List { return &a.idle }, evict)
 }
 
-// Yield lets the pool take the lease, though it is in use, for another caller that would hold no
-// more than this one afterwards. See [Lease.Idle] about evict.
+// Yield lets the pool take the lease, although it is in use, for another caller that would then
+// hold no more than this one. See [Lease.Idle] about evict.
 func (l *Lease) Yield(evict func()) {
 	l.offer(func(a *account) *list.List { return &a.yields }, evict)
 }
@@ -46,7 +46,7 @@ func (l *Lease) offer(to func(*account) *list.List, evictFunc func()) {
 	evict(victims)
 }
 
-// Busy withdraws the lease's offer. It returns false if the pool has taken the lease.
+// Busy withdraws the offer of Idle or Yield. It returns false if the pool has taken the lease.
 func (l *Lease) Busy() bool {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
@@ -54,7 +54,7 @@ func (l *Lease) Busy() bool {
 	return !l.gone
 }
 
-// Assign counts the lease as another caller's from now on, whatever that caller's limit.
+// Assign moves the lease to another caller, whatever that caller's limit.
 func (l *Lease) Assign(caller string) {
 	p := l.pool
 	p.mu.Lock()
@@ -77,7 +77,7 @@ func (l *Lease) Assign(caller string) {
 	p.forgetLocked(from)
 }
 
-// Release gives the units back. Only the first call has an effect, and none after an eviction.
+// Release returns the units. Later calls have no effect, nor has one after an eviction.
 func (l *Lease) Release() {
 	p := l.pool
 	p.mu.Lock()
@@ -93,7 +93,7 @@ func (l *Lease) Release() {
 	evict(victims)
 }
 
-// removeLocked takes the units from the account. The list stays noted for restoreLocked.
+// removeLocked subtracts the units from the account. It keeps l.list for restoreLocked.
 func (l *Lease) removeLocked() {
 	if l.list != nil {
 		l.list.Remove(l.element)

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Scope is how long something is needed beyond the call that made it, such as an answer that is
-// still being sent. A nil Scope has ended. Its methods are safe for concurrent use.
+// Scope is a lifetime beyond the call that began it, such as that of an answer that is still being
+// sent. A nil Scope has ended. Its methods are safe for concurrent use.
 type Scope struct {
 	abort func()
 
@@ -15,10 +15,10 @@ type Scope struct {
 	funcs []func()
 }
 
-// NewScope makes a Scope. abort makes it end soon, whatever it is that takes so long.
+// NewScope returns a Scope. abort makes it end soon.
 func NewScope(abort func()) *Scope { return &Scope{abort: abort} }
 
-// Defer calls f when the scope ends: at once if it has.
+// Defer calls f when the scope ends, or at once if it has ended.
 func (s *Scope) Defer(f func()) {
 	if s != nil {
 		s.mu.Lock()
@@ -39,7 +39,7 @@ func (s *Scope) Abort() {
 	}
 }
 
-// End ends the scope, once.
+// End ends the scope. Only the first call has an effect.
 func (s *Scope) End() {
 	s.mu.Lock()
 	funcs := s.funcs
@@ -52,12 +52,12 @@ func (s *Scope) End() {
 
 type scopeKey struct{}
 
-// WithScope returns a context that has a scope.
+// WithScope returns a context with a scope.
 func WithScope(ctx context.Context, s *Scope) context.Context {
 	return context.WithValue(ctx, scopeKey{}, s)
 }
 
-// ScopeOf returns the context's scope, nil if it has none.
+// ScopeOf returns the scope of a context, or nil.
 func ScopeOf(ctx context.Context) *Scope {
 	s, _ := ctx.Value(scopeKey{}).(*Scope)
 	return s

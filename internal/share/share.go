@@ -1,9 +1,10 @@
 // Package share divides something finite among callers: sessions, streams, connections, bytes.
 //
-// A lone caller may hold everything. Shares bind only when others want some: then the pool takes
-// idle leases of the largest holder first, and after those what a holder has beyond an equal share
-// and has offered to give up. Callers that wait are served in the order of what they hold.
-// The package knows nothing about what it divides.
+// A lone caller may hold everything. Shares only bind when others want some. Then the pool takes
+// idle leases, of the largest holder first, and after those what a holder has offered beyond an
+// equal share. Callers that wait are served in the order of what they hold.
+//
+// The package does not know what it divides.
 package share
 
 import (
@@ -12,24 +13,25 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 )
 
 var (
-	// ErrFull says that the pool has no room and none can be made for this caller.
+	// ErrFull says that the pool has no room and cannot make any for this caller.
 	ErrFull = errors.New("share: no room left")
 	// ErrLimit says that the caller holds as much as one caller may.
 	ErrLimit = errors.New("share: the caller holds as much as one caller may")
 )
 
-// Config of a Pool.
+// Config configures a Pool.
 type Config struct {
-	// Capacity is what there is to divide.
+	// Capacity is how many units there are.
 	Capacity int64
-	// Limit is the most that one caller may hold; 0 means that there is no such limit.
+	// Limit is the most that one caller may hold; zero: no limit.
 	Limit int64
-	// Exempt is a caller that shares do not bind: it counts as a caller that holds nothing when it
-	// asks, and only its idle leases are taken from it. Empty means none.
+	// Exempt is a caller that shares do not bind. It counts as holding nothing when it asks, and
+	// loses only idle leases. Empty: none.
 	Exempt string
 }
 
@@ -39,12 +41,12 @@ type Pool struct {
 
 	mu      sync.Mutex
 	used    int64
-	callers map[string]*account // those who hold or wait
+	callers map[string]*account // those that hold or wait
 	waiters []*waiter           // in the order of arrival
 	evicted int64
 	refused int64
-	offers  int64 // counts up, as does grants
-	grants  int64
+	offers  int64 // so far
+	grants  int64 // so far
 }
 
 // account is what one caller holds. Both lists have the least recently used lease in front.
@@ -52,7 +54,7 @@ type account struct {
 	caller  string
 	held    int64
 	waiting int
-	served  int64 // when it last got a lease, by Pool.grants
+	served  int64 // Pool.grants when it last got a lease
 	idle    list.List
 	yields  list.List
 }
@@ -64,7 +66,7 @@ type waiter struct {
 	done    bool
 }
 
-// New makes a pool.
+// New returns a pool.
 func New(cfg Config) *Pool {
 	if cfg.Limit <= 0 {
 		cfg.Limit = math.MaxInt64
@@ -72,8 +74,8 @@ func New(cfg Config) *Pool {
 	return &Pool{cfg: cfg, callers: make(map[string]*account)}
 }
 
-// TryAcquire takes n units for caller, or returns ErrFull or ErrLimit. It calls the evict functions
-// of the leases that it takes from others before it returns.
+// TryAcquire takes n units for caller, or returns ErrFull or ErrLimit. Before it returns, it calls
+// the evict functions of the leases that it takes from others.
 func (p *Pool) TryAcquire(caller string, n int64) (*Lease, error) {
 	w, victims, err := p.enqueue(caller, n, true)
 	evict(victims)
@@ -83,8 +85,8 @@ func (p *Pool) TryAcquire(caller string, n int64) (*Lease, error) {
 	return <-w.granted, nil
 }
 
-// Acquire waits for n units until ctx ends. It returns ErrLimit at once if the caller may not hold
-// as much, and ctx's error if there was no room in time.
+// Acquire waits for n units until ctx ends, and then returns its error. If the caller may not hold
+// as much, it returns ErrLimit at once.
 func (p *Pool) Acquire(ctx context.Context, caller string, n int64) (*Lease, error) {
 	w, victims, err := p.enqueue(caller, n, false)
 	evict(victims)
@@ -103,13 +105,13 @@ func (p *Pool) Acquire(ctx context.Context, caller string, n int64) (*Lease, err
 	}
 	p.refused++
 	p.dequeueLocked(w)
-	victims = p.grantLocked() // it may have been the one that the others waited for
+	victims = p.grantLocked() // the others may have waited for this one
 	p.mu.Unlock()
 	evict(victims)
 	return nil, ctx.Err()
 }
 
-// enqueue adds a waiter and grants what can be granted. With try, the waiter does not stay.
+// enqueue adds a waiter and grants what it can. With try, the waiter does not stay.
 func (p *Pool) enqueue(caller string, n int64, try bool) (*waiter, []*Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,18 +134,13 @@ func (p *Pool) enqueue(caller string, n int64, try bool) (*waiter, []*Lease, err
 }
 
 func (p *Pool) dequeueLocked(w *waiter) {
-	for i, other := range p.waiters {
-		if other == w {
-			p.waiters = append(p.waiters[:i], p.waiters[i+1:]...)
-			break
-		}
-	}
+	p.waiters = slices.DeleteFunc(p.waiters, func(other *waiter) bool { return other == w })
 	w.account.waiting--
 	p.forgetLocked(w.account)
 }
 
-// grantLocked serves waiters until the next one has to wait. Nobody passes that one, so that a large
-// request is not starved by small ones.
+// grantLocked serves waiters until the next one has to wait. Nobody overtakes that one, so that
+// small requests do not starve a large one.
 func (p *Pool) grantLocked() (victims []*Lease) {
 	for {
 		w := p.nextLocked()
@@ -167,20 +164,23 @@ func (p *Pool) grantLocked() (victims []*Lease) {
 }
 
 // nextLocked returns the waiter to serve next, of those whose callers have not reached their limit:
-// whose caller holds least, then whose caller was served least recently, then who came first.
+// whose caller holds least, then was served least recently, then came first.
 func (p *Pool) nextLocked() (next *waiter) {
 	for _, w := range p.waiters {
 		if w.n > p.cfg.Limit-w.account.held {
 			continue
 		}
-		if next == nil || cmp.Or(cmp.Compare(p.rank(w.account), p.rank(next.account)), cmp.Compare(w.account.served, next.account.served)) < 0 {
+		if next == nil || cmp.Or(
+			cmp.Compare(p.rank(w.account), p.rank(next.account)),
+			cmp.Compare(w.account.served, next.account.served),
+		) < 0 {
 			next = w
 		}
 	}
 	return next
 }
 
-// rank is what a caller counts as holding when it asks.
+// rank returns what a caller counts as holding when it asks.
 func (p *Pool) rank(a *account) int64 {
 	if p.isExempt(a) {
 		return 0
@@ -211,8 +211,8 @@ func (p *Pool) makeRoomLocked(a *account, n int64) (victims []*Lease, ok bool) {
 	return victims, true
 }
 
-// victimLocked returns the lease to take for a, nil if there is none: of the largest holder the
-// least recently used one, idle leases before those that are merely offered.
+// victimLocked returns the lease to take for a, or nil: the least recently used one of the largest
+// holder, and idle leases before those that are offered while in use.
 func (p *Pool) victimLocked(a *account, n int64) *Lease {
 	var idle, yields *account
 	for _, v := range p.callers {
@@ -236,8 +236,8 @@ func (p *Pool) victimLocked(a *account, n int64) *Lease {
 	return nil
 }
 
-// isBefore reports whether v, whose candidate is front, gives before other: it holds more, or as
-// much and has left its lease unused for longer.
+// isBefore reports whether v, whose candidate is front, loses a lease before other: it holds more,
+// or as much and offered its lease earlier.
 func (v *account) isBefore(other *account, front *list.Element) bool {
 	if other == nil || v.held != other.held {
 		return other == nil || v.held > other.held

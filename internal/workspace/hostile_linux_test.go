@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Plants are what hostile code can leave in its workspace, each made at path. Beside the workspace lies the file "secret".
+// Plants are what hostile code can leave in its workspace, each made at path. Beside the workspace
+// lies the file "secret".
 var plants = []struct {
 	name  string
 	plant func(path string) error
@@ -130,8 +131,8 @@ func TestSparseFileCountsWhatItOccupies(t *testing.T) {
 	}
 }
 
-// While a name flips between what it should be and what it should not, nothing from outside is read, nothing
-// outside is written, and nothing blocks.
+// While a name flips between what it should be and what it should not, nothing from outside is
+// read, nothing outside is written, and nothing blocks.
 func TestSwapRaces(t *testing.T) {
 	const rounds = 3000
 	for _, tt := range []struct {
@@ -237,7 +238,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// Where server and sandbox share a uid, a directory that denies itself to its owner hides nothing from the quota.
+// Where server and sandbox share a uid, a directory that denies itself to its owner hides nothing
+// from the quota.
 func TestHiddenDirectories(t *testing.T) {
 	w, dir := open(t)
 	put(t, filepath.Join(dir, "a/b/big"), strings.Repeat("x", 1<<20))
@@ -278,7 +280,8 @@ func TestHiddenDirectories(t *testing.T) {
 	})
 }
 
-// asOrdinaryUser runs a subtest whose thread the file system takes for an ordinary user, the owner of all that is in dir.
+// asOrdinaryUser runs a subtest whose thread the file system takes for an ordinary user, the owner
+// of all that is in dir.
 func asOrdinaryUser(t *testing.T, dir string, test func(t *testing.T)) {
 	const nobody = 65534
 	guard := filepath.Join(filepath.Dir(dir), "guard")
@@ -310,7 +313,8 @@ func asOrdinaryUser(t *testing.T, dir string, test func(t *testing.T)) {
 	})
 }
 
-// TestAdopt: a workspace that was another's becomes its owner's, whatever was planted in it, and nothing outside does.
+// TestAdopt: a workspace that was another's becomes its owner's, whatever was planted in it, and
+// nothing outside does.
 func TestAdopt(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can give files away")
@@ -366,7 +370,8 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// A lease on a file does not make it vanish: an open asks for the lease and gets the file, or says that it is held.
+// A lease on a file does not make it vanish: an open asks for the lease and gets the file, or says
+// that it is held.
 func TestLeasedFile(t *testing.T) {
 	w, dir := open(t)
 	path := filepath.Join(dir, "f")

@@ -15,9 +15,9 @@ const (
 	maxQuoted  = 100  // bytes of a name in a message
 )
 
-// NameError refuses a client's file name and says what to do instead.
+// NameError says why a file name that a client chose is refused, and what to do instead.
 type NameError struct {
-	Name    string // as it was given
+	Name    string // as the client sent it
 	Problem string
 }
 
@@ -25,11 +25,9 @@ func (e *NameError) Error() string {
 	return fmt.Sprintf("invalid file name %q: %s", untrusted.Clip(e.Name, maxQuoted), e.Problem)
 }
 
-// CleanName checks a file name that a client chose and returns it relative to the workspace. It accepts the
-// paths under which the workspace appears inside a sandbox (/data, /mnt/data, /workspace). Any error is a [*NameError].
-//
-// It is stricter than the file system: a name that passes can be shown, logged and put into a header. Nothing is
-// decoded: "%2e%2e" is an ordinary name of six characters.
+// CleanName checks a file name that a client chose and returns it relative to the workspace. It
+// accepts the paths of the workspace inside a sandbox (/data, /mnt/data, /workspace) and decodes
+// nothing. Its result can be shown and logged; its error is a [*NameError].
 func CleanName(name string) (string, error) {
 	refuse := func(format string, args ...any) (string, error) {
 		return "", &NameError{Name: name, Problem: fmt.Sprintf(format, args...)}

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 )
 
-// RemoveAll deletes a directory whose content hostile code has made and can no longer reach. It may be
-// nested deeper than there are descriptors, and closed to its owner. Another server may delete it at
-// the same time.
+// RemoveAll deletes a directory whose content hostile code has made and can no longer reach. It may
+// be nested deeper than there are descriptors, and closed to its owner. Another server may delete
+// it at the same time.
 func RemoveAll(ctx context.Context, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -42,8 +42,8 @@ func RemoveAll(ctx context.Context, dir string) error {
 	}
 }
 
-// flatten deletes a directory at the top of root. It moves the directories in it to the top, so that
-// depth costs nothing.
+// flatten deletes a directory at the top of root. It moves the directories in it to the top, so
+// that depth costs nothing.
 func flatten(ctx context.Context, root *os.Root, dir string) error {
 	for {
 		entries, err := readSome(root, dir)

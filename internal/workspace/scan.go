@@ -9,52 +9,48 @@ import (
 	"time"
 )
 
-// ScanOptions say what a Scan is for.
+// ScanOptions configure a Scan.
 type ScanOptions struct {
-	// Limit is what the workspace should not exceed. A scan goes on beyond it, but sees more entries where it allows more.
+	// Limit is the quota of the workspace. A scan goes beyond it, and reads more entries if it
+	// allows more.
 	Limit Usage
-	// Files is how many files the scan tells of.
+	// Files is how many files the scan lists.
 	Files int
-	// Since has it tell only of files that are new since that scan, which was made with Index, or that have changed.
+	// Since lists only files that are new or changed since that scan, which was made with Index.
 	Since *Scan
-	// Index has it remember every file, to be the Since of another.
+	// Index remembers every file, so that the scan can be the Since of another one.
 	Index bool
 }
 
-// Scan is what one walk over a workspace found. It does not change.
+// Scan is the result of one walk over a workspace. It does not change.
 type Scan struct {
 	usage     Usage
 	files     []File
 	truncated bool
-	oldest    time.Time // of as many files as were asked for; zero: there are fewer
+	oldest    time.Time // of the listed files, once the list is full
 
-	partial bool // there is more than was seen
+	partial bool // the walk was incomplete
 	seed    maphash.Seed
-	index   map[uint64]uint64 // the hash of every file's version, by that of its place
-	latest  time.Time         // of the changes that index has
+	index   map[uint64]uint64 // from the hash of a place to that of the file's version
+	latest  time.Time         // the last change in index
 }
 
-// place is where a file is. Code chooses the names, of directories as well, and how deep they lie: a path can have 32 KB, and thousands
-// of files one of them. So only hashes are remembered.
+// place is where a file is. It is remembered as a hash: code chooses the names of files and
+// directories, and a path can have 32 KB.
 type place struct {
 	dir  uint64 // the hash of its path
 	name string
 }
 
-// version is what changes when a file does.
-//
-// Code can set a file's size and its times of access and modification, but not the time of its last change (ctime), which the
-// kernel sets to now whenever it sets any of these, the content, the name or the number of links. What it does not touch are the files
-// in a directory that is renamed: they are known by their inode.
-//
-// A directory's times say nothing about the content of its files, and notifications (inotify, fanotify) do not see what is
-// written through a mapping. So there is no way around looking at every file.
+// version changes when a file changes. Code can set a file's size and its other times, but not the
+// time of its last change (ctime). See docs/notes-session.md.
 type version struct {
 	size, modified, changed int64
 	inode                   uint64
 }
 
-// Scan walks the workspace once. A workspace that is larger than any walk goes is told of in part.
+// Scan walks the workspace once. If the workspace exceeds the bounds of a walk, the result is
+// partial.
 func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 	s := &Scan{}
 	var before map[uint64]uint64
@@ -67,7 +63,7 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 		s.index = make(map[uint64]uint64, len(before))
 	}
 	var m meter
-	dir, at := "/", place{} // the directory that was visited last; none is called so
+	dir, at := "/", place{} // the directory visited last; none has this name
 	err := w.walk(ctx, max(maxEntries, opt.Limit.Files+1), func(in string, fi fs.FileInfo) error {
 		m.add(fi)
 		if !isFile(in, fi) {
@@ -96,11 +92,11 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 			return nil
 		}
 		if !s.oldest.IsZero() && fi.ModTime().Before(s.oldest) {
-			s.truncated = true // it would be cut
+			s.truncated = true // cut would drop it
 			return nil
 		}
 		s.files = append(s.files, File{Name: in + fi.Name(), Size: fi.Size(), ModTime: fi.ModTime()})
-		if len(s.files) >= 2*opt.Files { // names can be long: do not keep what will be cut
+		if len(s.files) >= 2*opt.Files { // names can be long
 			s.cut(opt.Files)
 		}
 		return nil
@@ -116,13 +112,13 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 	return s, nil
 }
 
-// Bounds of what a scan tells: code chooses the names, and the answer, the log and the database carry them.
+// Bounds of a list: code chooses the names, and the answer, the log and the database contain them.
 const (
-	maxPath  = 4096      // bytes; no program can open more by its name
-	maxPaths = 512 << 10 // bytes, of all together
+	maxPath  = 4096      // bytes; programs cannot open longer paths
+	maxPaths = 512 << 10 // bytes of all paths together
 )
 
-// cut keeps the newest files.
+// cut keeps the newest files, up to most.
 func (s *Scan) cut(most int) {
 	limit := most
 	slices.SortFunc(s.files, func(a, b File) int {
@@ -144,20 +140,23 @@ func (s *Scan) cut(most int) {
 	}
 }
 
-// Usage is what the workspace holds; quotas fail closed, so a tree that cannot be measured counts as infinitely large.
+// Usage returns what the workspace holds. A tree that cannot be measured counts as infinitely
+// large, so that quotas hold.
 func (s *Scan) Usage() Usage { return s.usage }
 
-// Files are the files that the scan tells of, newest first and then by name. truncated says that there are, or may be, more.
+// Files returns the listed files, newest first and then by name. truncated says that there may be
+// more.
 func (s *Scan) Files() (files []File, truncated bool) { return s.files, s.truncated }
 
-// Indexed is how many files the scan remembers.
+// Indexed returns how many files the scan remembers.
 func (s *Scan) Indexed() int { return len(s.index) }
 
-// Settle waits until a change of any file would be told from those that the scan, which was made with Index, has seen. Kernels tell
-// times apart by a tick of a few milliseconds: without it, what is written right after a scan could look as it did before.
+// Settle waits until any change of a file differs from those that the scan, made with Index, has
+// seen. Kernels measure times in ticks of a few milliseconds: a write right after a scan could look
+// unchanged.
 func (s *Scan) Settle(ctx context.Context) {
 	deadline := time.Now().Add(maxTick)
-	for !tick().After(s.latest) && time.Now().Before(deadline) { // a clock that was set back does not count
+	for !tick().After(s.latest) && time.Now().Before(deadline) { // even if the clock was set back
 		select {
 		case <-ctx.Done():
 			return

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A change is found however code hides it. The tree has files of the same size and of the same times, in directories of the same names.
+// A change is found however code hides it. The tree has files of the same size and of the same
+// times, in directories of the same names.
 func TestScanFindsEveryChange(t *testing.T) {
 	long := time.Date(2001, 2, 3, 4, 5, 6, 7, time.UTC)
 	deep := strings.Repeat("d/", 100)
@@ -117,7 +118,8 @@ func TestScanFindsEveryChange(t *testing.T) {
 	}
 }
 
-// A tree beyond the bounds is told of as incomplete: what may be missing is not passed over in silence.
+// A tree beyond the bounds is told of as incomplete: what may be missing is not passed over in
+// silence.
 func TestScanOfTooMuch(t *testing.T) {
 	w, root := open(t)
 	small, err := w.Scan(t.Context(), ScanOptions{Index: true})

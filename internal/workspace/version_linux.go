@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// versionOf also returns when the file last changed.
+// versionOf returns the version of a file, and when it last changed.
 func versionOf(fi fs.FileInfo) (version, time.Time) {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -18,7 +18,7 @@ func versionOf(fi fs.FileInfo) (version, time.Time) {
 	return version{size: st.Size, modified: st.Mtim.Nano(), changed: st.Ctim.Nano(), inode: st.Ino}, changed
 }
 
-// tick is the time that the kernel would give to a file which changes now, or an earlier one.
+// tick returns the time that the kernel gives to a file that changes now, or an earlier one.
 func tick() time.Time {
 	var ts unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &ts) != nil {

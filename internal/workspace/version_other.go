@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// versionOf also returns when the file last changed, as far as that is known: files that a container on another machine's
-// kernel shares with this one have no time of change to rely on.
+// versionOf returns the version of a file, and when it last changed. Files that a container on
+// another kernel shares with this one have no reliable time of change.
 func versionOf(fi fs.FileInfo) (version, time.Time) {
 	return version{size: fi.Size(), modified: fi.ModTime().UnixNano()}, fi.ModTime()
 }

@@ -10,13 +10,14 @@ import (
 	"os"
 )
 
-// Bounds of a walk: hostile code decides how many entries there are and how deep they lie.
+// Bounds of a walk: hostile code decides how many entries there are and how deep they are.
 const (
 	maxEntries = 200_000
-	maxDepth   = 128 // also the number of descriptors that a walk can hold
+	maxDepth   = 128 // and so the most descriptors that a walk opens
 )
 
-// errIncomplete says that a walk could not see everything: the tree is beyond the bounds, or hidden.
+// errIncomplete says that a walk did not see everything: the tree exceeds the bounds, or hides a
+// part.
 var errIncomplete = errors.New("workspace cannot be walked completely")
 
 // Usage is what a workspace holds.
@@ -25,7 +26,8 @@ type Usage struct {
 	Files int   // files, directories and everything else
 }
 
-// Disk is the size of a file system, and how much of it is free. Files is zero where it has no limit of their number (btrfs).
+// Disk is the size and free space of a file system. Files is zero if their number is unlimited
+// (btrfs).
 type Disk struct {
 	Bytes, FreeBytes int64
 	Files, FreeFiles int64
@@ -36,8 +38,8 @@ func (u Usage) Exceeds(limit Usage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
 }
 
-// Usage measures the workspace, and stops early once a nonzero field of stopAt is exceeded. A tree that
-// cannot be measured, because it is too deep or too large, counts as infinitely large: quotas fail closed.
+// Usage measures the workspace. It stops early when a nonzero field of stopAt is exceeded. A tree
+// that is too deep or too large counts as infinitely large, so that quotas hold.
 func (w *Workspace) Usage(ctx context.Context, stopAt Usage) (Usage, error) {
 	var m meter
 	errEnough := errors.New("enough")
@@ -60,10 +62,10 @@ func (w *Workspace) Usage(ctx context.Context, stopAt Usage) (Usage, error) {
 // infinite is the Usage of a tree that cannot be measured.
 var infinite = Usage{Bytes: math.MaxInt64, Files: math.MaxInt}
 
-// Unknown reports whether u is that of a tree that cannot be measured.
+// Unknown reports whether u is the usage of a tree that cannot be measured.
 func (u Usage) Unknown() bool { return u == infinite }
 
-// meter adds up a Usage.
+// meter sums a Usage.
 type meter struct {
 	Usage
 	seen map[fileID]struct{} // files with several links
@@ -84,8 +86,9 @@ func (m *meter) add(fi fs.FileInfo) {
 	m.Bytes += size
 }
 
-// List returns the regular files of the workspace, newest first and then by name, at most limit of them (all
-// that a walk can see when limit is not positive) and of as many as their names are not too long for. truncated says that there are, or may be, more.
+// List returns at most limit regular files, newest first and then by name. Without a positive limit
+// it returns all that a walk finds, unless their names are too long. truncated says that there may
+// be more.
 func (w *Workspace) List(limit int) (files []File, truncated bool, err error) {
 	if limit <= 0 || limit > maxEntries {
 		limit = maxEntries
@@ -98,8 +101,8 @@ func (w *Workspace) List(limit int) (files []File, truncated bool, err error) {
 	return files, truncated, nil
 }
 
-// Count returns how many regular files there are and what they hold together. It looks at no more than most entries of the
-// workspace; more says that there are, or may be, others.
+// Count returns how many regular files there are and their total size. It visits at most most
+// entries; more says that there may be others.
 func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64, more bool, err error) {
 	err = w.walk(ctx, most, func(dir string, fi fs.FileInfo) error {
 		if isFile(dir, fi) {
@@ -114,13 +117,13 @@ func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64
 	return files, bytes, false, err
 }
 
-// isFile reports whether what is in dir is a file to the workspace's user.
+// isFile reports whether an entry is a file to the user of the workspace.
 func isFile(dir string, fi fs.FileInfo) bool {
 	return fi.Mode().IsRegular() && (dir != "" || !isTemp(fi.Name()))
 }
 
-// walk calls visit for everything below the workspace, at most limit times, with the directory it is in: empty, or with a slash
-// at its end. It follows no link. What comes or goes meanwhile may or may not be visited.
+// walk calls visit for everything in the workspace, at most limit times. dir is empty or ends with
+// a slash. It follows no link, and may miss entries that come or go meanwhile.
 func (w *Workspace) walk(ctx context.Context, limit int, visit func(dir string, fi fs.FileInfo) error) error {
 	w.regain()
 	wk := walker{ctx: ctx, left: limit, visit: visit}
@@ -172,12 +175,12 @@ func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
 		case errors.Is(err, fs.ErrPermission):
 			return errIncomplete
 		}
-		// Otherwise it was removed, or replaced by something else, after it was visited.
+		// Otherwise it was removed or replaced after the visit.
 	}
 	return nil
 }
 
-// entries yields what is in a directory, without following links, a batch at a time.
+// entries yields the entries of a directory. It follows no link and reads a batch at a time.
 func entries(dir *os.Root) iter.Seq2[fs.FileInfo, error] {
 	return func(yield func(fs.FileInfo, error) bool) {
 		f, err := dir.Open(".")

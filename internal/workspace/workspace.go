@@ -1,9 +1,9 @@
 // Package workspace gives the server safe access to the files of one session.
 //
-// The directory is shared with hostile code that may plant links, FIFOs, sockets and devices, hide
-// directories from their owner, and swap any of them at any moment. So every access goes through
-// an [os.Root], which never leaves the directory; no link is ever followed, not even one that stays inside; nothing
-// that could block is opened; only regular files are read; and owners are changed without following anything.
+// Hostile code shares the directory. It may plant links, FIFOs, sockets and devices, hide
+// directories from their owner, and swap any of them at any moment. So every access goes through an
+// [os.Root], which never leaves the directory. It follows no link, not even inside, opens nothing
+// that could block, and reads regular files only.
 //
 // The package knows files. It knows no sessions, callers, links or tools.
 package workspace
@@ -26,13 +26,13 @@ import (
 
 // File is a regular file of a workspace.
 type File struct {
-	Name    string // slash-separated, relative to the workspace; chosen by hostile code unless it passed [CleanName]
+	Name    string // slash-separated, relative; chosen by hostile code unless it passed [CleanName]
 	Size    int64
 	ModTime time.Time
 }
 
-// Owner is who owns the files and directories that the server makes. The zero value means root;
-// a negative id means: leave it as it is.
+// Owner owns the files and directories that the server makes. The zero value is root; a negative id
+// leaves the owner as it is.
 type Owner struct {
 	UID, GID int
 }
@@ -53,8 +53,8 @@ type Workspace struct {
 	writes atomic.Uint64 // see Writes
 }
 
-// Open opens the workspace in dir, which must exist and whose parent must be out of the sandbox's reach.
-// It removes what uploads of a server that died left behind.
+// Open opens the workspace in dir, whose parent must be out of the sandbox's reach. It removes
+// unfinished uploads of a server that died.
 func Open(dir string, owner Owner) (*Workspace, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrPermission) && os.Chmod(dir, 0o700) == nil { // see regain
@@ -73,8 +73,8 @@ func Open(dir string, owner Owner) (*Workspace, error) {
 	return w, nil
 }
 
-// Adopt gives everything in the workspace to its owner. It is for one that was another's: of another backend, or of an engine
-// that maps users otherwise. Nothing may run in it meanwhile. It follows no link.
+// Adopt gives everything in the workspace to its owner, if another backend or another mapping of
+// users has made it. No code may run in the workspace meanwhile.
 func (w *Workspace) Adopt(ctx context.Context) error {
 	if w.owner.UID < 0 && w.owner.GID < 0 {
 		return nil
@@ -85,32 +85,30 @@ func (w *Workspace) Adopt(ctx context.Context) error {
 		}
 		return w.root.Lchown(dir+fi.Name(), w.owner.UID, w.owner.GID)
 	})
-	if err != nil && err != errIncomplete { // what lies too deep to be seen stays as it is
+	if err != nil && err != errIncomplete { // what is too deep for a walk stays as it is
 		return err
 	}
-	return w.owner.chown(w.self) // last: it tells that all the rest is done
+	return w.owner.chown(w.self) // last: Owned then knows that the rest is done
 }
 
-// Owned reports whether the workspace's directory is its owner's.
+// Owned reports whether the workspace's directory belongs to its owner.
 func (w *Workspace) Owned() (bool, error) {
 	fi, err := w.self.Stat()
 	return err == nil && (w.owner.UID < 0 && w.owner.GID < 0 || w.owner.owns(fi)), err
 }
 
-// Writes counts what the server has changed in the workspace, or tried to, by Write and Remove. It counts what is done, so that a
-// Scan which began after a number was read has seen all that the number counts.
+// Writes returns how many calls of Write and Remove have ended. A Scan that begins afterwards sees
+// what they did.
 func (w *Workspace) Writes() uint64 { return w.writes.Load() }
 
-// Close releases the workspace's descriptors. Files that were opened stay open.
+// Close closes the workspace. Files that were opened stay open.
 func (w *Workspace) Close() error {
 	return errors.Join(w.self.Close(), w.root.Close())
 }
 
-// Open opens a regular file for reading. It never blocks, follows no link, and touches nothing but regular files:
-// anything else, and any name that cannot be a file's, is [fs.ErrNotExist]. A file that code keeps under a lease, which every open
-// asks it to give up, is [ErrLeased] if it has not within a second.
-//
-// A file with several hard links is served like any other: the sandbox can only link what it already has inside.
+// Open opens a regular file for reading, without blocking and without following links. Anything
+// else is [fs.ErrNotExist]; a file that code keeps leased for another second is [ErrLeased]. Hard
+// links are safe: a sandbox can only link what it has inside.
 func (w *Workspace) Open(name string) (*os.File, fs.FileInfo, error) {
 	f, fi, err := w.open(name)
 	if err != nil {
@@ -122,8 +120,8 @@ func (w *Workspace) Open(name string) (*os.File, fs.FileInfo, error) {
 	return f, fi, nil
 }
 
-// ErrLeased says that code holds a lease on a file (F_SETLEASE) and does not give it up. The kernel ends the lease within its
-// lease-break-time, so a later try succeeds.
+// ErrLeased says that code holds a lease on a file (F_SETLEASE) and does not give it up. The kernel
+// ends the lease within its lease-break-time, so that a later attempt succeeds.
 var ErrLeased = errors.New("is held by a program in the sandbox; try again in a minute")
 
 const (
@@ -131,7 +129,8 @@ const (
 	leasePoll = 10 * time.Millisecond
 )
 
-// openLeased opens a file. The first try makes the kernel ask the holder of a lease to give it up.
+// openLeased opens a file. The first attempt makes the kernel ask the holder of a lease to give it
+// up.
 func openLeased(dir *os.Root, base string) (*os.File, error) {
 	for deadline := time.Now().Add(leaseWait); ; time.Sleep(leasePoll) {
 		f, err := dir.OpenFile(base, os.O_RDONLY|openFlags, 0)
@@ -150,8 +149,9 @@ func (w *Workspace) open(name string) (*os.File, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 	defer dir.Close()
-	// Look before opening: opening a device can have effects. Whatever is swapped in after the look is opened
-	// without blocking, inside the workspace, and is served only when the descriptor says it is a regular file.
+	// Check before opening: opening a device can have effects. Whatever replaces the file
+	// afterwards is opened without blocking and inside the workspace, and used only if it is a
+	// regular file.
 	fi, err := dir.Lstat(base)
 	if err != nil {
 		return nil, nil, err
@@ -174,8 +174,8 @@ func (w *Workspace) open(name string) (*os.File, fs.FileInfo, error) {
 	return f, fi, nil
 }
 
-// Remove removes a file, or a link, FIFO, socket or device that stands where a file could; a link's target stays. What
-// is open stays readable to who has it open. A directory is a [*NameError]; what is not there, or lies behind a link, is
+// Remove removes a file, or a link, FIFO, socket or device in its place; the target of a link
+// stays. A directory is a [*NameError]. What does not exist or is behind a link is
 // [fs.ErrNotExist].
 func (w *Workspace) Remove(name string) error {
 	defer w.writes.Add(1)
@@ -187,7 +187,7 @@ func (w *Workspace) Remove(name string) error {
 			return &NameError{Name: name, Problem: "it is a directory; delete the files in it one by one, or remove it with code"}
 		}
 		if err == nil {
-			// Should it have become a directory since, it goes only if it is empty.
+			// If it has become a directory since, this removes it only if it is empty.
 			err = dir.Remove(base)
 		}
 		if errors.Is(err, fs.ErrPermission) && dir.Chmod(".", 0o700) == nil { // see regain
@@ -200,7 +200,7 @@ func (w *Workspace) Remove(name string) error {
 	return err
 }
 
-// parent opens the directory that holds name, one segment at a time, and returns name's last segment.
+// parent opens the directory that holds name, one segment at a time, and returns the last segment.
 func (w *Workspace) parent(name string) (dir *os.Root, base string, err error) {
 	if strings.ContainsRune(name, 0) {
 		return nil, "", fs.ErrNotExist
@@ -228,10 +228,10 @@ func (w *Workspace) parent(name string) (dir *os.Root, base string, err error) {
 	return dir, segments[last], nil
 }
 
-// errNotDir says that something other than a directory stands where a directory should.
+// errNotDir says that a directory was expected.
 var errNotDir = errors.New("not a directory")
 
-// openDir opens the directory called segment in dir. A link, also one swapped in meanwhile, is errNotDir.
+// openDir opens the directory segment in dir. A link, even one swapped in meanwhile, is errNotDir.
 func openDir(dir *os.Root, segment string) (*os.Root, error) {
 	want, err := dir.Lstat(segment)
 	if err != nil {
@@ -240,8 +240,8 @@ func openDir(dir *os.Root, segment string) (*os.Root, error) {
 	if !want.IsDir() {
 		return nil, errNotDir
 	}
-	// "/." makes os.Root open the segment with O_DIRECTORY. Without it OpenRoot opens whatever
-	// is there, and blocks for as long as the sandbox likes when that has become a FIFO.
+	// "/." makes os.Root open the segment with O_DIRECTORY. Without it, OpenRoot would block on a
+	// FIFO that replaced the directory.
 	sub, err := dir.OpenRoot(segment + "/.")
 	if errors.Is(err, fs.ErrPermission) && dir.Chmod(segment, want.Mode().Perm()|0o700) == nil { // see regain
 		sub, err = dir.OpenRoot(segment + "/.")
@@ -256,8 +256,8 @@ func openDir(dir *os.Root, segment string) (*os.Root, error) {
 	return sub, nil
 }
 
-// regain takes back the right to look into the workspace. Where the server and the sandbox share a uid, code inside can
-// hide a directory from both by its mode, and could go on filling it unseen by any quota.
+// regain restores the server's access to the workspace. If server and sandbox share a uid, code can
+// hide a directory from both by its mode, and fill it unseen by any quota.
 func (w *Workspace) regain() {
 	if fi, err := w.self.Stat(); err == nil && fi.Mode().Perm()&0o700 != 0o700 {
 		// A failure shows in the access that follows.
@@ -265,7 +265,8 @@ func (w *Workspace) regain() {
 	}
 }
 
-// serverFault tells trouble of the server's own from what hostile content can provoke.
+// serverFault reports whether an error is the server's own, not one that hostile content can
+// provoke.
 func serverFault(err error) bool {
 	for _, fault := range []error{fs.ErrClosed, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EIO} {
 		if errors.Is(err, fault) {
@@ -275,18 +276,20 @@ func serverFault(err error) bool {
 	return false
 }
 
-// Files that are being uploaded lie at the top of the workspace, which the sandbox cannot move, under names that nothing lists.
+// Uploads in progress are at the top of the workspace, which the sandbox cannot move, under names
+// that are not listed.
 const (
 	tempPrefix = ".upload-"
 	tempLen    = len(tempPrefix) + 26 // of rand.Text
-	staleAfter = time.Hour            // without a write; an upload that stalls so long has lost its connection
+	staleAfter = time.Hour            // without a write; then the upload has lost its connection
 )
 
 func tempName() string { return tempPrefix + rand.Text() }
 
 func isTemp(name string) bool { return len(name) == tempLen && strings.HasPrefix(name, tempPrefix) }
 
-// sweep removes temporary files last written before the given time. It is best effort: a leftover is invisible anyway.
+// sweep removes temporary files last written before a time. It ignores errors: nobody sees such a
+// file.
 func (w *Workspace) sweep(before time.Time) {
 	w.regain()
 	seen := 0
@@ -300,7 +303,7 @@ func (w *Workspace) sweep(before time.Time) {
 	}
 }
 
-// describe completes a sentence about name with a sentinel in it, so that the message says what to do.
+// describe returns an error about name that wraps a sentinel and says what to do.
 func describe(name string, sentinel error, rest string, args ...any) error {
 	return fmt.Errorf("%s %w"+rest, append([]any{untrusted.Clip(name, maxQuoted), sentinel}, args...)...)
 }

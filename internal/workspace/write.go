@@ -13,31 +13,30 @@ import (
 	"mcp-code-sandbox/internal/untrusted"
 )
 
-// Errors of [Workspace.Write], to be tested with [errors.Is]. The errors that wrap them are messages for the client.
+// Errors of [Workspace.Write]. The errors that wrap them are messages for the client.
 var (
 	ErrExists   = errors.New("already exists")
 	ErrTooLarge = errors.New("is larger than")
 	ErrQuota    = errors.New("workspace is full")
 )
 
-// WriteOptions say what a write may do.
+// WriteOptions configure a Write.
 type WriteOptions struct {
 	Overwrite bool
 	MaxBytes  int64 // largest file; 0 means no limit
-	Quota     Usage // what the workspace may hold, this file and a file it replaces included; zero fields mean no limit
+	Quota     Usage // of the workspace, including this file and one that it replaces; zero: no limit
 }
 
-// Write makes a file of what r yields, and the directories it needs. The file appears whole or not at all; on error nothing is
-// left behind. It replaces a file, link, FIFO, socket or device only with Overwrite, and never a directory.
-//
-// Its errors are [*NameError], [ErrExists], [ErrTooLarge], [ErrQuota], what r returned, or trouble of the file system.
+// Write makes a file of what r yields, and its directories. The file appears complete or not at
+// all. With Overwrite it replaces anything but a directory. Its errors are [*NameError],
+// [ErrExists], [ErrTooLarge], [ErrQuota], those of r, or the file system's.
 func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, err error) {
 	defer w.writes.Add(1)
 	name, err = CleanName(name)
 	if err != nil {
 		return File{}, err
 	}
-	// Refuse what can be refused before reading the body.
+	// Refuse before reading the body, if possible.
 	replaces, err := w.checkTarget(name, opt.Overwrite)
 	if err != nil {
 		return File{}, err
@@ -102,7 +101,8 @@ func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, e
 	return File{Name: name, Size: size, ModTime: fi.ModTime()}, nil
 }
 
-// checkTarget reports whether there is something that a write to name replaces, and whether it may.
+// checkTarget reports whether a write to name replaces something, and returns an error if it must
+// not.
 func (w *Workspace) checkTarget(name string, overwrite bool) (replaces bool, err error) {
 	dir, base, err := w.parent(name)
 	var fi fs.FileInfo
@@ -142,12 +142,12 @@ func (w *Workspace) room(quota Usage) (int64, error) {
 	return quota.Bytes - u.Bytes, nil
 }
 
-// checkQuota looks again when the new file is there, still under its temporary name: other uploads and the sandbox
-// have been writing, too.
+// checkQuota checks again when the new file exists under its temporary name: other uploads and the
+// sandbox write, too.
 func (w *Workspace) checkQuota(quota Usage, replaces bool) error {
 	allowed := quota
 	if replaces && allowed.Files > 0 {
-		allowed.Files++ // for as long as there are both
+		allowed.Files++ // while both exist
 	}
 	if allowed == (Usage{}) {
 		return nil
@@ -210,16 +210,16 @@ func (w *Workspace) own(dir *os.Root) error {
 // commit gives the finished file its name.
 func (w *Workspace) commit(temp, name string, overwrite bool) error {
 	if !overwrite {
-		// A link, unlike a rename, never replaces anything, so of two writers one gets ErrExists.
+		// A link, unlike a rename, never replaces anything: of two writers, one gets ErrExists.
 		err := w.root.Link(temp, name)
 		if err == nil {
-			_ = w.root.Remove(temp) // if it fails, the second name is swept later
+			_ = w.root.Remove(temp) // otherwise sweep removes it later
 			return nil
 		}
 		if errors.Is(err, fs.ErrExist) {
 			return exists(name)
 		}
-		// A file system without hard links: the next best thing.
+		// The file system has no hard links: check, then rename.
 		if _, err := w.checkTarget(name, false); err != nil {
 			return err
 		}
