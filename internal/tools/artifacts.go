@@ -57,7 +57,7 @@ func (t *toolset) readArtifact(ctx context.Context, c *call, in readArtifactArgu
 		warned: warned{c.warnings},
 	}
 	if !c.client.plain && in.Encoding != "base64" {
-		if image := t.images.content(a.Name, a.Content, maxImageBytes); image != nil {
+		if image := t.images.content(a.Name, func() []byte { return a.Content }, maxImageBytes); image != nil {
 			res := textResult(out)
 			res.Content = append(res.Content, image)
 			return res, nil

@@ -50,7 +50,8 @@ func (s imageScaler) images(displays []executor.Display) (out []mcp.Content, mis
 	}
 	remaining := maxImageBytes
 	for i, d := range shown {
-		if c := s.display(d, name(d), remaining/(len(shown)-i)); c != nil {
+		load := func() []byte { data, _ := d.Content(); return data }
+		if c := s.content(name(d), load, remaining/(len(shown)-i)); c != nil {
 			out = append(out, c)
 			remaining -= len(c.Data)
 		} else {
@@ -60,37 +61,20 @@ func (s imageScaler) images(displays []executor.Display) (out []mcp.Content, mis
 	return out, missingImages(hidden, len(out))
 }
 
-// display returns the image of a display. While it waits for the semaphore, it keeps no reference
-// to the data, so that the executor can drop it.
-func (s imageScaler) display(d executor.Display, name string, limit int) *mcp.ImageContent {
-	if data, _ := d.Content(); len(data) <= limit {
-		return s.content(name, data, limit)
+// content returns an image of at most limit bytes for a model, or nil if load does not return an
+// image that can be shown. While it waits for the semaphore, it keeps no reference to the data, so
+// that the executor can drop it.
+func (s imageScaler) content(name string, load func() []byte, limit int) *mcp.ImageContent {
+	data := load()
+	switch kind, fits := inspectImage(name, data, limit); {
+	case kind == "":
+		return nil
+	case fits:
+		return &mcp.ImageContent{Data: data, MIMEType: kind}
 	}
 	s <- struct{}{}
 	defer func() { <-s }()
-	data, _ := d.Content()
-	return scaledContent(name, data, limit)
-}
-
-// content returns an image of at most limit bytes for a model, or nil if data is not an image that
-// can be shown.
-func (s imageScaler) content(name string, data []byte, limit int) *mcp.ImageContent {
-	if kind, fits := inspectImage(name, data, limit); kind != "" && !fits {
-		s <- struct{}{}
-		defer func() { <-s }()
-	}
-	return scaledContent(name, data, limit)
-}
-
-func scaledContent(name string, data []byte, limit int) *mcp.ImageContent {
-	kind, fits := inspectImage(name, data, limit)
-	if kind == "" {
-		return nil
-	}
-	if fits {
-		return &mcp.ImageContent{Data: data, MIMEType: kind}
-	}
-	full, _, err := image.Decode(bytes.NewReader(data))
+	full, _, err := image.Decode(bytes.NewReader(load()))
 	if err != nil {
 		return nil
 	}

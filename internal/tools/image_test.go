@@ -53,7 +53,7 @@ func TestImagesFit(t *testing.T) {
 		{"not called an image", "a.txt", picture(t, 10, 10, false), false, false},
 		{"empty", "a.png", nil, false, false},
 	} {
-		c := s.content(test.file, test.data, maxImageBytes)
+		c := s.content(test.file, func() []byte { return test.data }, maxImageBytes)
 		if (c != nil) != test.shown {
 			t.Errorf("%s: shown: %v", test.name, c != nil)
 			continue

@@ -205,7 +205,8 @@ func parseFileURI(uri string) (sessionID, name string, ok bool) {
 	return sessionID, name, idErr == nil && nameErr == nil
 }
 
-// cursor is the end of a page of resources/list.
+// cursor is the end of a page of resources/list. ModTime is a number, since JSON cannot hold the
+// years beyond 9999 that hostile code can set.
 type cursor struct {
 	ModTime int64 // nanoseconds
 	Session string

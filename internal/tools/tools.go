@@ -23,55 +23,34 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// Executor is the part of [executor.Executor] that the tools call.
+// Executor is the part of [executor.Executor] that the tools call. A failing program is a Result; a
+// refusal is an *executor.Error.
 type Executor interface {
-	// Runners returns the available language environments, always in the same order.
 	Runners() runner.Set
 
-	// Run executes code. A failing program is a Result; a refusal is an *executor.Error.
-	Run(ctx context.Context, caller session.Caller, req executor.Request) (executor.Result, error)
-	// WaitRun waits for a background run of the caller. The Result may say that the run is still
-	// running.
-	WaitRun(ctx context.Context, caller session.Caller, id string, req executor.WaitRequest) (executor.Result, error)
-	// CancelRun ends a run of the caller.
-	CancelRun(ctx context.Context, caller session.Caller, id string) (executor.Result, error)
-	// RecentRuns lists the last runs of a session, newest first.
+	Run(context.Context, session.Caller, executor.Request) (executor.Result, error)
+	WaitRun(ctx context.Context, caller session.Caller, runID string, req executor.WaitRequest) (executor.Result, error)
+	CancelRun(ctx context.Context, caller session.Caller, runID string) (executor.Result, error)
 	RecentRuns(caller session.Caller, sessionID string) []executor.RunInfo
-	// WatchRuns calls changed after runs of a caller have started or ended.
 	WatchRuns(changed func(session.Caller))
 
-	// Upload puts a file into the session's workspace.
-	Upload(ctx context.Context, caller session.Caller, req executor.UploadRequest) (executor.FileLink, error)
-	// UploadURL returns a URL that accepts one PUT of the file until expires.
+	Upload(context.Context, session.Caller, executor.UploadRequest) (executor.FileLink, error)
 	UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (
 		url string, expires time.Time, err error)
-	// ReadArtifact reads a file of an existing session.
 	ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (executor.Artifact, error)
-	// ListArtifacts lists the files of an existing session, newest first.
 	ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (
 		files []executor.FileLink, truncated bool, err error)
-	// DeleteFile removes a file of an existing session.
 	DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error
 
-	// ListSessions lists up to limit of the caller's sessions, last used first. More may exist if
-	// more is true.
 	ListSessions(ctx context.Context, caller session.Caller, limit int) (
 		sessions []executor.SessionInfo, more bool, err error)
-	// Storage returns what the caller's sessions hold on disk.
-	Storage(caller session.Caller) session.Storage
-	// CloseSession ends an existing session.
+	Storage(session.Caller) session.Storage
 	CloseSession(ctx context.Context, caller session.Caller, sessionID string) error
-	// CloseAndRevoke ends a user's session and revokes every link to files of this and earlier
-	// sessions of the id.
 	CloseAndRevoke(ctx context.Context, caller session.Caller, sessionID string) error
 
-	// RecentFiles lists files of the caller's last used sessions, newest first, starting after a
-	// position.
 	RecentFiles(ctx context.Context, caller session.Caller, after executor.Position, limit int) (
 		files []executor.FileLink, more bool, err error)
-	// ReadFile reads a file of a session, including one that was closed and is retained.
 	ReadFile(ctx context.Context, caller session.Caller, sessionID, path string) (executor.Artifact, error)
-	// Watch calls changed after files of a caller have changed.
 	Watch(changed func(session.Caller))
 }
 
