@@ -1,6 +1,5 @@
-// Package web has the page that the server shows at /, as `make web` built it from the TypeScript
-// in src. What is in dist is committed, so that nobody needs Node.js to build the server, and CI
-// builds it anew and compares.
+// Package web embeds the page at /, which make web builds from the TypeScript in src. The output in
+// dist is committed, so that building the server needs no Node.js; CI builds it again and compares.
 package web
 
 import (
@@ -11,7 +10,7 @@ import (
 //go:embed all:dist
 var dist embed.FS
 
-// Files are the built page: index.html, and assets with the hash of their content in their name.
+// Files returns the built page: index.html, and assets with the hash of their content in the name.
 func Files() fs.FS {
 	files, err := fs.Sub(dist, "dist")
 	if err != nil {

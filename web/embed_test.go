@@ -11,11 +11,11 @@ import (
 	"mcp-code-sandbox/web"
 )
 
-// maxCompressed is what all of the page may weigh on its way to a browser.
+// maxCompressed bounds the compressed size of the page.
 const maxCompressed = 250 << 10
 
-// What is embedded fits the policy that the server serves it with, refers to nothing but itself,
-// and is small.
+// TestBuiltPage: the page fits the server's content security policy, refers only to itself, and is
+// small.
 func TestBuiltPage(t *testing.T) {
 	index, err := fs.ReadFile(web.Files(), "index.html")
 	if err != nil {

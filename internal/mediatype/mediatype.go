@@ -1,8 +1,7 @@
-// Package mediatype names the media type of a file by the file's name. Everything that tells a
-// client what a file is asks here.
+// Package mediatype returns the media type of a file by its name. It is the only place that decides.
 //
-// It goes by the name alone, since what a file says about itself is its author's claim, and by a
-// table of its own, since the host's differs from machine to machine.
+// It ignores the content, which the file's author controls, and the host's table of types, which
+// differs from machine to machine.
 package mediatype
 
 import (
@@ -10,7 +9,7 @@ import (
 	"strings"
 )
 
-// Unknown is the type of a file whose name tells nothing.
+// Unknown is the type of a file with an unknown extension.
 const Unknown = "application/octet-stream"
 
 var byExtension = map[string]string{
@@ -52,7 +51,7 @@ var byExtension = map[string]string{
 }
 
 // ByName returns the media type of a file, without parameters: "text/csv" for "a/b.CSV", [Unknown]
-// where the name tells nothing.
+// for an unknown extension.
 func ByName(name string) string {
 	if t, ok := byExtension[strings.ToLower(path.Ext(name))]; ok {
 		return t
@@ -60,7 +59,7 @@ func ByName(name string) string {
 	return Unknown
 }
 
-// ContentType is [ByName] as an HTTP header: a text's is UTF-8, as far as one can know.
+// ContentType returns the value of an HTTP header: [ByName], and UTF-8 as the charset of text.
 func ContentType(name string) string {
 	t := ByName(name)
 	if strings.HasPrefix(t, "text/") {

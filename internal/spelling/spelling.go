@@ -1,10 +1,10 @@
-// Package spelling compares names that people and models have misspelt.
+// Package spelling compares names, to find what a misspelt one means.
 package spelling
 
-// Distance counts the letters to insert, delete, replace or swap with their neighbour to make one
-// name of the other.
+// Distance counts the bytes to insert, delete, replace or swap with their neighbour to turn a into
+// b.
 func Distance(a, b string) int {
-	var before, last []int // rows of the table, of the prefixes of a
+	var before, last []int // the two rows before row, for shorter prefixes of a
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

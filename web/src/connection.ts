@@ -35,7 +35,7 @@ export class Connection {
   #wake: () => void = () => {};
   #stop = new AbortController();
   #isOnline = false;
-  #failures = 0; // tries since it was there
+  #failures = 0; // failed attempts since the last success
   #waiting: (() => void)[] = [];
 
   constructor(
@@ -84,7 +84,7 @@ export class Connection {
       this.#stop = new AbortController();
       this.#isOnline = false;
       if (document.hidden || !this.hasKey()) {
-        lost = true; // much may happen before somebody looks again
+        lost = true; // much may change before the page is visible again
         await this.#sleep(Infinity);
         continue;
       }
@@ -98,7 +98,7 @@ export class Connection {
           () => this.on.changed(),
         );
         if (this.#stop.signal.aborted) continue;
-        lost = true; // the stream has ended: the server goes, or a proxy cut it
+        lost = true; // the server is stopping, or a proxy closed the stream
         await this.#sleep(200);
       } catch (err) {
         if (!(err instanceof CallError)) throw err;
@@ -140,7 +140,7 @@ export class Connection {
   }
 
   #sleep(ms: number): Promise<void> {
-    if (this.#stop.signal.aborted) return Promise.resolve(); // told to go on before it slept
+    if (this.#stop.signal.aborted) return Promise.resolve(); // resumed before it slept
     return new Promise((resolve) => {
       const timer = ms === Infinity ? undefined : setTimeout(resolve, ms);
       this.#wake = () => {

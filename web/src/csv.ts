@@ -37,7 +37,7 @@ export function parseCSV(text: string, separator = separatorOf(text), maxRows = 
         i++;
       }
     }
-    const start = i; // what follows a closing quote is taken as it is
+    const start = i; // text after a closing quote is kept unchanged
     while (i < end && text[i] !== separator && text[i] !== "\n" && text[i] !== "\r") i++;
     field += text.slice(start, i);
     row.push(field);

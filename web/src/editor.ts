@@ -114,7 +114,7 @@ export function createEditor(parent: HTMLElement, nonce: string, on: EditorEvent
       ],
     });
   const view = new EditorView({ parent, state: state("", "") });
-  const states = new Map<string, EditorState>(); // of what was shown before
+  const states = new Map<string, EditorState>(); // of documents that were shown before
   let shown = "";
   return {
     get code() {

@@ -1,4 +1,4 @@
-// Something to try in each language. The first one is there when a conversation is new.
+// Examples for each language. A new conversation starts with the first one.
 import { visible } from "./format.ts";
 
 export type ExampleName = "plot" | "csv" | "api" | "fail";
@@ -268,7 +268,7 @@ ls -l /data/no-such-file`,
 
 const byLanguage = new Map(Object.entries({ python, javascript, typescript, shell }));
 
-/** The examples for a language. With a service that runs may call, the call of an API is one of that service. */
+/** Returns the examples for a language. If runs may call a service, one example calls it. */
 export function examplesFor(language: string, service?: string): Example[] {
   const all = byLanguage.get(language) ?? [];
   if (service === undefined) return all;

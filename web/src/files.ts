@@ -28,12 +28,12 @@ type Mark = "new" | "changed";
 
 export class FilesPane {
   #files: Entry[] = [];
-  #loaded = false; // the files of this conversation have been listed
+  #loaded = false; // whether the files of this conversation have been listed
   #truncated = false;
   #marks = new Map<string, Mark>();
   #list = byId("file-list");
   #uploads = byId("uploads");
-  #latest = 0; // the refresh that counts
+  #latest = 0; // number of the last refresh; older answers are dropped
   #can: Abilities = { list: true, upload: true, remove: true };
 
   constructor(
@@ -116,7 +116,7 @@ export class FilesPane {
       { type: "button", class: "row-main", title: visible(f.name), "data-testid": "file-preview", onclick: () => void preview(f) },
       icon(kindOf(f.name, f.mime)),
       h("span", { class: "row-title" }, visible(f.name)),
-      h("span", { class: "visually-hidden" }, kindName(f.name)), // what the icon tells
+      h("span", { class: "visually-hidden" }, kindName(f.name)), // the icon's meaning
       h("span", { class: "row-sub" }, h("span", {}, subtitle(f)), mark && h("span", { class: "mark" }, mark)),
     );
     return h(
@@ -251,7 +251,7 @@ function ownAddress(link: unknown): string {
 
 function put(address: string, body: Blob, progress: (part: number) => void): Promise<void> {
   return new Promise((resolve, reject) => {
-    const request = new XMLHttpRequest(); // fetch tells nothing of an upload's progress
+    const request = new XMLHttpRequest(); // fetch reports no upload progress
     request.open("PUT", address);
     request.upload.onprogress = (event) => event.total > 0 && progress(event.loaded / event.total);
     request.onload = () => (request.status < 300 ? resolve() : reject(new CallError("refused", sentence(request.responseText.trim()) || `The server answered ${request.status}.`)));

@@ -19,7 +19,7 @@ export class HistoryPane {
   #conversation = "";
   #cells: Cell[] = [];
   #current = "";
-  #listed: Listed[] = []; // as the server listed them last
+  #listed: Listed[] = []; // the server's last list
   #list = byId("history-list");
 
   constructor(private readonly on: Events) {

@@ -1,6 +1,6 @@
 // Reduces HTML that code showed to harmless tags. It does not use DOMParser, because browsers apply
-// the page's policy to it and report violations. A frame without rights shows the result: this is
-// the second wall.
+// the page's policy to it and report violations. A sandboxed frame shows the result: this is
+// the second line of defence.
 
 const kept = new Set(
   ("a abbr article aside b blockquote br caption code col colgroup dd del details dfn div dl dt em figcaption figure footer h1 h2 h3 h4 h5 h6 header hr i ins kbd li main mark " +

@@ -6,18 +6,18 @@ export type Stream = "stdout" | "stderr";
 export interface Line {
   readonly stream: Stream | "note"; // a note is the page's own
   text: string; // with escape sequences
-  readonly style: Style; // in which it begins
+  readonly style: Style; // at the start of the line
 }
 
 interface Open {
-  line: Line | undefined; // that the next piece goes on with
+  line: Line | undefined; // that the next piece continues
   at: number; // its index
-  returned: boolean; // after a carriage return: the next character starts the line anew
+  returned: boolean; // after a carriage return: the next character overwrites the line
   rest: string; // an unfinished escape sequence
   style: Style;
 }
 
-/** A longer line is cut: no program means it, and no browser lays it out. */
+/** Longer lines are cut: browsers cannot lay them out. */
 export const longestLine = 20_000;
 
 export class Lines {

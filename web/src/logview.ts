@@ -12,13 +12,13 @@ const rowHeight = 20;
 export class LogView {
   readonly lines = new Lines();
   readonly element = h("div", { class: "log", role: "log", "aria-label": "Program output", "aria-live": "off" });
-  #rows: HTMLElement[] = []; // of the whole lines, by index
+  #rows: HTMLElement[] = []; // of complete lines, by index
   #rendered = 0; // lines that have a row
-  #changed = Infinity; // the first line that has changed since
+  #changed = Infinity; // the first line that changed after that
   #frame = 0;
-  #spacer: HTMLElement | undefined; // of the virtual mode
+  #spacer: HTMLElement | undefined; // if only visible lines exist
   #slice: HTMLElement | undefined;
-  #whole = false; // laid out whole, however many lines there were
+  #whole = false; // whether every line has a row
   #instead: Line[] | undefined; // the lines that are shown instead of all
 
   #observer = new ResizeObserver(() => this.#schedule());
@@ -139,7 +139,7 @@ export class LogView {
     return left;
   }
 
-  /** Gives every line a row, because few of them stay. */
+  /** Gives every line a row, because few lines remain. */
   #layOutWhole(): void {
     this.#spacer = this.#slice = undefined;
     this.#whole = true;

@@ -30,14 +30,14 @@ interface Runner {
 const nonce = document.querySelector<HTMLMetaElement>('meta[name="csp-nonce"]')?.content ?? "";
 const runTools = ["run", "run_code", "run_python"];
 const keptViews = 30;
-const stopDelay = 500; // ms for which Stop, just shown where Run was, takes no press
-const refreshInterval = 700; // ms between two looks at what other clients do
+const stopDelay = 500; // ms after it replaces Run, in which Stop ignores clicks
+const refreshInterval = 700; // ms between two refreshes for other clients' changes
 
 let runners: Runner[] = [];
 let tools = new Map<string, Tool>();
 let shown: RunView | undefined;
 let language = preferences.get().language ?? "python";
-let unasked: Run | undefined; // whose result is shown since it is the last
+let unasked: Run | undefined; // the last run, whose result the page shows by itself
 const views = new Map<string, RunView>(); // of cells whose output this page has
 
 keyFromAddress();

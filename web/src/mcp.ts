@@ -96,7 +96,7 @@ export class Client {
       const parse = eventParser();
       const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
       for (;;) {
-        const { done, value } = await reader.read().catch(() => ({ done: true, value: undefined })); // cut off; the caller tries again
+        const { done, value } = await reader.read().catch(() => ({ done: true, value: undefined })); // the connection was cut; the caller tries again
         if (done || value === undefined) return;
         if (parse(value).some((event) => fields(parsed(event.data))["method"] === "notifications/resources/list_changed")) changed();
       }

@@ -11,13 +11,13 @@ export interface Run {
   readonly view: RunView;
   readonly abort: AbortController;
   runId: string;
-  began: number; // Infinity while it waits for another one
+  began: number; // Infinity while it is queued
   here: boolean; // it ends with the connection
   stopping: boolean;
 }
 
 interface Events {
-  /** Something visible of a run has changed: its output, its time, its status. */
+  /** The output, time or status of a run has changed. */
   changed(run: Run): void;
   ended(run: Run): void;
   trouble(err: CallError): void;
@@ -25,12 +25,12 @@ interface Events {
   back(): Promise<void>;
 }
 
-const patience = 25; // seconds that the server may take to answer that there is nothing new
-const slowest = 40_000; // after so long a connection that brings no answer is dead: the machine has slept, or a network has gone
+const patience = 25; // seconds that the server waits for new output
+const slowest = 40_000; // ms without an answer after which a connection counts as lost
 const smallPart = 16 << 10;
 const interval = 50; // ms between two small parts
 const stopPatience = 8_000;
-const mostTries = 4; // to find a run that is not listed
+const mostTries = 4; // attempts to find a run that is not listed
 
 /** A run as the server lists it with the files of its conversation. */
 export interface Listed {
@@ -97,7 +97,7 @@ export class Runs {
   /** Stops a run. */
   stop(run: Run): void {
     if (run.here && (run.stopping || run.runId === "" || !this.tools.has("cancel_run"))) {
-      run.abort.abort(); // asked twice, or only the end of the connection ends it
+      run.abort.abort(); // the second request, or a run that ends with its connection
       return;
     }
     run.stopping = true;
@@ -112,7 +112,7 @@ export class Runs {
   #go(conversation: string, cell: Cell, carryOut: (run: Run) => Promise<void>): Run {
     const run: Run = { conversation, cell, view: new RunView(this.output, this.nonce), abort: new AbortController(), runId: cell.runId, began: cell.at, here: false, stopping: false };
     this.#going.set(cell.id, run);
-    const again = cell.outcome !== "running"; // only its output is fetched
+    const again = cell.outcome !== "running"; // the run has ended; only its output is fetched
     if (again) run.view.status = { state: "running", title: "Loading", facts: [] };
     const clock = setInterval(() => {
       if (!again) run.view.elapsed = Math.max(0, Date.now() - run.began);
@@ -157,7 +157,7 @@ export class Runs {
         if (run.here) return run.abort.abort();
         if (err.trouble !== "aborted") this.on.trouble(err);
         if (err.trouble !== "aborted" && err.trouble !== "offline") {
-          run.stopping = false; // it can be asked again
+          run.stopping = false; // it can be stopped again
           return;
         }
         await this.on.back();
@@ -169,7 +169,7 @@ export class Runs {
     try {
       const result = await this.client.call(tool, { ...args, background: true }, { details: true, tag: run.cell.id, signal: run.abort.signal, onProgress: ({ meta }) => this.#begun(run, text(meta["mcp-code-sandbox/run_id"])) });
       this.#begun(run, text(fields(result.meta[detailsKey])["run_id"]));
-      if (run.runId === "") return run.view.finish(result, Date.now() - run.cell.at); // it has no id: it is all there is
+      if (run.runId === "") return run.view.finish(result, Date.now() - run.cell.at); // without an id, this is the whole result
     } catch (err) {
       // The server may have started it nevertheless.
       if (!(err instanceof CallError && err.trouble === "offline")) throw err;
@@ -209,7 +209,7 @@ export class Runs {
       }
       if (run.runId !== "") break;
       if (tries === mostTries) return run.view.lose("The server knows nothing of this run: it was never started, or the server has been restarted since. Check the files before you run it again.");
-      await new Promise((resolve) => setTimeout(resolve, 500)); // what started it may still be on its way
+      await new Promise((resolve) => setTimeout(resolve, 500)); // the request that starts it may still be in flight
     }
     return this.#follow(run);
   }

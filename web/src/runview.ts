@@ -21,7 +21,7 @@ export interface Status {
 interface Display {
   mime: string;
   text: string;
-  plain: string; // as it was printed; empty when it was not
+  plain: string; // the printed text; empty if it was not printed
 }
 
 /** How a run ended, as far as the server says. */
@@ -59,7 +59,7 @@ export class RunView {
   #streamed = false;
   #tables = 0;
   #missed = 0; // bytes of output that are not shown
-  #displayed: HTMLElement | undefined; // the first thing below the text
+  #displayed: HTMLElement | undefined; // the first element below the text
 
   constructor(
     private readonly scroller: HTMLElement,
@@ -108,7 +108,7 @@ export class RunView {
 
   finish(result: ToolResult, elapsed: number): void {
     const details = detailsOf(result);
-    const whole = this.#streamed; // what came is all, but for what is said to be missing
+    const whole = this.#streamed; // all output has arrived, except what was reported missing
     if (!whole) {
       this.log.add("stdout", details.stdout);
       this.log.add("stderr", details.stderr);
@@ -138,9 +138,9 @@ export class RunView {
     if (!shown?.isConnected) return;
     const before = this.scroller.scrollTop;
     await Promise.all([...shown.querySelectorAll("img")].map((img) => img.decode().catch(() => {})));
-    if (Math.abs(this.scroller.scrollTop - before) >= 2) return; // somebody has scrolled meanwhile
+    if (Math.abs(this.scroller.scrollTop - before) >= 2) return; // the person has scrolled meanwhile
     if (!document.activeElement?.closest(".cm-editor")) return shown.scrollIntoView({ block: "nearest" });
-    // The page does not move while somebody may be typing; only the output does.
+    // Only the output scrolls: the page must not move while the person types.
     const [box, view] = [shown.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
     this.scroller.scrollTop += Math.max(0, Math.min(box.bottom - view.bottom, box.top - view.top));
   }
@@ -156,7 +156,7 @@ export class RunView {
     this.#notice(err.message, "bad");
   }
 
-  /** Nobody knows how the run ended. */
+  /** The end of the run is unknown. */
   lose(why: string): void {
     this.status = { state: "lost", title: "Result gone", facts: [] };
     this.#notice(why, "bad");
@@ -190,7 +190,7 @@ export class RunView {
     if (mime === "text/html") {
       const table = tableOfHTML(text);
       if (!table) return { plain: "", element: this.#frame(text) };
-      if (plain !== "" && table.body.flat().length === 0) return undefined; // what was printed says more
+      if (plain !== "" && table.body.flat().length === 0) return undefined; // the printed text says more
       return { plain, element: renderTable(table, `Table ${++this.#tables}`) };
     }
     // As an image, an SVG runs nothing and loads nothing.
@@ -253,7 +253,7 @@ function statusOf(d: Details, elapsed: number): Status {
   const facts = [duration(elapsed), ...(d.memory > 0 ? [bytes(d.memory)] : [])];
   const base = { exitCode: d.exitCode, cause: d.cause };
   if (d.cause) return { ...base, state: d.cause === "cancelled" ? "stopped" : "failed", title: causeText(d.cause), facts };
-  if (d.exitCode === undefined) return { ...base, state: "ok", title: "Ended", facts }; // how, the output may tell
+  if (d.exitCode === undefined) return { ...base, state: "ok", title: "Ended", facts }; // the output may say how
   const how = d.signal ? `signal ${d.signal}` : `exit code ${d.exitCode}`;
   if (d.exitCode !== 0 || d.signal) return { ...base, state: "failed", title: "Failed", facts: [how, ...facts] };
   return { ...base, state: "ok", title: "Done", facts: [how, ...facts] };

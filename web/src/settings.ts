@@ -7,8 +7,8 @@ import { environment, key, runSettings } from "./store.ts";
 
 export interface Limits {
   maxTimeout: number | undefined; // seconds
-  services: boolean; // the server has a list of them
-  keptEnvironment: boolean; // interpreters that keep variables take environment variables, too
+  services: boolean; // whether the server lists services
+  keptEnvironment: boolean; // whether persistent interpreters accept environment variables
 }
 
 interface Service {
@@ -25,7 +25,7 @@ interface Events {
 
 export class Settings {
   #section: HTMLElement | undefined; // of the services, while the drawer is open
-  #rows = 0; // of variables, to tell them apart
+  #rows = 0; // number of variables, for unique ids
 
   limits: Limits = { maxTimeout: undefined, services: false, keptEnvironment: true };
 
@@ -188,7 +188,7 @@ export class Settings {
     } catch (err) {
       return this.on.trouble(err);
     }
-    // A service that is not connected would have every run refused.
+    // The server would refuse every run with a service that is not connected.
     this.#use((name) => services.some((s) => s.name === name && s.connected));
     if (!this.#section || services.length === 0) return;
     const focused = this.#section.contains(document.activeElement) ? document.activeElement?.closest<HTMLElement>("[data-service]")?.dataset["service"] : undefined;

@@ -1,4 +1,4 @@
-// What the page remembers in this browser. Without storage it remembers nothing, and works. Tabs
+// What the page stores in this browser. It also works without storage. Tabs
 // share the device's storage, so each has its own key for what two tabs could write at once.
 import { fields, number, text, texts } from "./shape.ts";
 
@@ -7,20 +7,20 @@ export type Outcome = "running" | "ok" | "failed" | "stopped" | "error" | "lost"
 /** One run of a conversation. */
 export interface Cell {
   id: string;
-  runId: string; // empty until the server has said it
+  runId: string; // empty until the server sends it
   language: string;
-  code: string; // unknown, where another client ran it
+  code: string; // empty if another client ran it
   foreign: boolean; // another client ran it
   keep: boolean;
   at: number;
   outcome: Outcome;
-  cause: string; // why it ended, where it did not end by itself
+  cause: string; // why it did not end by itself
   duration: number;
 }
 
 const recentSessions = 30;
 const recentCells = 50;
-const recentDrafts = 5; // of a conversation and language
+const recentDrafts = 5; // kept for each conversation and language
 const prefix = "sandbox:";
 
 function read<T>(storage: () => Storage, key: string, otherwise: T): T {

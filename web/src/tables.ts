@@ -86,7 +86,7 @@ export function tableOfRows(head: string[], rows: string[][]): Table {
 
 /** Returns the column of each cell, counting spans of earlier rows. */
 export function columnsOf(rows: Cell[][]): number[][] {
-  const open: number[] = []; // rows that a cell above still takes, by column
+  const open: number[] = []; // rows that a cell above still spans, by column
   return rows.map((row) => {
     let at = 0;
     const places = row.map((cell) => {

@@ -16,14 +16,14 @@ export function themeSwitch(): void {
     try {
       localStorage.setItem("sandbox:theme", theme);
     } catch {
-      // it lasts as long as the page
+      // the choice lasts as long as the page
     }
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
     try {
       if (localStorage.getItem("sandbox:theme")) return;
     } catch {
-      // as if there were no choice
+      // as without a choice
     }
     apply(event.matches ? "dark" : "light");
   });
