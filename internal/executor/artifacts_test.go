@@ -58,10 +58,7 @@ func TestArtifacts(t *testing.T) {
 				return wire.Exit{Code: tt.exit}
 			}, nil)
 			run := func(artifacts bool) Result {
-				res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Artifacts: artifacts})
-				if err != nil {
-					t.Fatal(err)
-				}
+				res := r.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Artifacts: artifacts})
 				return res
 			}
 			do = func(in func(string) string) error {
@@ -133,7 +130,6 @@ func TestReadAndListArtifacts(t *testing.T) {
 			t.Errorf("%s: %+v, %v", path, a, err)
 		}
 	}
-	mallory := session.Caller{ID: "mallory"}
 	for _, tt := range []struct {
 		caller   session.Caller
 		id, path string
@@ -217,7 +213,7 @@ func TestCloseSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	ticket, _, _ := strings.Cut(link[strings.Index(link, "upload=")+len("upload="):], "&")
-	if err := r.CloseSession(ctx, session.Caller{ID: "mallory"}, "x"); codeOf(err) != CodeSessionNotFound {
+	if err := r.CloseSession(ctx, mallory, "x"); codeOf(err) != CodeSessionNotFound {
 		t.Errorf("another caller closes it: %v", err)
 	}
 	if err := r.CloseSession(ctx, session.Local, "x"); err != nil {

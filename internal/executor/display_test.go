@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/session/sessiontest"
 	"mcp-code-sandbox/internal/wire"
@@ -30,8 +29,6 @@ func TestImageIsItsRuns(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	keeping := python
-	keeping.Persistent = []string{"python3", "{driver}"}
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
 		if string(p.Code) == "first" {
 			p.Display("image/png", []byte("plot"))
@@ -42,21 +39,12 @@ func TestImageIsItsRuns(t *testing.T) {
 		write(p, "second.csv")
 		<-end
 		return wire.Exit{}
-	}, func(c *Config) {
-		c.MaxExecTimeout = time.Hour
-		c.Runners = func() runner.Set { return runner.Set{keeping} }
-	})
+	}, keepState)
 	first, second := notebookRequest("first"), notebookRequest("second")
 	first.Background, second.Background = true, true
 	first.Observer = holdEnded{next: begun}
-	one, err := r.Run(t.Context(), session.Local, first)
-	if err != nil {
-		t.Fatal(err)
-	}
-	two, err := r.Run(t.Context(), session.Local, second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	one := r.mustRun(t, session.Local, first)
+	two := r.mustRun(t, session.Local, second)
 	files := func(runID string) []string {
 		t.Helper()
 		res, err := r.WaitRun(t.Context(), session.Local, runID, WaitRequest{Timeout: time.Minute})

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -18,93 +17,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
-	"go.uber.org/goleak"
 
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/session/sessiontest"
 	"mcp-code-sandbox/internal/signedurl"
-	"mcp-code-sandbox/internal/store"
 	"mcp-code-sandbox/internal/wire"
-	"mcp-code-sandbox/internal/workspace"
 )
-
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("database/sql.(*DB).connectionOpener"))
-}
-
-var python = runner.Runner{Image: "jail:python", Definition: runner.Definition{
-	Name: "python", Aliases: []string{"py"}, File: "main.py", Argv: []string{"python3", "{file}"}, Libraries: []string{"numpy", "pandas"},
-}}
-
-// rig is an engine on the fake backend, with a real store, signer and root.
-type rig struct {
-	*Executor
-	root    string
-	backend *sessiontest.Backend
-	store   *store.Store
-	signer  *signedurl.Signer
-	reg     *prometheus.Registry
-	log     *bytes.Buffer
-}
-
-func newRig(tb testing.TB, program func(*sessiontest.Process) wire.Exit, change func(*Config)) *rig {
-	tb.Helper()
-	r := &rig{root: tb.TempDir(), backend: &sessiontest.Backend{Program: program},
-		signer: signedurl.New([]byte("secret"), "http://host:1", 0, nil), reg: prometheus.NewRegistry(), log: &bytes.Buffer{}}
-	var err error
-	if r.store, err = store.Open(tb.Context(), filepath.Join(tb.TempDir(), "state.db")); err != nil {
-		tb.Fatal(err)
-	}
-	sessions := session.New(session.Config{Root: r.root, InstallationKey: []byte("key"), Backend: r.backend,
-		Owner: workspace.Owner{UID: -1, GID: -1}, MaxSessions: 2, MaxRunsPerSession: 2, ClosedRetention: time.Hour,
-		Limits: sandbox.Limits{MemoryBytes: 512 << 20, PIDs: 64, TmpBytes: 64 << 20}})
-	cfg := Config{
-		Sessions: sessions, Runners: func() runner.Set { return runner.Set{python} }, Signer: r.signer, Store: r.store,
-		Logger:  slog.New(slog.NewJSONHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Metrics: NewMetrics(r.reg), ExecTimeout: time.Minute, MaxCodeBytes: 1000, MaxOutputBytes: 1000, MaxUploadBytes: 1000,
-		Quota: workspace.Usage{Bytes: 1 << 20, Files: 100},
-	}
-	if change != nil {
-		change(&cfg)
-	}
-	r.Executor = New(cfg)
-	tb.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := errors.Join(sessions.Close(ctx), r.Close(ctx), r.store.Close()); err != nil {
-			tb.Error(err)
-		}
-	})
-	return r
-}
-
-// follow reads what a download link leads to, as the server does.
-func (r *rig) follow(t *testing.T, link string) string {
-	t.Helper()
-	u, err := url.Parse(link)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, name, err := signedurl.ParsePath(u.EscapedPath())
-	if err == nil {
-		err = r.signer.Verify(id, name, u.Query())
-	}
-	if err != nil {
-		t.Fatalf("%s: %v", link, err)
-	}
-	f, _, err := r.OpenLink(t.Context(), id, name)
-	if err != nil {
-		t.Fatalf("%s: %v", link, err)
-	}
-	defer f.Close()
-	b, err := io.ReadAll(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
 
 // What is refused leaves no trace, and the refusal tells no value of the environment.
 func TestRunRefuses(t *testing.T) {
@@ -253,10 +173,7 @@ func counters(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 
 func TestRecord(t *testing.T) {
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit { return sessiontest.SIGKILL }, nil)
-	res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := r.mustRun(t, session.Local, Request{Session: "x", Runner: "python"})
 	if err := r.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +260,6 @@ func TestUpload(t *testing.T) {
 
 	// Another caller's session of the same name is another session; its links name it by another
 	// name.
-	mallory := session.Caller{ID: "mallory"}
 	if _, _, err := r.OpenFile(t.Context(), mallory, "x", "in/data.csv"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("another caller's file: %v", err)
 	}
@@ -352,7 +268,7 @@ func TestUpload(t *testing.T) {
 		t.Fatal(err)
 	}
 	for link, want := range map[string]string{f.URL: "mine", r.signer.FileURL("x", "in/data.csv"): "new"} {
-		if got := r.follow(t, link); got != want {
+		if got, err := r.follow(t, link); err != nil || got != want {
 			t.Errorf("%s leads to %q, want %q", link, got, want)
 		}
 	}

@@ -90,30 +90,14 @@ func TestUsersLinksEndWithTheSession(t *testing.T) {
 	}
 	read := func(link string) string {
 		t.Helper()
-		u, err := url.Parse(link)
-		if err != nil {
-			t.Fatal(err)
-		}
-		id, name, err := signedurl.ParsePath(u.EscapedPath())
-		if err == nil {
-			err = r.signer.Verify(id, name, u.Query())
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, _, err := r.OpenLink(t.Context(), id, name)
+		content, err := r.follow(t, link)
 		if errors.Is(err, fs.ErrNotExist) {
 			return "nothing"
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer f.Close()
-		b, err := io.ReadAll(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
+		return content
 	}
 	old := upload("published")
 	if err := r.CloseSession(t.Context(), ann, "report"); err != nil {

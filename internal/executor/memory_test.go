@@ -111,15 +111,10 @@ func TestOutputIsShared(t *testing.T) {
 	}, func(c *Config) { c.ResultMemory, c.MaxOutputBytes = 8<<20, printed+3 })
 	var started []string
 	for range 2 {
-		res, err := r.Run(t.Context(), mallory, Request{Session: "m", Runner: "python", Code: "hostile", Background: true, Followed: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := r.mustRun(t, mallory, Request{Session: "m", Runner: "python", Code: "hostile", Background: true, Followed: true})
 		started = append(started, res.RunID)
 		for res.Recent.Cursor < printed+3 {
-			if res, err = r.WaitRun(t.Context(), mallory, res.RunID, WaitRequest{Timeout: time.Minute, Cursor: res.Recent.Cursor, Follow: true}); err != nil {
-				t.Fatal(err)
-			}
+			res = r.mustWait(t, mallory, res.RunID, WaitRequest{Timeout: time.Minute, Cursor: res.Recent.Cursor, Follow: true})
 		}
 	}
 	if held := r.Executor.memory.Held(mallory.ID); held < 7<<20 {

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/session/sessiontest"
@@ -19,8 +18,6 @@ import (
 // newNotebookRig has a runner that keeps state. Each of its runs goes on until it may end, or is
 // killed.
 func newNotebookRig(t *testing.T, end <-chan struct{}) *rig {
-	keeping := python
-	keeping.Persistent = []string{"python3", "{driver}"}
 	return newRig(t, func(p *sessiontest.Process) wire.Exit {
 		select {
 		case <-end:
@@ -29,10 +26,7 @@ func newNotebookRig(t *testing.T, end <-chan struct{}) *rig {
 		case <-p.Done():
 			return sessiontest.SIGKILL
 		}
-	}, func(c *Config) {
-		c.MaxExecTimeout = time.Hour
-		c.Runners = func() runner.Set { return runner.Set{keeping} }
-	})
+	}, keepState)
 }
 
 func notebookRequest(code string) Request {
@@ -121,10 +115,7 @@ func TestQueued(t *testing.T) {
 		r := newNotebookRig(t, end)
 		first, second := notebookRequest("first"), notebookRequest("second")
 		first.Background, second.Handover = true, 45*time.Second
-		one, err := r.Run(t.Context(), session.Local, first)
-		if err != nil {
-			t.Fatal(err)
-		}
+		one := r.mustRun(t, session.Local, first)
 		var told []*Queue
 		second.Queued = func(q *Queue) { told = append(told, q) }
 		start := time.Now()
@@ -147,14 +138,8 @@ func TestQueued(t *testing.T) {
 		r := newNotebookRig(t, end)
 		first, second := notebookRequest("first"), notebookRequest("second")
 		first.Background, second.Background = true, true
-		one, err := r.Run(t.Context(), session.Local, first)
-		if err != nil {
-			t.Fatal(err)
-		}
-		two, err := r.Run(t.Context(), session.Local, second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		one := r.mustRun(t, session.Local, first)
+		two := r.mustRun(t, session.Local, second)
 		time.Sleep(time.Minute)
 		res, err := r.CancelRun(t.Context(), session.Local, two.RunID)
 		if err != nil || res.Running || res.Cause != sandbox.CauseCancelled || !res.NotStarted || res.Duration != 0 || res.StateLost {

@@ -16,7 +16,6 @@ import (
 func TestReadsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)
-		ann, bob := session.Caller{ID: "ann"}, session.Caller{ID: "bob"}
 		for _, caller := range []session.Caller{ann, bob} {
 			if _, err := r.Run(t.Context(), caller, Request{Session: "x", Runner: "python"}); err != nil {
 				t.Fatal(err)

@@ -15,8 +15,6 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-var ann = session.Caller{ID: "ann"}
-
 // recent lists all that RecentFiles gives, as session/name, a page at a time.
 func (r *rig) recent(t *testing.T, caller session.Caller, page int) (names []string) {
 	t.Helper()
@@ -68,7 +66,7 @@ func TestRecentFilesOfCallers(t *testing.T) {
 	if got := r.recent(t, ann, 100); !slices.Equal(got, []string{"x/ann.txt"}) {
 		t.Errorf("ann: %q", got)
 	}
-	if got := r.recent(t, session.Caller{ID: "bob"}, 100); got != nil {
+	if got := r.recent(t, bob, 100); got != nil {
 		t.Errorf("bob: %q", got)
 	}
 	for _, tt := range []struct {

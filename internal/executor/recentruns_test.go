@@ -28,17 +28,11 @@ func TestFollow(t *testing.T) {
 			return wire.Exit{}
 		}, nil)
 		start := time.Now()
-		res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true, Followed: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := r.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Background: true, Followed: true})
 		synctest.Wait()
 		follow := func(cursor int64) Result {
 			t.Helper()
-			res, err := r.WaitRun(t.Context(), session.Local, res.RunID, WaitRequest{Timeout: time.Minute, Cursor: cursor, Follow: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := r.mustWait(t, session.Local, res.RunID, WaitRequest{Timeout: time.Minute, Cursor: cursor, Follow: true})
 			return res
 		}
 		first := follow(0)
@@ -71,10 +65,7 @@ func TestFollow(t *testing.T) {
 		r := newRig(t, func(p *sessiontest.Process) wire.Exit { p.Stderr([]byte("err")); return wire.Exit{} }, nil)
 		var ids []string
 		for range maxLingering + 3 {
-			res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true, Followed: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := r.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Background: true, Followed: true})
 			ids = append(ids, res.RunID)
 			if _, err := r.WaitRun(t.Context(), session.Local, res.RunID, WaitRequest{Timeout: time.Minute}); err != nil {
 				t.Fatal(err)
@@ -103,10 +94,7 @@ func TestRecentRuns(t *testing.T) {
 				heard++
 			}
 		})
-		res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := r.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Background: true})
 		if got := r.RecentRuns(session.Local, "x"); len(got) != 1 || got[0].ID != res.RunID || !got[0].Running || got[0].Runner != "python" || heard != 1 {
 			t.Errorf("while it runs: %+v, heard %d", got, heard)
 		}

@@ -21,18 +21,18 @@ const (
 )
 
 // recorder stores runs and results in the background, so that a slow disk does not slow a run. It
-// waits a moment first, so that the answer to the run comes before it, and writes in batches. It
-// drops what does not fit into its queue.
+// waits a moment first, so that the answer to the run comes before it, and writes in batches. It drops
+// what does not fit into its queue.
 type recorder struct {
 	store *store.Store
 	log   *slog.Logger
+	wake  chan struct{} // has a value if queue is not empty; closed by close
 	done  chan struct{}
 
-	mu      sync.Mutex
-	closed  bool
-	queue   chan record
-	bytes   int // of the results in queue
-	waiting map[string]*store.Result
+	mu     sync.Mutex
+	closed bool
+	queue  []record // not stored yet
+	bytes  int      // of the results in queue
 
 	untrimmed map[string]int // results written per caller since the last trim; only loop uses it
 }
@@ -58,8 +58,7 @@ func (r record) size() int {
 }
 
 func newRecorder(s *store.Store, log *slog.Logger) *recorder {
-	r := &recorder{store: s, log: log, done: make(chan struct{}), queue: make(chan record, recordQueue),
-		waiting: map[string]*store.Result{}, untrimmed: map[string]int{}}
+	r := &recorder{store: s, log: log, wake: make(chan struct{}, 1), done: make(chan struct{}), untrimmed: map[string]int{}}
 	go r.loop()
 	return r
 }
@@ -71,26 +70,26 @@ func (r *recorder) add(rec record) {
 	if r.closed {
 		return
 	}
-	if r.bytes+rec.size() <= recordBytes {
-		select {
-		case r.queue <- rec:
-			r.bytes += rec.size()
-			if rec.result != nil {
-				r.waiting[rec.id()] = rec.result
-			}
-			return
-		default:
-		}
+	if len(r.queue) >= recordQueue || r.bytes+rec.size() > recordBytes {
+		r.log.Warn("too many runs wait to be recorded; dropping the record", "run_id", rec.id())
+		return
 	}
-	r.log.Warn("too many runs wait to be recorded; dropping the record", "run_id", rec.id())
+	r.queue = append(r.queue, rec)
+	r.bytes += rec.size()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
 }
 
 // find returns a caller's result that is in the queue.
 func (r *recorder) find(caller, id string) (store.Result, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if res := r.waiting[id]; res != nil && res.Caller == caller {
-		return *res, true
+	for _, rec := range r.queue {
+		if res := rec.result; res != nil && res.ID == id && res.Caller == caller {
+			return *res, true
+		}
 	}
 	return store.Result{}, false
 }
@@ -100,7 +99,7 @@ func (r *recorder) close(ctx context.Context) error {
 	r.mu.Lock()
 	if !r.closed {
 		r.closed = true
-		close(r.queue)
+		close(r.wake)
 	}
 	r.mu.Unlock()
 	select {
@@ -113,39 +112,33 @@ func (r *recorder) close(ctx context.Context) error {
 
 func (r *recorder) loop() {
 	defer close(r.done)
-	for first := range r.queue {
-		batch := r.collect(first)
-		if err := r.write(batch); err != nil {
-			for _, rec := range batch {
+	for range r.wake {
+		time.Sleep(recordLinger)
+		r.flush()
+	}
+	r.flush()
+}
+
+// flush stores the queue in batches. Records stay in the queue until they are stored.
+func (r *recorder) flush() {
+	for {
+		r.mu.Lock()
+		batch := slices.Clone(r.queue[:min(len(r.queue), recordBatch)])
+		r.mu.Unlock()
+		if len(batch) == 0 {
+			return
+		}
+		err := r.write(batch)
+		r.mu.Lock()
+		r.queue = slices.Delete(r.queue, 0, len(batch))
+		for _, rec := range batch {
+			r.bytes -= rec.size()
+			if err != nil {
 				r.log.Warn("cannot record a run", "run_id", rec.id(), "err", err)
 			}
 		}
-		r.mu.Lock()
-		for _, rec := range batch {
-			r.bytes -= rec.size()
-			delete(r.waiting, rec.id())
-		}
 		r.mu.Unlock()
 	}
-}
-
-// collect returns first and the records that arrive within recordLinger.
-func (r *recorder) collect(first record) []record {
-	batch := []record{first}
-	linger := time.NewTimer(recordLinger)
-	defer linger.Stop()
-	for len(batch) < recordBatch {
-		select {
-		case rec, open := <-r.queue:
-			if !open {
-				return batch
-			}
-			batch = append(batch, rec)
-		case <-linger.C:
-			return batch
-		}
-	}
-	return batch
 }
 
 func (r *recorder) write(batch []record) error {

@@ -17,8 +17,6 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-var mallory = session.Caller{ID: "mallory"}
-
 // stepper is a program that prints a line per step, makes a file, and ends when there are no more
 // steps.
 func stepper(steps <-chan string) func(*sessiontest.Process) wire.Exit {
@@ -95,10 +93,7 @@ func TestBackground(t *testing.T) {
 
 	bubble(t, "of somebody else", func(t *testing.T) {
 		r := newRig(t, stepper(nil), nil)
-		res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := r.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Background: true})
 		foreign := func(when string) {
 			t.Helper()
 			for _, id := range []string{res.RunID, "", "run_1", strings.Repeat("x", 1<<16)} {
@@ -132,10 +127,7 @@ func TestBackground(t *testing.T) {
 		r := newRig(t, stepper(nil), nil) // two runs per session, two sessions
 		var ids []string
 		for range 2 {
-			res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := r.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Background: true})
 			ids = append(ids, res.RunID)
 		}
 		for name, req := range map[string]Request{
@@ -162,12 +154,9 @@ func TestBackground(t *testing.T) {
 	bubble(t, "a single run", func(t *testing.T) {
 		steps := make(chan string)
 		r := newRig(t, stepper(steps), nil)
-		res, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true, Once: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := r.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Background: true, Once: true})
 		close(steps)
-		if res, err = r.WaitRun(t.Context(), session.Local, res.RunID, WaitRequest{Timeout: time.Second}); err != nil || res.ExitCode != 3 || !res.Once {
+		if res, err := r.WaitRun(t.Context(), session.Local, res.RunID, WaitRequest{Timeout: time.Second}); err != nil || res.ExitCode != 3 || !res.Once {
 			t.Errorf("%+v, %v", res, err)
 		}
 		if err := r.CloseSession(t.Context(), session.Local, "x"); codeOf(err) != CodeSessionNotFound {
@@ -261,21 +250,15 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 		})
 		var ids []string
 		for range 2 {
-			res, err := one.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true, Tool: "run_code"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := one.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Background: true, Tool: "run_code"})
 			ids = append(ids, res.RunID)
 		}
-		fresh, err := two.Run(t.Context(), session.Local, Request{Session: "y", Runner: "python", Code: "hello"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		fresh := two.mustRun(t, session.Local, Request{Session: "y", Runner: "python", Code: "hello"})
 		// Before anything of it can have been written:
 		if res, err := two.WaitRun(t.Context(), session.Local, fresh.RunID, WaitRequest{}); err != nil || string(res.Stdout) != "hello" {
 			t.Errorf("an ordinary run, at once: %+v, %v", res, err)
 		}
-		if _, err := two.WaitRun(t.Context(), session.Caller{ID: "ann"}, fresh.RunID, WaitRequest{}); codeOf(err) != CodeRunNotFound {
+		if _, err := two.WaitRun(t.Context(), ann, fresh.RunID, WaitRequest{}); codeOf(err) != CodeRunNotFound {
 			t.Errorf("another caller's run, at once: %v", err)
 		}
 		if err := two.Close(t.Context()); err != nil { // its records are written
@@ -328,10 +311,7 @@ func TestEndOfAnotherServer(t *testing.T) {
 				return false
 			}
 		})
-		started, err := one.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Background: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		started := one.mustRun(t, session.Local, Request{Session: "x", Runner: "python", Background: true})
 		if res, err := two.WaitRun(t.Context(), session.Local, started.RunID, WaitRequest{}); err != nil || !res.Stopped {
 			t.Errorf("%+v, %v", res, err)
 		}

@@ -97,8 +97,6 @@ func TestRunWithServices(t *testing.T) {
 		p.Stderr(token)
 		return wire.Exit{}
 	}
-	keeping := python
-	keeping.Persistent = []string{"python3", "{driver}"}
 	wrapped := runner.Runner{Wrapper: "/w", Definition: runner.Definition{Name: "wrapped"}}
 	r := newRig(t, program, func(c *Config) {
 		c.Services = fake

@@ -50,7 +50,7 @@ func TestDeleteFile(t *testing.T) {
 		{session.Local, "x", "ann.txt", CodeNotFound},
 		{ann, "x", "kept.txt", CodeNotFound},
 		{ann, "y", "kept.txt", CodeSessionNotFound},
-		{session.Caller{ID: "bob"}, "x", "kept.txt", CodeSessionNotFound},
+		{bob, "x", "kept.txt", CodeSessionNotFound},
 		{session.Local, "../x", "kept.txt", CodeInvalidID},
 		{session.Local, "x", "link", ""},
 		{session.Local, "x", "up", ""},
@@ -165,7 +165,7 @@ func TestListSessions(t *testing.T) {
 	}
 	want("local's", session.Local, 10, "ran:0:0* old:2:10", false)
 	want("ann's", ann, 10, "old:1:3", false)
-	want("bob's", session.Caller{ID: "bob"}, 10, "", false)
+	want("bob's", bob, 10, "", false)
 	want("one", session.Local, 1, "ran:0:0*", true)
 	r.put(t, session.Local, "old", "c.txt")
 	want("after use", session.Local, 10, "old:3:15 ran:0:0*", false)
