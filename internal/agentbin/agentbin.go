@@ -1,5 +1,6 @@
-// Package agentbin holds the built agent, the program that is process 1 of every sandbox. "make build" puts it into bin/ before it
-// builds the server; a build without it (go build in a fresh clone) works, but cannot start sandboxes.
+// Package agentbin embeds the built agent, the program that is process 1 of every sandbox. "make
+// build" puts it into bin/ before it builds the server. A server built without it (go build in a
+// fresh clone) cannot start sandboxes.
 package agentbin
 
 import (
@@ -8,11 +9,11 @@ import (
 	"io/fs"
 )
 
-// ErrNotBuilt means that the program was built without the agent.
+// ErrNotBuilt means that the server was built without the agent.
 var ErrNotBuilt = errors.New("built without the agent: run make build")
 
-// Binary returns the agent, a static Linux executable, for an architecture ("amd64", "arm64"). It fails with ErrNotBuilt when the
-// program was built without it.
+// Binary returns the agent, a static Linux executable, for an architecture ("amd64", "arm64"). It
+// returns ErrNotBuilt if the server was built without the agent.
 func Binary(goarch string) ([]byte, error) {
 	return read(files, goarch)
 }

@@ -2,7 +2,7 @@ package agentbin
 
 import "embed"
 
-// A sandbox on this host needs the agent of this architecture alone.
+// Sandboxes on this host need the agent for this architecture only.
 //
 //go:embed bin/sandbox-agent-linux-arm64*
 var files embed.FS

@@ -4,7 +4,7 @@ package agentbin
 
 import "embed"
 
-// The sandboxes of this host run elsewhere, on either architecture.
+// Sandboxes run on another host, of either architecture.
 //
 //go:embed bin/sandbox-agent-linux-*
 var files embed.FS

@@ -1,6 +1,7 @@
-// Package closednet owns the one list of networks that code must not reach: everything that is not the public internet, this
-// host, this server's public address, and what the operator denies. The jail, the docker backend and the execution proxy each
-// apply it in their own way. The package knows none of them.
+// Package closednet owns the list of networks that code must not reach: everything but the public
+// internet, plus this host, this server's public address and what the operator denies. The jail,
+// the docker backend and the execution proxy each apply the list in their own way. The package
+// knows none of them.
 package closednet
 
 import (
@@ -9,8 +10,9 @@ import (
 	"slices"
 )
 
-// networks are closed on every host: IANA's special-purpose registries of both families, and Azure's host, which has a public
-// address. Of IPv6, only what is given out to hosts is open; so no IPv4 address passes as an IPv6 one (mapped, NAT64, 6to4, Teredo).
+// networks are closed on every host: IANA's special-purpose registries, and Azure's host, which has
+// a public address. Only IPv6 networks that are assigned to hosts are open, so no IPv4 address
+// passes in an IPv6 form (mapped, NAT64, 6to4, Teredo).
 var networks = func() (list []netip.Prefix) {
 	for _, text := range []string{
 		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "172.16.0.0/12",
@@ -23,11 +25,11 @@ var networks = func() (list []netip.Prefix) {
 	return list
 }()
 
-// Networks lists what is closed on every host, of both families.
+// Networks lists the networks that are closed on every host.
 func Networks() []netip.Prefix { return slices.Clone(networks) }
 
-// Subtract returns networks that cover blocked without allowed. A blocked network that contains an allowed
-// one is split around it.
+// Subtract returns networks that cover blocked without allowed. It splits a blocked network that
+// contains an allowed one.
 func Subtract(blocked, allowed []netip.Prefix) []netip.Prefix {
 	seen := map[netip.Prefix]bool{}
 	var out []netip.Prefix
@@ -56,13 +58,13 @@ func Subtract(blocked, allowed []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// compact sorts networks and drops those that lie in another one.
+// compact sorts networks and drops those that another one contains.
 func compact(list []netip.Prefix) (out []netip.Prefix) {
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 	})
-	for _, p := range list { // what contains p comes before it
+	for _, p := range list { // a network that contains p comes before it
 		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
 			out = append(out, p)
 		}
@@ -70,7 +72,8 @@ func compact(list []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// Halves are the two networks, each longer by a bit, that make up p. p is masked and not a single address.
+// Halves splits a network into two that are longer by a bit. p must be masked and not a single
+// address.
 func Halves(p netip.Prefix) (low, high netip.Prefix) {
 	bits := p.Bits() + 1
 	low = netip.PrefixFrom(p.Addr(), bits)
@@ -80,7 +83,8 @@ func Halves(p netip.Prefix) (low, high netip.Prefix) {
 	return low, netip.PrefixFrom(addr, bits)
 }
 
-// Parse reads an address or a network. IPv4 in IPv6's notation (::ffff:10.0.0.0/104) becomes IPv4.
+// Parse parses an address or a network. An IPv4 network in IPv6 notation (::ffff:10.0.0.0/104)
+// becomes IPv4.
 func Parse(s string) (netip.Prefix, error) {
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
 		return single(addr), nil
@@ -95,7 +99,7 @@ func Parse(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// single is the network of one address.
+// single returns the network of one address.
 func single(addr netip.Addr) netip.Prefix {
 	addr = addr.Unmap().WithZone("")
 	return netip.PrefixFrom(addr, addr.BitLen())

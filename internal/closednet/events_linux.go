@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addressEvents sends after addresses of this host's interfaces have changed, until ctx ends. The kernel's messages are not
-// read for what they say: some may be lost.
+// addressEvents sends after addresses of this host's interfaces have changed, until ctx ends. It
+// ignores the content of the kernel's messages, because some may be lost.
 func addressEvents(ctx context.Context, log *slog.Logger) <-chan struct{} {
 	events := make(chan struct{}, 1)
 	socket, err := addressSocket()
 	if err != nil {
-		log.Warn("changes of this host's addresses are seen late", "error", err)
+		log.Warn("cannot watch this host's addresses; changes are noticed late", "error", err)
 		return events
 	}
 	stop := context.AfterFunc(ctx, func() { _ = socket.Close() })
@@ -30,14 +30,14 @@ func addressEvents(ctx context.Context, log *slog.Logger) <-chan struct{} {
 			}
 			select {
 			case events <- struct{}{}:
-			default: // one is waiting already
+			default: // one is pending
 			}
 		}
 	}()
 	return events
 }
 
-// addressSocket hears of changed addresses.
+// addressSocket returns a socket that receives a message for each changed address.
 func addressSocket() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -51,5 +51,5 @@ func addressSocket() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// isOverflow reports whether the kernel had more to say than the socket has room for.
+// isOverflow reports whether the kernel dropped messages because the socket was full.
 func isOverflow(err error) bool { return errors.Is(err, unix.ENOBUFS) }

@@ -7,5 +7,5 @@ import (
 	"log/slog"
 )
 
-// addressEvents never sends: Follow looks every now and then.
+// addressEvents never sends. Follow polls instead.
 func addressEvents(context.Context, *slog.Logger) <-chan struct{} { return nil }

@@ -22,16 +22,18 @@ func (p *program) op(code uint16, k uint32, jt, jf uint8) {
 	*p = append(*p, unix.SockFilter{Code: code, Jt: jt, Jf: jf, K: k})
 }
 
-// Filter is a classic BPF program on Ethernet frames, for what sockets can do past routes (IP_PKTINFO, IP_UNICAST_IF,
-// SO_BINDTODEVICE, a multicast address and a bound source). It answers pass to ARP, to questions to the name servers, and to
-// IPv4 to everything that is neither blocked nor a loopback address, and drop to the rest.
+// Filter is a classic BPF program on Ethernet frames. It passes ARP, queries to the name servers,
+// and IPv4 to addresses that are neither blocked nor loopback. It drops the rest. Unlike routes, it
+// also stops sockets that choose their interface (IP_PKTINFO, SO_BINDTODEVICE and others).
 func Filter(blocked []netip.Prefix, resolvers []netip.Addr, pass, drop uint32) []unix.SockFilter {
 	const (
-		word, half, octet = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
-		equal             = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
-		anyBit            = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
-		and               = unix.BPF_ALU | unix.BPF_AND | unix.BPF_K
-		ret               = unix.BPF_RET | unix.BPF_K
+		word   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+		half   = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS
+		octet  = unix.BPF_LD | unix.BPF_B | unix.BPF_ABS
+		equal  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		anyBit = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
+		and    = unix.BPF_ALU | unix.BPF_AND | unix.BPF_K
+		ret    = unix.BPF_RET | unix.BPF_K
 	)
 	var p program
 	p.op(half, offEtherType, 0, 0)
@@ -50,7 +52,7 @@ func Filter(blocked []netip.Prefix, resolvers []netip.Addr, pass, drop uint32) [
 		p.op(equal, unix.IPPROTO_UDP, 1, 0)
 		p.op(equal, unix.IPPROTO_TCP, 0, 6)
 		p.op(half, offFragment, 0, 0)
-		p.op(anyBit, 0x1fff, 4, 0)                              // a later fragment has no port
+		p.op(anyBit, 0x1fff, 4, 0)                              // later fragments have no port
 		p.op(unix.BPF_LDX|unix.BPF_B|unix.BPF_MSH, offIP, 0, 0) // the length of the IPv4 header
 		p.op(unix.BPF_LD|unix.BPF_H|unix.BPF_IND, offIP+2, 0, 0)
 		p.op(equal, 53, 0, 1)

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// TestPublicHost: a name that moves is closed where it was and where it is; one that cannot be resolved stays closed where it was.
+// TestPublicHost: a name that moves stays closed at its old and its new address, and when it cannot
+// be resolved any more.
 func TestPublicHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answer atomic.Pointer[[]netip.Addr]
@@ -53,7 +54,7 @@ func TestPublicHost(t *testing.T) {
 				}
 			}
 			if step.answer != nil && changes.Load() == before {
-				t.Errorf("%v: nobody was told", step.answer)
+				t.Errorf("%v: subscribers were not called", step.answer)
 			}
 		}
 		flood := make([]netip.Addr, 10000)

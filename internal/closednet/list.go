@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,13 +14,15 @@ import (
 )
 
 const (
-	// lookupTimeout bounds a lookup of the public host, which a start waits for.
+	// lookupTimeout bounds a lookup of the public host. New waits for it.
 	lookupTimeout = 2 * time.Second
-	// refreshEvery is how often Follow looks up the public host, and this host's addresses where no event tells of changes.
+	// refreshEvery is how often Follow resolves the public host, and reads this host's addresses if
+	// the kernel reports no changes.
 	refreshEvery = 30 * time.Second
-	// maxResolved bounds the addresses of the public host that are remembered: round-robin names give a few at a time.
+	// maxResolved bounds the remembered addresses of the public host. Round-robin names return a
+	// few at a time.
 	maxResolved = 64
-	// maxClosed is how many networks a packet filter has room for.
+	// maxClosed is how many networks fit into a packet filter.
 	maxClosed = 900
 )
 
@@ -28,30 +31,30 @@ const MaxDeny = 256
 
 // Config of a List.
 type Config struct {
-	// Deny lists further networks to close. No exception opens them for a sandbox.
+	// Deny lists further networks to close. Allow does not open them.
 	Deny []netip.Prefix
-	// Allow lists exceptions for sandboxes.
+	// Allow lists networks that are open to sandboxes.
 	Allow []netip.Prefix
-	// PublicHost is the name or address under which clients reach this server; empty: none.
+	// PublicHost is the host name or address by which clients reach this server, or empty.
 	PublicHost string
-	// Lookup resolves PublicHost; nil: the system's resolver.
+	// Lookup resolves PublicHost; nil means the system's resolver.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 	Logger *slog.Logger // nil is silent
 }
 
-// List is what is closed at the moment. It is safe for concurrent use. A nil List is one of the zero Config.
+// List is the list of closed networks. It is safe for concurrent use. A nil List has a zero Config.
 type List struct {
 	cfg Config
 	log *slog.Logger
 
 	mu       sync.Mutex
-	resolved []netip.Addr // of PublicHost, those seen last at the end
+	resolved []netip.Addr // of PublicHost, most recent last
 	failing  bool         // the last lookup failed
 	changed  map[int]func()
 	next     int
 }
 
-// New returns the list. It waits a moment for PublicHost to be resolved; Follow tries again.
+// New returns the list. It tries to resolve PublicHost, for a short time; Follow tries again.
 func New(ctx context.Context, cfg Config) *List {
 	l := &List{cfg: cfg, log: cfg.Logger, changed: map[int]func(){}}
 	if l.log == nil {
@@ -64,19 +67,18 @@ func New(ctx context.Context, cfg Config) *List {
 	}
 	l.cfg.Deny = nil
 	for _, p := range cfg.Deny {
-		p = p.Masked()
-		if p.Bits() > 0 {
+		if p = p.Masked(); p.Bits() > 0 {
 			l.cfg.Deny = append(l.cfg.Deny, p)
 			continue
 		}
-		low, high := Halves(p) // a route to everything would replace the default route, which name servers need
+		low, high := Halves(p) // a route to everything would replace the default route to name servers
 		l.cfg.Deny = append(l.cfg.Deny, low, high)
 	}
 	l.resolve(ctx)
 	return l
 }
 
-// Allowed lists the exceptions for sandboxes.
+// Allowed lists the networks that are open to sandboxes by exception.
 func (l *List) Allowed() []netip.Prefix { return slices.Clone(l.config().Allow) }
 
 func (l *List) config() Config {
@@ -86,8 +88,8 @@ func (l *List) config() Config {
 	return l.cfg
 }
 
-// ForSandbox lists the IPv4 networks that are closed to a sandbox now: no IPv6 leaves one at all. engine are addresses of
-// the machine that the sandbox runs on, where that is not this one.
+// ForSandbox lists the IPv4 networks that are closed to a sandbox now. No IPv6 packet leaves a
+// sandbox. engine lists the addresses of the machine that runs the sandbox, if it is not this one.
 func (l *List) ForSandbox(engine ...netip.Addr) ([]netip.Prefix, error) {
 	own, err := hostAddresses()
 	if err != nil {
@@ -100,13 +102,14 @@ func (l *List) ForSandbox(engine ...netip.Addr) ([]netip.Prefix, error) {
 	closed = append(Subtract(closed, l.config().Allow), l.config().Deny...)
 	closed = slices.DeleteFunc(closed, func(p netip.Prefix) bool { return !p.Addr().Is4() })
 	if closed = compact(closed); len(closed) > maxClosed {
-		return nil, fmt.Errorf("%d networks must be closed to sandboxes, and a filter has room for %d: deny networks in place of single addresses (SANDBOX_NETWORK_DENY)", len(closed), maxClosed)
+		return nil, fmt.Errorf("%d networks must be closed to sandboxes, but a filter holds %d: "+
+			"deny networks instead of single addresses (SANDBOX_NETWORK_DENY)", len(closed), maxClosed)
 	}
 	return closed, nil
 }
 
-// Contains reports whether addr is closed, exceptions for sandboxes aside. Who dials for a stranger asks about the very
-// address that is about to be dialled.
+// Contains reports whether addr is closed, without exceptions for sandboxes. A proxy must ask about
+// the very address that it is about to dial.
 func (l *List) Contains(addr netip.Addr) bool {
 	addr = addr.WithZone("")
 	own, err := hostAddresses()
@@ -142,7 +145,8 @@ func (l *List) publicAddresses() []netip.Addr {
 	return slices.Clone(l.resolved)
 }
 
-// resolve adds what PublicHost resolves to now. What it resolved to before stays closed; a failed lookup changes nothing.
+// resolve adds the current addresses of PublicHost. Earlier ones stay closed. A failed lookup
+// changes nothing.
 func (l *List) resolve(ctx context.Context) {
 	if l.cfg.PublicHost == "" {
 		return
@@ -155,14 +159,15 @@ func (l *List) resolve(ctx context.Context) {
 		lctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 		defer cancel()
 		if addrs, err = l.cfg.Lookup(lctx, l.cfg.PublicHost); err == nil && len(addrs) == 0 {
-			err = errors.New("it has no address")
+			err = errors.New("it has no addresses")
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
 		if !l.failing && ctx.Err() == nil {
-			l.log.Warn("the host of PUBLIC_BASE_URL cannot be resolved; sandboxes with network may reach it by its address", "host", l.cfg.PublicHost, "error", err)
+			l.log.Warn("cannot resolve the host of PUBLIC_BASE_URL; sandboxes with network may reach it by its address",
+				"host", l.cfg.PublicHost, "error", err)
 		}
 		l.failing = true
 		return
@@ -175,10 +180,11 @@ func (l *List) resolve(ctx context.Context) {
 	l.resolved = slices.Clone(l.resolved[max(0, len(l.resolved)-maxResolved):])
 }
 
-// Subscribe has f called after each change that Follow sees. f must not block for long. stop ends that, and waits for no call.
+// Subscribe calls f after each change that Follow sees. f must return soon. stop ends the
+// subscription; it does not wait for a call in progress.
 func (l *List) Subscribe(f func()) (stop func()) {
 	if l == nil {
-		return func() {} // nobody follows it
+		return func() {} // it never changes
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,7 +198,7 @@ func (l *List) Subscribe(f func()) (stop func()) {
 	}
 }
 
-// Follow keeps the list up to date with this host's addresses and PublicHost, until ctx ends.
+// Follow keeps the list up to date with this host's and PublicHost's addresses until ctx ends.
 func (l *List) Follow(ctx context.Context) {
 	l.follow(ctx, addressEvents(ctx, l.log))
 }
@@ -216,11 +222,11 @@ func (l *List) follow(ctx context.Context, events <-chan struct{}) {
 	}
 }
 
-// addresses lists, in order, all that can change.
+// addresses lists everything that can change, sorted.
 func (l *List) addresses() []netip.Addr {
 	own, err := hostAddresses()
 	if err != nil {
-		l.log.Warn("cannot look for changes of this host's addresses; trying again", "error", err)
+		l.log.Warn("cannot read this host's addresses; trying again", "error", err)
 	}
 	all := append(own, l.publicAddresses()...)
 	slices.SortFunc(all, netip.Addr.Compare)
@@ -229,10 +235,7 @@ func (l *List) addresses() []netip.Addr {
 
 func (l *List) notify() {
 	l.mu.Lock()
-	var calls []func()
-	for _, f := range l.changed {
-		calls = append(calls, f)
-	}
+	calls := slices.Collect(maps.Values(l.changed))
 	l.mu.Unlock()
 	for _, f := range calls {
 		f()

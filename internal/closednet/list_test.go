@@ -43,7 +43,7 @@ func TestContains(t *testing.T) {
 		}
 	}
 	if !list.Contains(netip.Addr{}) {
-		t.Error("no address at all is open")
+		t.Error("the zero address is open")
 	}
 	own, err := net.InterfaceAddrs()
 	if err != nil {
@@ -56,7 +56,7 @@ func TestContains(t *testing.T) {
 	}
 }
 
-// TestOneList: what sandboxes cannot reach, who dials for them does not reach either, and the other way round.
+// TestOneList: the networks that sandboxes cannot reach are the ones that the proxy does not dial.
 func TestOneList(t *testing.T) {
 	cfg := closednet.Config{Deny: prefixes("8.8.8.0/24", "8.8.8.8/32", "2606::/16"), PublicHost: "9.9.9.9"}
 	list := closednet.New(t.Context(), cfg)
@@ -74,7 +74,7 @@ func TestOneList(t *testing.T) {
 	}
 	for i, p := range closed {
 		if !p.Addr().Is4() || !list.Contains(p.Addr()) {
-			t.Errorf("%s is closed to sandboxes alone", p)
+			t.Errorf("%s is closed to sandboxes only", p)
 		}
 		for _, q := range closed[i+1:] {
 			if p.Overlaps(q) {
@@ -108,7 +108,7 @@ func TestExceptions(t *testing.T) {
 		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{30, byte(i >> 8), byte(i), 1}), 32))
 	}
 	if _, err := closednet.New(t.Context(), closednet.Config{Deny: many}).ForSandbox(); err == nil {
-		t.Error("a filter has room for everything")
+		t.Error("a filter holds any number of networks")
 	}
 }
 

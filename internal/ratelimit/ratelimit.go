@@ -1,9 +1,9 @@
-// Package ratelimit bounds what strangers can make the server do, by the address they come from. It reads the address from
-// http.Request.RemoteAddr: whoever stands behind a trusted proxy must have been put there before.
+// Package ratelimit limits requests by the address they come from. It reads
+// http.Request.RemoteAddr, so a handler behind a trusted proxy must first set that to the client's
+// address.
 package ratelimit
 
 import (
-	"net"
 	"net/http"
 	"net/netip"
 	"sync"
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limiter allows so much to each address, and so much to all together. It is safe for concurrent use.
+// Limiter limits each address, and all addresses together. It is safe for concurrent use.
 type Limiter struct {
 	now   func() time.Time
 	all   *rate.Limiter
@@ -23,7 +23,8 @@ type Limiter struct {
 	each map[netip.Addr]*rate.Limiter
 }
 
-// maxAddresses are remembered apart. When there are more, everybody begins anew; the limit for all still holds.
+// maxAddresses bounds the addresses that have a limiter of their own. When it is reached, all of
+// them start over; the limit for all addresses together still holds.
 const maxAddresses = 4096
 
 // New returns a Limiter. now is the clock; nil means [time.Now].
@@ -34,13 +35,13 @@ func New(each rate.Limit, eachBurst int, all rate.Limit, allBurst int, now func(
 	return &Limiter{now: now, all: rate.NewLimiter(all, allBurst), every: each, burst: eachBurst, each: map[netip.Addr]*rate.Limiter{}}
 }
 
-// Allow reports whether the request may go on, and counts it.
+// Allow reports whether the request may proceed, and counts it.
 func (l *Limiter) Allow(r *http.Request) bool {
 	now := l.now()
-	return l.of(remote(r)).AllowN(now, 1) && l.all.AllowN(now, 1)
+	return l.limiter(remote(r)).AllowN(now, 1) && l.all.AllowN(now, 1)
 }
 
-func (l *Limiter) of(addr netip.Addr) *rate.Limiter {
+func (l *Limiter) limiter(addr netip.Addr) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own, ok := l.each[addr]
@@ -54,21 +55,15 @@ func (l *Limiter) of(addr netip.Addr) *rate.Limiter {
 	return own
 }
 
-// remote is who sent a request; all of an IPv6 network's addresses are one.
+// remote returns the address of a client. All addresses of an IPv6 /64 network count as one.
 func remote(r *http.Request) netip.Addr {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	client, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return netip.Addr{}
 	}
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return netip.Addr{}
-	}
-	addr = addr.Unmap().WithZone("")
+	addr := client.Addr().Unmap().WithZone("")
 	if addr.Is6() {
-		if p, err := addr.Prefix(64); err == nil {
-			return p.Addr()
-		}
+		return netip.PrefixFrom(addr, 64).Masked().Addr()
 	}
 	return addr
 }
