@@ -120,7 +120,7 @@ func (s *Server) parseAuthorization(c client, q url.Values) (authorization, *api
 	if b, err := base64.RawURLEncoding.Strict().DecodeString(a.Challenge); err != nil || len(b) != 32 {
 		return a, badRequest("invalid_request", "PKCE is required: code_challenge must be the base64url text of a SHA-256 sum")
 	}
-	if !s.rightResource(q["resource"]) {
+	if !s.isResource(q["resource"]) {
 		return a, s.wrongResource()
 	}
 	for p := range strings.FieldsSeq(q.Get("prompt")) {

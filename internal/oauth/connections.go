@@ -41,7 +41,7 @@ var messages = map[string]string{
 	"revoked":      "Access revoked.",
 }
 
-func (s *Server) done(w http.ResponseWriter, message string) error {
+func (s *Server) redirectWithMessage(w http.ResponseWriter, message string) error {
 	redirect(w, s.path("/connections?done="+message))
 	return nil
 }
@@ -102,14 +102,14 @@ func (s *Server) connectCallback(w http.ResponseWriter, r *http.Request, v visit
 		return errForeign
 	}
 	if q.Has("error") || q.Get("code") == "" {
-		return s.done(w, "refused")
+		return s.redirectWithMessage(w, "refused")
 	}
 	if err := connection.Exchange(r.Context(), v.caller, q.Get("code"), v.derive("connect", state), s.callbackURL(service)); err != nil {
 		s.log.Error("connecting a service failed", "service", service, "caller", v.caller, "error", err)
-		return s.done(w, "failed")
+		return s.redirectWithMessage(w, "failed")
 	}
 	s.log.Info("service connected", "service", service, "caller", v.caller, "user", v.user.Email)
-	return s.done(w, "connected")
+	return s.redirectWithMessage(w, "connected")
 }
 
 func (s *Server) disconnect(w http.ResponseWriter, r *http.Request, v visit) error {
@@ -119,10 +119,10 @@ func (s *Server) disconnect(w http.ResponseWriter, r *http.Request, v visit) err
 	}
 	if err := connection.Disconnect(r.Context(), v.caller); err != nil {
 		s.log.Warn("service disconnected here only: it could not revoke the access", "service", service, "caller", v.caller, "error", err)
-		return s.done(w, "forgotten")
+		return s.redirectWithMessage(w, "forgotten")
 	}
 	s.log.Info("service disconnected", "service", service, "caller", v.caller, "user", v.user.Email)
-	return s.done(w, "disconnected")
+	return s.redirectWithMessage(w, "disconnected")
 }
 
 // revokeApp revokes an MCP client's access.
@@ -135,5 +135,5 @@ func (s *Server) revokeApp(w http.ResponseWriter, r *http.Request, v visit) erro
 		return err
 	}
 	s.log.Info("MCP client's access revoked", "user", v.user.Email)
-	return s.done(w, "revoked")
+	return s.redirectWithMessage(w, "revoked")
 }

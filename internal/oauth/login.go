@@ -116,11 +116,11 @@ func (s *Server) keepLogin(ctx context.Context, caller string, t *oauth2.Token) 
 }
 
 // A user whom the provider no longer knows loses access within an hour. Sessions and refresh tokens
-// work only if the provider vouched for the user within vouchAgain, or was down for less than
-// vouchLimit.
+// work only if the provider vouched for the user within recheckAfter, or was down for less than
+// recheckLimit.
 const (
-	vouchAgain = 30 * time.Minute
-	vouchLimit = time.Hour - accessTTL
+	recheckAfter = 30 * time.Minute
+	recheckLimit = time.Hour - accessTTL
 )
 
 // errNotVouched means that the provider does not vouch for a user, or cannot be asked any more. The
@@ -128,11 +128,11 @@ const (
 var errNotVouched = errors.New("the login provider does not vouch for the user any more")
 
 // vouched asks the provider about a user, unless it did recently. It returns errNotVouched, or the
-// error of asking if that has failed for vouchLimit.
+// error of asking if that has failed for recheckLimit.
 func (s *Server) vouched(ctx context.Context, u store.User) error {
 	now := s.now()
 	age := now.Sub(u.Seen)
-	if age < vouchAgain {
+	if age < recheckAfter {
 		return nil
 	}
 	p, err := s.login.recheck(ctx, u.ID)
@@ -140,7 +140,7 @@ func (s *Server) vouched(ctx context.Context, u store.User) error {
 	case err == nil && p.subject != u.Subject, errors.Is(err, errNotVouched):
 		s.log.Info("user has to log in again: the login provider does not vouch for them", "user", u.Email)
 		return errNotVouched
-	case err != nil && age < vouchLimit:
+	case err != nil && age < recheckLimit:
 		s.log.Warn("the login provider could not be asked about a user; trying again later", "user", u.Email, "error", err)
 		return nil
 	case err != nil:

@@ -63,7 +63,7 @@ func (s *Server) redeem(ctx context.Context, form url.Values, next store.Refresh
 		return s.store.RedeemCode(ctx, digest(form.Get("code")), now, now.Add(grantTTL), next,
 			func(c store.Code) error { return s.checkCode(c, form) })
 	case "refresh_token":
-		if !s.rightResource(form["resource"]) {
+		if !s.isResource(form["resource"]) {
 			return store.Grant{}, s.wrongResource()
 		}
 		// Check before the token is used up: a client that is told to retry needs it again.
@@ -83,15 +83,15 @@ func (s *Server) checkCode(c store.Code, form url.Values) error {
 		return badRequest("invalid_grant", "the code was made for another client")
 	case c.RedirectURI != form.Get("redirect_uri"):
 		return badRequest("invalid_grant", "redirect_uri is not the one of the authorization request")
-	case !rightVerifier(form.Get("code_verifier"), c.Challenge):
+	case !verifiesChallenge(form.Get("code_verifier"), c.Challenge):
 		return badRequest("invalid_grant", "code_verifier does not fit the code_challenge")
-	case !s.rightResource(form["resource"]) || c.Resource != s.cfg.Resource:
+	case !s.isResource(form["resource"]) || c.Resource != s.cfg.Resource:
 		return s.wrongResource()
 	}
 	return nil
 }
 
-func rightVerifier(verifier, challenge string) bool {
+func verifiesChallenge(verifier, challenge string) bool {
 	if len(verifier) < 43 || len(verifier) > 128 {
 		return false
 	}
@@ -99,8 +99,8 @@ func rightVerifier(verifier, challenge string) bool {
 	return subtle.ConstantTimeCompare([]byte(base64.RawURLEncoding.EncodeToString(sum[:])), []byte(challenge)) == 1
 }
 
-// rightResource reports whether a client asks for the one resource of this server, or for none.
-func (s *Server) rightResource(list []string) bool {
+// isResource reports whether a client asks for the one resource of this server, or for none.
+func (s *Server) isResource(list []string) bool {
 	for _, raw := range list {
 		u, err := url.Parse(raw)
 		if err != nil || strings.Contains(raw, "#") || u.User != nil || u.RawQuery != "" ||

@@ -49,7 +49,7 @@ func (p *Proxy) asCaller(serve func(w http.ResponseWriter, r *http.Request, call
 		if err != nil {
 			e := asError(err)
 			if e.Status >= http.StatusInternalServerError {
-				p.log.Error("execution_proxy: Request failed", "path", r.URL.Path, "reason", e.why())
+				p.log.Error("execution_proxy: Request failed", "path", r.URL.Path, "reason", e.logReason())
 			}
 			writeError(w, e)
 		}

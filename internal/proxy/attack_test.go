@@ -269,12 +269,12 @@ func TestHTTPProxyLogInjection(t *testing.T) {
 
 // Secrets that are encoded twice, as in a link in a link or JSON in JSON.
 func TestScrubTwiceEncoded(t *testing.T) {
-	for name, once := range spelt(credentialText) {
+	for name, once := range encoded(credentialText) {
 		for outer, encode := range map[string]func(string) string{
-			"query":      func(s string) string { return spelt(s)["query"] },
-			"path":       func(s string) string { return spelt(s)["path"] },
-			"JSON":       func(s string) string { return spelt(s)["JSON"] },
-			"PHP's JSON": func(s string) string { return spelt(s)["PHP's JSON"] },
+			"query":      func(s string) string { return encoded(s)["query"] },
+			"path":       func(s string) string { return encoded(s)["path"] },
+			"JSON":       func(s string) string { return encoded(s)["JSON"] },
+			"PHP's JSON": func(s string) string { return encoded(s)["PHP's JSON"] },
 		} {
 			switch name {
 			case "query", "path", "JSON", "PHP's JSON", "base64 in a query", "base64 in PHP's JSON":

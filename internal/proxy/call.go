@@ -51,11 +51,11 @@ type call struct {
 	cancel context.CancelCauseFunc
 	watch  *watchdog
 
-	sent     atomic.Int64 // bytes of the request's body
-	received int64        // bytes of the forwarded answer's body
-	passed   bool         // the whole answer was forwarded
-	status   int
-	err      *Error // the proxy's own answer
+	sent      atomic.Int64 // bytes of the request's body
+	received  int64        // bytes of the forwarded answer's body
+	delivered bool         // the whole answer was forwarded
+	status    int
+	err       *Error // the proxy's own answer
 }
 
 // ServeHTTP serves /proxy/{service}/{path} for tokens that are valid anywhere. It must see the path
@@ -138,13 +138,13 @@ func (c *call) authorize() *Error {
 	c.query = queryKeys(values)
 	if !slices.Contains(c.row.Methods, r.Method) || !service.allowsMethod(r.Method) {
 		return refuse(http.StatusForbidden, CodeNotAllowed, "method %s not allowed for this execution", clip(r.Method, 32)).
-			because("method")
+			withReason("method")
 	}
 	// Check the ceiling again: the operator may have lowered it since the token was issued.
 	allowed, err := parsePatterns(c.row.Paths)
 	if err != nil || !matchAny(allowed, path.segments) || !matchAny(service.ceiling, path.segments) {
 		return refuse(http.StatusForbidden, CodeNotAllowed, "path %s not allowed for this execution", path.escaped).
-			because("path")
+			withReason("path")
 	}
 	if ok, retry := service.rate.take(c.row.Caller, c.p.now()); !ok {
 		return tooMany("too many requests to service "+service.Name, retry)
@@ -195,7 +195,7 @@ func (c *call) claims() (claims executiontoken.Claims, problem string) {
 // invalid counts a refused token. The client does not learn why.
 func (c *call) invalid(problem string) *Error {
 	c.p.metrics.validated(problem)
-	return invalidToken().because("token: %s", problem)
+	return invalidToken().withReason("token: %s", problem)
 }
 
 // orRevoked returns e, or that the token is invalid if it was revoked: a revoked token reveals
@@ -256,7 +256,7 @@ func (c *call) use() *Error {
 	if row.Caller != signed.Caller || row.Service != signed.Service || row.Execution != signed.Execution ||
 		row.Sandbox != signed.Sandbox || row.Sandbox != "" && row.Instance != p.instance ||
 		!slices.Equal(row.Paths, signed.Paths) || !slices.Equal(row.Methods, signed.Methods) {
-		return c.invalid("binding").because("token: it differs from the stored one")
+		return c.invalid("binding").withReason("token: it differs from the stored one")
 	}
 	c.row = row
 	p.metrics.validated("valid")
@@ -339,7 +339,7 @@ func (c *call) forward(w http.ResponseWriter) {
 	}
 	proxy.ServeHTTP(&statusWriter{ResponseWriter: w, c: c}, c.r.WithContext(c.ctx))
 	if c.err == nil { // the client need not wait for the audit trail
-		c.passed = rc.Flush() == nil // an error means that the client left
+		c.delivered = rc.Flush() == nil // an error means that the client left
 	}
 }
 
@@ -399,7 +399,7 @@ func (c *call) modify(res *http.Response) error {
 	c.cleanHeader(res.Header)
 	res.Header.Set("Content-Security-Policy", "sandbox; default-src 'none'")
 	res.Header.Set("X-Content-Type-Options", "nosniff")
-	res.Header.Set("Cache-Control", privately(res.Header["Cache-Control"]))
+	res.Header.Set("Cache-Control", privateCacheControl(res.Header["Cache-Control"]))
 	c.cleanHeader(res.Trailer) // the names, which are announced before the body
 	res.Body = &answerBody{Reader: answer, Closer: res.Body, end: func() { c.cleanHeader(res.Trailer) }}
 	return nil
@@ -428,23 +428,23 @@ func (c *call) failure(err error, clientBroke bool) *Error {
 	network, isNetwork := errors.AsType[net.Error](err)
 	switch {
 	case errors.Is(cause, errRevoked), errors.Is(cause, errExpired):
-		return invalidToken().because("%v", cause)
+		return invalidToken().withReason("%v", cause)
 	case errors.Is(cause, errYielded):
-		return busy("the request was ended to make room for another caller: you had more than your share").because("%v", cause)
+		return busy("the request was ended to make room for another caller: you had more than your share").withReason("%v", cause)
 	case errors.Is(cause, errSlowClient):
-		return refuse(http.StatusRequestTimeout, CodeInvalidRequest, "the request did not arrive in time").because("%v", cause)
+		return refuse(http.StatusRequestTimeout, CodeInvalidRequest, "the request did not arrive in time").withReason("%v", cause)
 	case errors.Is(cause, errTimeout):
-		return timedOut().because("%v", cause)
+		return timedOut().withReason("%v", cause)
 	case c.r.Context().Err() != nil:
-		return refuse(statusClientGone, CodeInvalidRequest, "").because("the client left")
+		return refuse(statusClientGone, CodeInvalidRequest, "").withReason("the client left")
 	case clientBroke:
-		return badRequest("the request's body is broken").because("%s", reason)
+		return badRequest("the request's body is broken").withReason("%s", reason)
 	case badAnswer:
-		return refuse(http.StatusBadGateway, CodeUnavailable, "%s", answer).because("%s", reason)
+		return refuse(http.StatusBadGateway, CodeUnavailable, "%s", answer).withReason("%s", reason)
 	case isNetwork && network.Timeout():
-		return timedOut().because("%s", reason)
+		return timedOut().withReason("%s", reason)
 	}
-	return unavailable().because("%s", reason)
+	return unavailable().withReason("%s", reason)
 }
 
 // deny answers a call that does not reach the service.
@@ -452,9 +452,9 @@ func (c *call) deny(w http.ResponseWriter, e *Error) {
 	c.p.metrics.answered(c.service, e.Status, 0)
 	// Bound what a flood of bad requests writes, but record every other refusal of a valid token.
 	flood := c.row.JTI == "" || e.Code == CodeRateLimited || e.Code == CodeBusy || e.Code == CodeExhausted
-	if !flood || c.p.noise.Allow() {
+	if !flood || c.p.floodLimit.Allow() {
 		rec := c.record(EventDenied)
-		rec.Decision, rec.Reason, rec.Status = "deny", clip(e.why(), 256), e.Status
+		rec.Decision, rec.Reason, rec.Status = "deny", clip(e.logReason(), 256), e.Status
 		c.p.tryAudit(rec)
 		c.p.log.Warn("execution_proxy: Request denied", append(c.attrs(), "status", e.Status, "reason", rec.Reason)...)
 	}
@@ -472,8 +472,8 @@ func (c *call) complete() {
 	failed := ""
 	switch cause := context.Cause(c.ctx); {
 	case c.err != nil:
-		failed = c.err.why()
-	case c.passed: // the client may leave as soon as it has the answer
+		failed = c.err.logReason()
+	case c.delivered: // the client may leave as soon as it has the answer
 	case errors.Is(cause, context.Canceled):
 		failed = "the client left"
 	case cause != nil:

@@ -61,13 +61,13 @@ func badRequest(format string, args ...any) *Error {
 	return refuse(http.StatusBadRequest, CodeInvalidRequest, format, args...)
 }
 
-// because sets the reason, which only the operator sees.
-func (e *Error) because(format string, args ...any) *Error {
+// withReason sets the reason, which only the operator sees.
+func (e *Error) withReason(format string, args ...any) *Error {
 	e.reason = fmt.Sprintf(format, args...)
 	return e
 }
 
-func (e *Error) why() string { return cmp.Or(e.reason, e.Code) }
+func (e *Error) logReason() string { return cmp.Or(e.reason, e.Code) }
 
 func invalidToken() *Error {
 	return refuse(http.StatusUnauthorized, CodeInvalidToken, "invalid execution token")
@@ -82,7 +82,7 @@ func timedOut() *Error {
 }
 
 func internalError(err error) *Error {
-	return refuse(http.StatusInternalServerError, CodeInternal, "internal error; see the server's log").because("%v", err)
+	return refuse(http.StatusInternalServerError, CodeInternal, "internal error; see the server's log").withReason("%v", err)
 }
 
 func tooMany(message string, retry time.Duration) *Error {

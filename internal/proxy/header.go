@@ -51,8 +51,8 @@ func dropped(name string) bool {
 		strings.HasPrefix(name, "Access-Control-") || strings.HasPrefix(name, "X-Accel-")
 }
 
-// privately returns an answer's Cache-Control without what lets shared caches keep the answer.
-func privately(values []string) string {
+// privateCacheControl returns an answer's Cache-Control without what lets shared caches keep the answer.
+func privateCacheControl(values []string) string {
 	kept := []string{"private"}
 	for _, v := range values {
 		for d := range strings.SplitSeq(v, ",") {
@@ -89,7 +89,7 @@ func (c *call) rewriteLocation(res *http.Response) error {
 		return nil
 	}
 	if len(locations) == 1 {
-		if here, ok := c.throughProxy(res.Request.URL, locations[0]); ok {
+		if here, ok := c.proxyPath(res.Request.URL, locations[0]); ok {
 			res.Header.Set("Location", here)
 			return nil
 		}
@@ -101,8 +101,8 @@ func (c *call) rewriteLocation(res *http.Response) error {
 	return nil
 }
 
-// throughProxy returns the path by which the proxy serves a URL of the service.
-func (c *call) throughProxy(from *url.URL, location string) (string, bool) {
+// proxyPath returns the path by which the proxy serves a URL of the service.
+func (c *call) proxyPath(from *url.URL, location string) (string, bool) {
 	u, err := from.Parse(location)
 	base := c.service.BaseURL
 	if err != nil || u.Opaque != "" || u.User != nil || !strings.EqualFold(u.Scheme, base.Scheme) ||

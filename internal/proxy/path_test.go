@@ -231,7 +231,7 @@ func FuzzPathMatcher(f *testing.F) {
 		// The forwarded path means the same to other programs, and is canonical.
 		again, err := parsePath(got.escaped, encodedSlash)
 		if err != nil || again.escaped != got.escaped || !slices.Equal(again.segments, got.segments) {
-			t.Fatalf("%q is spelt %q, and that %q (%v)", wire, got.escaped, again.escaped, err)
+			t.Fatalf("%q is encoded %q, and that %q (%v)", wire, got.escaped, again.escaped, err)
 		}
 		u, err := url.ParseRequestURI("http://h" + got.escaped)
 		if err != nil || u.Path != got.plain || u.RawQuery != "" || strings.ContainsFunc(got.escaped, func(c rune) bool { return c <= ' ' || c >= 0x7f }) {

@@ -64,21 +64,21 @@ type Config struct {
 
 // Proxy forwards calls to services. It is safe for concurrent use.
 type Proxy struct {
-	services map[string]*service
-	names    []string // in the order of the configuration
-	keys     *executiontoken.Keys
-	store    *store.Store
-	audit    *Audit
-	baseURL  atomic.Pointer[url.URL]
-	instance string
-	metrics  *metrics
-	log      *slog.Logger
-	now      func() time.Time
-	user     func(string) string
-	live     *liveTokens
-	calls    *share.Pool
-	noise    *rate.Limiter // bounds what requests without a valid token write to log and audit trail
-	buffers  bufferPool
+	services   map[string]*service
+	names      []string // in the order of the configuration
+	keys       *executiontoken.Keys
+	store      *store.Store
+	audit      *Audit
+	baseURL    atomic.Pointer[url.URL]
+	instance   string
+	metrics    *metrics
+	log        *slog.Logger
+	now        func() time.Time
+	user       func(string) string
+	live       *liveTokens
+	calls      *share.Pool
+	floodLimit *rate.Limiter // bounds what requests without a valid token write to log and audit trail
+	buffers    bufferPool
 }
 
 // New returns a Proxy and revokes the run tokens of dead instances. If a service is configured
@@ -86,7 +86,7 @@ type Proxy struct {
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		services: map[string]*service{}, keys: cfg.Keys, store: cfg.Store, audit: cfg.Audit, instance: cfg.Instance,
-		log: cfg.Logger, now: cfg.Now, user: cfg.User, live: newLiveTokens(), noise: rate.NewLimiter(10, 100),
+		log: cfg.Logger, now: cfg.Now, user: cfg.User, live: newLiveTokens(), floodLimit: rate.NewLimiter(10, 100),
 		calls: share.New(share.Config{Capacity: int64(cmp.Or(cfg.MaxCalls, DefaultCalls)), Exempt: cfg.Operator}),
 	}
 	if p.keys == nil || p.store == nil || p.audit == nil {

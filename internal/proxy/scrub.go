@@ -223,7 +223,7 @@ func (s *scrubber) findEscaped(buf []byte, mark byte) {
 				if k += i; k > at || !bytes.Equal(buf[at-k:at], n[:k]) {
 					continue
 				}
-				if length, whole := follow(n[k+1:], buf[at+width:]); whole {
+				if length, whole := matchEscaped(n[k+1:], buf[at+width:]); whole {
 					s.ranges = append(s.ranges, [2]int{at - k, at + width + length})
 				}
 			}
@@ -240,7 +240,7 @@ func (s *scrubber) unfinished(buf []byte) (start, matched int) {
 		}
 		best := -1
 		for _, n := range s.all {
-			if matched, whole := follow(n, buf[at:]); !whole && matched >= 0 {
+			if matched, whole := matchEscaped(n, buf[at:]); !whole && matched >= 0 {
 				best = max(best, matched)
 			}
 		}
@@ -251,9 +251,9 @@ func (s *scrubber) unfinished(buf []byte) (start, matched int) {
 	return len(buf), 0
 }
 
-// follow matches needle, with any escapes, at the start of buf. On a whole match, n is its length
+// matchEscaped matches needle, with any escapes, at the start of buf. On a whole match, n is its length
 // in buf. If buf ends first, n is the number of matched characters. On a mismatch, n is -1.
-func follow(needle, buf []byte) (n int, whole bool) {
+func matchEscaped(needle, buf []byte) (n int, whole bool) {
 	i := 0
 	for k, want := range needle {
 		if i == len(buf) {

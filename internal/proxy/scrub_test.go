@@ -19,8 +19,8 @@ import (
 // credentialText has a character to escape for every encoding.
 const credentialText = "dd+live/9f8e?7d6c&5b4a=_<tok~en>"
 
-// spelt returns a text in the encodings that must be masked.
-func spelt(s string) map[string]string {
+// encoded returns a text in the encodings that must be masked.
+func encoded(s string) map[string]string {
 	var percent, unicode, mixed strings.Builder
 	for i := range len(s) {
 		fmt.Fprintf(&percent, "%%%02x", s[i])
@@ -78,7 +78,7 @@ func scrubAll(t *testing.T, secrets []string, src io.Reader, room int) string {
 // In every encoding, and wherever the stream is split, the secret is masked and all else is
 // unchanged.
 func TestScrubEncodingsAtEverySplit(t *testing.T) {
-	for name, text := range spelt(credentialText) {
+	for name, text := range encoded(credentialText) {
 		body := `{"a": "100%", "auth":"` + text + `", "b": "&amp;\\u00e9"}` + text
 		want := ""
 		for split := range len(body) + 1 {
@@ -178,7 +178,7 @@ func TestScrubDoesNotDelay(t *testing.T) {
 // FuzzScrub compares with a search without streams: after scrubbing, no plain encoding is left, and
 // nothing else has changed.
 func FuzzScrub(f *testing.F) {
-	for _, text := range spelt(credentialText) {
+	for _, text := range encoded(credentialText) {
 		f.Add([]byte("x"+text+"y"), uint64(1))
 	}
 	f.Fuzz(func(t *testing.T, body []byte, seed uint64) {

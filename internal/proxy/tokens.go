@@ -92,7 +92,7 @@ func (p *Proxy) issue(ctx context.Context, caller, sandboxID string, rs []GrantR
 		row, err := p.grant(ctx, caller, sandboxID, r)
 		if err != nil {
 			p.log.Warn("execution_proxy: Execution token refused", "user", p.name(caller),
-				"execution_id", clip(r.ExecutionID, maxExecutionID), "target_service", clip(r.Service, 64), "reason", err.why())
+				"execution_id", clip(r.ExecutionID, maxExecutionID), "target_service", clip(r.Service, 64), "reason", err.logReason())
 			return nil, err
 		}
 		rows[i] = row
@@ -213,7 +213,7 @@ func (p *Proxy) credential(ctx context.Context, s *service, caller string) (cred
 		e.ConnectURL = s.ConnectURL
 		return c, e
 	}
-	return c, unavailable().because("credential: %v", err)
+	return c, unavailable().withReason("credential: %v", err)
 }
 
 func newJTI() string {
@@ -325,5 +325,5 @@ func (p *Proxy) tryAudit(r Record) {
 func (p *Proxy) auditFailed(err error) *Error {
 	p.log.Error("execution_proxy: Audit trail not written, request refused", "err", err)
 	return refuse(http.StatusServiceUnavailable, CodeInternal,
-		"the audit trail cannot be written, so nothing is forwarded; see the server's log").because("audit: %v", err)
+		"the audit trail cannot be written, so nothing is forwarded; see the server's log").withReason("audit: %v", err)
 }

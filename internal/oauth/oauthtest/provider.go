@@ -230,7 +230,7 @@ func (p *Provider) authorize(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Provider) token(w http.ResponseWriter, r *http.Request) {
-	if !rightClient(r, p.ClientID, p.ClientSecret) {
+	if !validClient(r, p.ClientID, p.ClientSecret) {
 		writeJSON(w, http.StatusUnauthorized, map[string]any{"error": "invalid_client"})
 		return
 	}
@@ -249,7 +249,7 @@ func (p *Provider) token(w http.ResponseWriter, r *http.Request) {
 	}
 	c, ok := p.codes[r.PostFormValue("code")]
 	delete(p.codes, r.PostFormValue("code"))
-	if !ok || r.PostFormValue("grant_type") != "authorization_code" || r.PostFormValue("redirect_uri") != c.redirect || !proves(r.PostFormValue("code_verifier"), c.challenge) {
+	if !ok || r.PostFormValue("grant_type") != "authorization_code" || r.PostFormValue("redirect_uri") != c.redirect || !verifiesChallenge(r.PostFormValue("code_verifier"), c.challenge) {
 		writeJSON(w, http.StatusBadRequest, map[string]any{"error": "invalid_grant"})
 		return
 	}
@@ -327,8 +327,8 @@ func (p *Provider) githubEmails(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// rightClient checks a client's secret, in the header or in the body.
-func rightClient(r *http.Request, id, secret string) bool {
+// validClient checks a client's secret, in the header or in the body.
+func validClient(r *http.Request, id, secret string) bool {
 	if user, pass, ok := r.BasicAuth(); ok {
 		u, err1 := url.QueryUnescape(user)
 		p, err2 := url.QueryUnescape(pass)
@@ -337,7 +337,7 @@ func rightClient(r *http.Request, id, secret string) bool {
 	return r.PostFormValue("client_id") == id && r.PostFormValue("client_secret") == secret
 }
 
-func proves(verifier, challenge string) bool {
+func verifiesChallenge(verifier, challenge string) bool {
 	sum := sha256.Sum256([]byte(verifier))
 	return len(verifier) >= 43 && b64(sum[:]) == challenge
 }

@@ -115,7 +115,7 @@ func (s *Service) authorize(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Service) token(w http.ResponseWriter, r *http.Request) {
-	if !rightClient(r, s.ClientID, s.ClientSecret) {
+	if !validClient(r, s.ClientID, s.ClientSecret) {
 		writeJSON(w, http.StatusUnauthorized, map[string]any{"error": "invalid_client"})
 		return
 	}
@@ -128,7 +128,7 @@ func (s *Service) token(w http.ResponseWriter, r *http.Request) {
 		var c serviceCode
 		c, ok = s.codes[r.PostFormValue("code")]
 		delete(s.codes, r.PostFormValue("code"))
-		ok = ok && r.PostFormValue("redirect_uri") == c.redirect && proves(r.PostFormValue("code_verifier"), c.challenge)
+		ok = ok && r.PostFormValue("redirect_uri") == c.redirect && verifiesChallenge(r.PostFormValue("code_verifier"), c.challenge)
 		account = c.account
 	case "refresh_token":
 		if account, ok = s.refresh[r.PostFormValue("refresh_token")]; ok {
@@ -148,7 +148,7 @@ func (s *Service) token(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Service) revoke(w http.ResponseWriter, r *http.Request) {
-	if !rightClient(r, s.ClientID, s.ClientSecret) {
+	if !validClient(r, s.ClientID, s.ClientSecret) {
 		writeJSON(w, http.StatusUnauthorized, map[string]any{"error": "invalid_client"})
 		return
 	}
