@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestSpacesInLists: people write a space after a comma.
+// TestSpacesInLists: a list may have spaces around its commas.
 func TestSpacesInLists(t *testing.T) {
 	s, err := parse(t, []string{"--allowed-hosts= a.example , b.example"}, map[string]string{
 		"HOME": "/home/u", "SANDBOX_TRUSTED_PROXIES": "127.0.0.1, ::1", "SANDBOX_IMAGES": "runner-python, runner-typescript", "SANDBOX_NETWORK_DENY": " 9.9.9.9 ",
@@ -36,7 +36,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestWarnings: what works, but hardly as it was meant, is told, and nothing else is.
+// TestWarnings: valid settings that are probably a mistake cause a warning, and no others do.
 func TestWarnings(t *testing.T) {
 	for _, tc := range []struct{ env, want string }{
 		{"", ""},

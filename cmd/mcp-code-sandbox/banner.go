@@ -15,8 +15,8 @@ import (
 	"mcp-code-sandbox/internal/version"
 )
 
-// banner prints how to connect. It shows a generated token at a terminal only. Elsewhere a log would
-// keep it, so banner names the file that has it. It never shows a token that the operator chose.
+// banner prints how to connect. It shows a generated token at a terminal only: elsewhere a log
+// would keep it, so banner names its file. It never shows a token that the operator chose.
 func banner(w io.Writer, a *app, base string, terminal bool) {
 	token, page, shown, inJSON := "$MCP_API_TOKEN", base+"/", "the one in MCP_API_TOKEN", "$MCP_API_TOKEN"
 	if a.keys.tokenIsOurs {

@@ -31,7 +31,7 @@ var (
 	unwritten = []string{"docs/warm-start.md"}
 )
 
-// TestDocsGenerated: docs/settings.md and docs/tools.md are what the code says. make docs writes them.
+// TestDocsGenerated: docs/settings.md and docs/tools.md match the code. make docs writes them.
 func TestDocsGenerated(t *testing.T) {
 	for page, want := range map[string]string{"settings.md": settingsPage(), "tools.md": toolsPage(t)} {
 		name := filepath.Join("../../docs", page)

@@ -51,7 +51,7 @@ func runChecks(ctx context.Context, inv *invocation) []sandbox.Check {
 	defer release()
 	checks := append([]sandbox.Check{checkBackend(iso, s, inv.env)}, iso.checkHost(ctx, s)...)
 	for _, c := range iso.Probe(ctx) {
-		// The host's line explains what is missing, the backend's what happened. If they agree, one is enough.
+		// The host's check explains what is missing, the backend's what happened. One is enough.
 		if !slices.ContainsFunc(checks, func(h sandbox.Check) bool { return h.Name == c.Name && h.Status == c.Status }) {
 			c.Name = iso.name + ": " + c.Name
 			checks = append(checks, c)
@@ -60,7 +60,8 @@ func runChecks(ctx context.Context, inv *invocation) []sandbox.Check {
 	if iso.isLocal(s) {
 		checks = append(checks, doctor.System().CheckSessions(s.MaxSessions, iso.sessionCost(s))...)
 	}
-	checks = slices.Concat(checks, checkRunners(ctx, inv, iso), checkCustom(s, inv.env), checkServices(inv), []sandbox.Check{checkPort(ctx, s)})
+	checks = slices.Concat(checks, checkRunners(ctx, inv, iso), checkCustom(s, inv.env), checkServices(inv))
+	checks = append(checks, checkPort(ctx, s))
 	for _, w := range s.warnings(inv.env) {
 		checks = append(checks, sandbox.Check{Name: "settings", Status: sandbox.Warn, Detail: w.name + ": " + w.problem, Fix: w.fix})
 	}

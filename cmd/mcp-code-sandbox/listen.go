@@ -16,9 +16,9 @@ import (
 	"mcp-code-sandbox/internal/httpapi"
 )
 
-// listen opens the configured port. If that is in use, it opens a free one on the same host, with a
-// note, provided that nobody chose the port, that any will do (stdio), or that MCP_HTTP_ADDR is unset
-// and another mcp-code-sandbox uses it. Otherwise it returns an error.
+// listen opens the configured port. If that is taken, it opens a free one and returns a note,
+// provided that the operator chose none, that any port will do, or that another mcp-code-sandbox
+// has it and MCP_HTTP_ADDR is unset.
 func listen(ctx context.Context, s *settings, anyPort bool) (l net.Listener, note string, err error) {
 	addr := s.listenAddr()
 	var lc net.ListenConfig

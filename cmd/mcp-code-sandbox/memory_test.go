@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestLimitMemory: a soft limit is set where the operator has set none, and undone at the end.
+// TestLimitMemory: without GOMEMLIMIT the server sets a soft limit, and undo removes it.
 func TestLimitMemory(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	before := debug.SetMemoryLimit(math.MaxInt64)

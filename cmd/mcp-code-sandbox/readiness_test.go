@@ -19,7 +19,7 @@ func (lacking) Probe(context.Context) []sandbox.Check {
 		{Name: "network", Status: sandbox.Warn, Detail: "no tun"}}
 }
 
-// What a sandbox lacks is one line of the log at the start, with the fix, unless the operator does without it.
+// TestReadinessWarns: the start logs what a sandbox lacks, unless the operator has turned that off.
 func TestReadinessWarns(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{settings: &settings{Network: "off"}, log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{opened: opened{driver: lacking{}}}}
@@ -30,7 +30,7 @@ func TestReadinessWarns(t *testing.T) {
 	}
 }
 
-// Where no code can be run, no line says that it can.
+// TestReadinessDoesNotContradictItself: if no code can run, no line says that it can.
 func TestReadinessDoesNotContradictItself(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{settings: &settings{}, log: slog.New(slog.NewTextHandler(&out, nil)), isolation: isolation{opened: opened{driver: lacking{}}}} // no runners

@@ -114,9 +114,11 @@ func newHandler(a *app, base string, mcpHandler http.Handler, page *httpapi.Page
 	}
 	s := a.settings
 	return httpapi.New(httpapi.Config{
-		Users: users, Proxy: proxy, API: api, Login: login, MCP: mcpHandler, Page: page, Files: a.executor, Signer: a.signer,
-		Token: a.keys.token, AllowedHosts: allowedHosts(s, base), AllowedOrigins: s.AllowedOrigins, TrustedProxies: prefixes(s.TrustedProxies),
-		MaxUploadBytes: int64(s.MaxUploadBytes), Ready: a.ready, Metrics: promhttp.HandlerFor(a.metrics, promhttp.HandlerOpts{}), Logger: a.log,
+		MCP: mcpHandler, Page: page, Files: a.executor, Signer: a.signer, Proxy: proxy, API: api, Login: login,
+		Users: users, Token: a.keys.token,
+		AllowedHosts: allowedHosts(s, base), AllowedOrigins: s.AllowedOrigins, TrustedProxies: prefixes(s.TrustedProxies),
+		MaxUploadBytes: int64(s.MaxUploadBytes), Ready: a.ready, Logger: a.log,
+		Metrics: promhttp.HandlerFor(a.metrics, promhttp.HandlerOpts{}),
 	})
 }
 

@@ -197,7 +197,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	second.text.wait(t, "taken by another mcp-code-sandbox; serving on")
 
-	// A whole address is the operator's word: clients have been told of it. A stdio server needs a port for file links only.
+	// Clients know MCP_HTTP_ADDR, so serve insists on it. stdio needs a port for file links only.
 	address := strings.TrimPrefix(first.url, "http://")
 	for _, args := range [][]string{{"serve"}, {"serve", "--http-addr", address}} {
 		out := newSyncBuffer()

@@ -176,8 +176,8 @@ func findSession(list []listedSession, name string) (listedSession, error) {
 	return listedSession{}, fmt.Errorf("%d keys start with %s; give more of the key", len(found), printable(name))
 }
 
-// listSessions asks all servers on the root, and adds the sessions on disk that none of them has. It
-// returns the servers that answered.
+// listSessions asks all servers on the root, and adds the sessions on disk that none of them has.
+// It returns the servers that answered.
 func listSessions(ctx context.Context, inv *invocation) (list []listedSession, servers []string, err error) {
 	root := inv.settings.Root
 	byKey := map[string]*listedSession{}

@@ -15,7 +15,7 @@ import (
 	"mcp-code-sandbox/internal/doctor"
 )
 
-// parse is what run does with a command line, up to the command.
+// parse reads a command line as run does, up to the command.
 func parse(t *testing.T, args []string, env map[string]string) (*settings, error) {
 	t.Helper()
 	var c cli
@@ -29,7 +29,7 @@ func parse(t *testing.T, args []string, env map[string]string) (*settings, error
 	return &c.settings, c.validate(env, 1000)
 }
 
-// The names and defaults of contracts 1 and 4 and of the design, as a client's configuration spells them.
+// TestEverySettingByEnvironment: every variable of the contracts and the design, and its default.
 func TestEverySettingByEnvironment(t *testing.T) {
 	tested := map[string]bool{}
 	for _, tc := range []struct {
@@ -207,7 +207,8 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 	}
 }
 
-// TestWeakSecrets: what others can reach is not protected by a secret that they can guess. On loopback there is a warning.
+// TestWeakSecrets: the server refuses a short secret on an address that others can reach. On
+// loopback it warns.
 func TestWeakSecrets(t *testing.T) {
 	long, longer := strings.Repeat("t", 16), strings.Repeat("s", 32)
 	for _, tc := range []struct {
@@ -245,7 +246,7 @@ func TestWeakSecrets(t *testing.T) {
 	}
 }
 
-// A configuration that code could read is refused.
+// TestConfigOutsideProject: the server refuses a configuration that code could read.
 func TestConfigOutsideProject(t *testing.T) {
 	dir := t.TempDir()
 	inside := filepath.Join(dir, "services.json")
@@ -266,7 +267,7 @@ func TestConfigOutsideProject(t *testing.T) {
 	}
 }
 
-// Whatever goes wrong, and whatever is asked, neither secret is printed.
+// TestSecretsNeverShow: neither help nor errors print a secret.
 func TestSecretsNeverShow(t *testing.T) {
 	const token, key = "tok-0123456789abcdef", "key-0123456789abcdef"
 	root := filepath.Join(t.TempDir(), "root")

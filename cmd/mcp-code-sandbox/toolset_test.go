@@ -11,7 +11,7 @@ import (
 	"mcp-code-sandbox/internal/tools"
 )
 
-// languages is an engine of which only the runners are asked.
+// languages is an executor that only lists runners.
 type languages struct {
 	tools.Executor
 }
@@ -26,8 +26,8 @@ func (languages) Runners() (all runner.Set) {
 func (languages) Watch(func(session.Caller))     {}
 func (languages) WatchRuns(func(session.Caller)) {}
 
-// TestToolListSize: what a model must read of the tools before it does anything stays small. The sizes are in characters by four,
-// about a token each, without the names of libraries; 10% more than these are too much.
+// TestToolListSize: the list of tools that every model reads stays small. Sizes are characters / 4,
+// about tokens, without the names of libraries. They may grow by 10%.
 func TestToolListSize(t *testing.T) {
 	for preset, size := range map[string]int{"all": 2198, "conversation": 605, "session": 926, "run": 1445} {
 		wanted, err := wantedTools([]string{preset})

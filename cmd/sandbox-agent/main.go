@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command sandbox-agent is process 1 of a sandbox, and run-init of each run in it. It is embedded into the
-// server and started by a backend; there is nothing in it for people to start.
+// Command sandbox-agent is process 1 of a sandbox, and run-init of each run in it. It is embedded
+// into the server, and backends start it.
 package main
 
 import (

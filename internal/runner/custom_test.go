@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// openDir is a temporary directory that other users can reach, as a root server's wrappers must be.
+// openDir makes a temporary directory that other users can reach, as wrappers need.
 func openDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -115,7 +115,8 @@ func TestDiscoverWrappers(t *testing.T) {
 	}
 }
 
-// A root server starts wrappers as another user, so one that only root can reach is no use.
+// TestWrapperOutOfReach: a server that runs as root starts wrappers as another user, so it skips
+// those that only root can reach.
 func TestWrapperOutOfReach(t *testing.T) {
 	needLinux(t)
 	if os.Geteuid() != 0 {
@@ -209,7 +210,8 @@ func TestCustomDefinitions(t *testing.T) {
 	}
 }
 
-// TestInstallOwnTriesLibraries: also those of the environment that a runner shares are tried.
+// TestInstallOwnTriesLibraries: InstallOwn also imports libraries of an environment that runners
+// share.
 func TestInstallOwnTriesLibraries(t *testing.T) {
 	needLinux(t)
 	dir, own := t.TempDir(), t.TempDir()

@@ -57,7 +57,7 @@ func startDriver(t *testing.T, language string) *nodeDriver {
 	return d
 }
 
-// expect reads one line, which must come soon.
+// expect reads one line within a deadline.
 func (d *nodeDriver) expect(want string) {
 	d.t.Helper()
 	if got := d.line(); got != want {
@@ -88,7 +88,8 @@ type cellResult struct {
 // marker in a cell's output asks for an interrupt.
 const marker = "interrupt me\n"
 
-// run runs a cell to its end. As for the agent, what is not in the pipes when the result comes is not the cell's output.
+// run runs a cell to its end. Like the agent, it drops output that is not in the pipes when the
+// result comes.
 func (d *nodeDriver) run(code string) cellResult {
 	d.t.Helper()
 	d.n++
@@ -154,7 +155,7 @@ func (d *nodeDriver) run(code string) cellResult {
 	return res
 }
 
-// leftover returns what is in a pipe whose deadline has passed.
+// leftover reads the rest of a pipe whose deadline has passed.
 func leftover(r *os.File) string {
 	var all strings.Builder
 	raw, err := r.SyscallConn()
@@ -360,5 +361,5 @@ func TestNodeDriverFlood(t *testing.T) {
 	}
 }
 
-// lateOutput is what callbacks of earlier cells print, whenever they run.
+// lateOutput matches what callbacks of earlier cells print.
 var lateOutput = regexp.MustCompile(`(?s)\[late output of cell \d+\]\n.*?\[end of late output\]\n`)

@@ -11,43 +11,43 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// Image is a container image that says of itself, by labels, that it is a runner.
+// Image is a container image whose labels declare it to be a runner.
 type Image struct {
-	ID       string   // the engine's own, which no other image ever has
+	ID       string   // unique, from the engine
 	Tags     []string // may be none
 	Language string
-	// Agent says that the image has what our definitions need at the places they name, and is driven by the agent. Any
-	// other image takes the code on its stdin.
+	// Agent says that the image has what the definitions name, and runs the agent. Any other image
+	// reads code from stdin.
 	Agent     bool
 	Libraries []string
 	Version   string // of the interpreter, such as "Python 3.12.7"; may be empty
 	Created   time.Time
-	// Chosen says that the operator named this image for its language: it wins over all others.
+	// Chosen says that the operator named this image for its language. It wins over all others.
 	Chosen bool
-	// Listed says that the operator named this image among those that may be used.
+	// Listed says that the operator allowed this image by name.
 	Listed bool
 }
 
-// bundledLanguages are those that the images of this project are labelled with.
+// bundledLanguages are the labels of this project's images.
 var bundledLanguages = []string{"python", "typescript"}
 
-// Bundled reports whether the image has a name that images/build gives to the image of its language.
+// Bundled reports whether the image has a name that images/build uses for its language.
 func (i Image) Bundled() bool {
 	return slices.Contains(bundledLanguages, i.Language) &&
 		(slices.Contains(i.Tags, "runner-"+i.Language+":latest") || slices.Contains(i.Tags, "mcp-sandbox-runner-"+i.Language+":latest"))
 }
 
-// trusted reports whether the image is more than a stranger's with a label.
+// trusted reports whether the operator or images/build named the image: anybody can set a label.
 func (i Image) trusted() bool { return i.Chosen || i.Listed || i.Bundled() }
 
-// imageLanguages are what an image of ours serves besides the language it names.
+// imageLanguages lists what an image with the agent serves besides its own language.
 var imageLanguages = map[string][]string{
 	"python":     {"shell"},
 	"typescript": {"javascript", "shell"},
 	"javascript": {"typescript", "shell"},
 }
 
-// imageEnvironments are the environments in images of ours, by language, at the places where the jail has them.
+// imageEnvironments are the environments in an image with the agent, by language.
 var imageEnvironments = map[string]struct {
 	env string
 	found
@@ -59,12 +59,12 @@ var imageEnvironments = map[string]struct {
 
 var libraryName = regexp.MustCompile(`^[@A-Za-z0-9][A-Za-z0-9_./@+ -]{0,63}$`)
 
-// maxLibraries bounds what a label adds to the description of a tool.
+// maxLibraries bounds how much a label adds to the description of a tool.
 const maxLibraries = 64
 
-// FromImages makes runners of images. Of several images for a language one that the operator named for it wins, then a bundled
-// one, then one with a tag, then the newest. An image that names a language wins over one that serves it besides its own,
-// except that no stranger's image replaces what a bundled or named image serves. notes tell what lost.
+// FromImages makes runners from images. Of several images for a language, better chooses one. An
+// image of that language wins over one that also serves it, unless only the latter is trusted.
+// notes report the images that are not used.
 func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 	defs, err := definitions(runners.Files, runners.Names())
 	if err != nil {
@@ -76,16 +76,18 @@ func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 	for _, img := range images {
 		img.Language = canonical(defs, img.Language)
 		if !runnerName.MatchString(img.Language) {
-			problems = append(problems, Problem{img.Name(), fmt.Sprintf("its label sandbox.language %.80q is not a valid name", img.Language), "label it with a name such as python"})
+			problems = append(problems, Problem{img.Name(),
+				fmt.Sprintf("its label sandbox.language %.80q is not a valid name", img.Language), "label it with a name such as python"})
 			continue
 		}
 		if _, ours := imageEnvironments[img.Language]; img.Agent && !ours && img.Language != "shell" {
-			problems = append(problems, Problem{img.Name(), fmt.Sprintf("the agent does not support the language %q", img.Language), "label it without sandbox.protocol: then it takes the code on its stdin"})
+			problems = append(problems, Problem{img.Name(), fmt.Sprintf("the agent does not support the language %q", img.Language),
+				"remove the label sandbox.protocol: then the image reads code from stdin"})
 			continue
 		}
 		if winner, taken := chosen[img.Language]; taken {
 			if len(img.Tags) == 0 && len(winner.Tags) > 0 {
-				continue // what an earlier build left is nobody's wish
+				continue // left by an earlier build
 			}
 			notes = append(notes, lost(img.Language, winner, img))
 			continue
@@ -93,8 +95,8 @@ func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 		chosen[img.Language] = img
 		names = append(names, img.Language)
 	}
-	slices.Sort(names)                            // python before typescript: the first one serves the shell
-	for _, trusted := range []bool{true, false} { // first: what they replace serves nothing
+	slices.Sort(names)                            // python before typescript: the first serves the shell
+	for _, trusted := range []bool{true, false} { // a replaced image serves nothing else
 		for _, name := range slices.Clone(names) {
 			img := chosen[name]
 			if !img.Agent || img.Language != name || img.trusted() != trusted {
@@ -123,11 +125,11 @@ func FromImages(images []Image) (set Set, notes []string, problems []Problem) {
 	return set, notes, problems
 }
 
-// canonical is the name of the language that an image's label names by an alias, such as js. Otherwise a stranger's image
-// would take over the alias.
+// canonical resolves an alias such as js. Otherwise an untrusted image could take over the alias.
 func canonical(defs []Definition, language string) string {
 	for _, d := range defs {
-		if strings.EqualFold(d.Name, language) || slices.ContainsFunc(d.Aliases, func(a string) bool { return strings.EqualFold(a, language) }) {
+		names := append([]string{d.Name}, d.Aliases...)
+		if slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, language) }) {
 			return d.Name
 		}
 	}
@@ -138,7 +140,8 @@ func lost(language string, winner, img Image) string {
 	return fmt.Sprintf("%s is served by %s (%s), not by %s (%s)", language, winner.Name(), date(winner), img.Name(), date(img))
 }
 
-// better orders images for one language.
+// better orders images of one language: the operator's choice first, then a bundled one, then one
+// with a tag, then the newest.
 func better(a, b Image) int {
 	rank := func(yes bool) int {
 		if yes {
@@ -162,11 +165,11 @@ func position(defs []Definition, name string) int {
 	return len(defs)
 }
 
-// fromImage is the runner of a language in an image.
+// fromImage returns the runner of a language in an image.
 func fromImage(defs []Definition, name string, img Image) Runner {
 	i := position(defs, name)
 	r := Runner{Definition: Definition{Name: name, Title: name}}
-	if img.Agent { // FromImages has seen to it that there is a definition
+	if img.Agent { // FromImages has checked that there is a definition
 		bash := found{title: "GNU bash", command: "/bin/bash"}
 		envs := map[string]found{}
 		if env, ok := imageEnvironments[img.Language]; ok {
@@ -199,7 +202,8 @@ func labelledLibraries(names []string) (out []string) {
 	return out
 }
 
-// Name is how people call the image: contract 1's name for it if it has that, else its first tag, else its id.
+// Name returns contract 1's name of the image if it has that, otherwise its first tag, otherwise
+// its short ID.
 func (i Image) Name() string {
 	tags := slices.Sorted(slices.Values(i.Tags))
 	if slices.Contains(tags, "runner-"+i.Language+":latest") {
@@ -208,7 +212,8 @@ func (i Image) Name() string {
 	if len(tags) > 0 {
 		return tags[0]
 	}
-	return strings.TrimPrefix(i.ID, "sha256:")[:min(12, len(strings.TrimPrefix(i.ID, "sha256:")))]
+	id := strings.TrimPrefix(i.ID, "sha256:")
+	return id[:min(12, len(id))]
 }
 
 func date(i Image) string { return i.Created.UTC().Format(time.DateTime) }

@@ -34,7 +34,7 @@ type ownInstaller struct {
 	src Sources
 }
 
-// install makes the environments that the runner's files ask for, and tries to import its libraries.
+// install makes the environments that the runner's files ask for, and imports its libraries.
 func (in *ownInstaller) install(ctx context.Context, c *custom) (problems []Problem) {
 	imported := false
 	for _, t := range toolchains {

@@ -13,7 +13,8 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// nodeProgram prepares an installed Node environment with the programs of this tree, and returns the command that starts one.
+// nodeProgram copies this tree's programs beside installed libraries, and returns the command that
+// starts one.
 func nodeProgram(t *testing.T, name string, flags ...string) []string {
 	t.Helper()
 	dir := os.Getenv("SANDBOX_TEST_RUNNERS")
@@ -36,7 +37,7 @@ func nodeProgram(t *testing.T, name string, flags ...string) []string {
 	return append(flags, filepath.Join(env, name))
 }
 
-// The launcher runs outside a sandbox here: what it does with code is the same.
+// The launcher runs outside a sandbox here, which makes no difference to it.
 func TestLauncher(t *testing.T) {
 	command := nodeProgram(t, "launch.cjs")
 	data, tmp := t.TempDir(), t.TempDir()
@@ -131,7 +132,8 @@ func TestLauncher(t *testing.T) {
 	}
 }
 
-// Source that makes the compiler take all memory ends with a message. The limit is the shell's here, the sandbox's otherwise.
+// TestLauncherCompilerOutOfMemory: source that exhausts the compiler's memory ends with a message.
+// Here the shell sets the limit instead of the sandbox.
 func TestLauncherCompilerOutOfMemory(t *testing.T) {
 	command := nodeProgram(t, "launch.cjs")
 	file := filepath.Join(t.TempDir(), "main-1.ts")

@@ -10,16 +10,18 @@ var (
 	comments  = regexp.MustCompile(`(?m)^[ \t]*#.*$`)
 	words     = []string{"import", "exec", "eval"}
 	importers = regexp.MustCompile(`\b(?:import|__import__|exec|eval)\b`)
-	// imports matches a statement on one line. Its module is the first group, or its modules, with the names they get, the second.
+	// imports matches a statement on one line. Group 1 is the module of "from", group 2 the modules
+	// of "import" with their names.
 	imports = regexp.MustCompile(`(?m)(?:^|[;:])[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([^;#\r\n]+))`)
 	module  = regexp.MustCompile(`^[ \t]*(\w+)(?:\.\w+)*(?:[ \t]+as[ \t]+\w+)?[ \t]*$`)
 )
 
-// maxLook bounds the time of a look. Code that is longer has more to do than to end.
+// maxLook bounds the time of importsOnly. Longer code takes longer than its imports anyway.
 const maxLook = 32 << 10
 
-// importsOnly reports whether a Python program seems to import nothing but those modules. It does not parse the program: in doubt the
-// answer is no, and where it is wrong the program imports for itself, which costs time and nothing else.
+// importsOnly reports whether a Python program seems to import these modules only. It does not
+// parse the program. In doubt it returns false. If it wrongly returns true, the program imports the
+// rest itself, which only takes time.
 func importsOnly(code string, modules []string) bool {
 	if len(code) > maxLook {
 		return false

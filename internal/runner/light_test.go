@@ -79,8 +79,8 @@ func TestZygoteFor(t *testing.T) {
 	}
 }
 
-// TestZygoteEnvironment: a zygote starts with the runner's variables but for those that each run sets, and
-// knows which ones it reads only once.
+// TestZygoteEnvironment: a zygote starts with the runner's variables, except those that each run
+// sets, and knows which ones it reads only at its start.
 func TestZygoteEnvironment(t *testing.T) {
 	r := Runner{Definition: Definition{
 		Name: "python", Argv: []string{"/usr/bin/python3", "{file}"}, Env: map[string]string{"EARLY_A": "1", "EARLY_B": "2"},

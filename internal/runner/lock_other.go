@@ -2,5 +2,5 @@
 
 package runner
 
-// lockDir does nothing: environments are only installed on Linux.
+// lockDir does nothing: Install works on Linux only.
 func lockDir(string) (unlock func(), err error) { return func() {}, nil }

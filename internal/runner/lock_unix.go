@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// lockDir waits until this process alone may change the environments in dir.
+// lockDir waits for the exclusive right to change the environments in dir.
 func lockDir(dir string) (unlock func(), err error) {
 	f, err := os.OpenFile(dir+"/.lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

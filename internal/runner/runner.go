@@ -1,8 +1,8 @@
 // Package runner finds, installs and describes the language environments that code can run in.
 //
-// The definitions are data in the top-level package runners. [Install] turns their locked library lists into directories on
-// the host, [Detect] says which runners can really be used, with which mounts and command lines. The package knows nothing
-// of sessions, and of sandboxes only what a mount is.
+// The definitions are data in the top-level package runners. [Sources.Install] turns their locked
+// library lists into directories on the host. [Sources.Discover] returns the runners that work
+// here, with their mounts and command lines. The package knows nothing of sessions.
 package runner
 
 import (
@@ -22,34 +22,34 @@ type Definition struct {
 	Name    string   `json:"name"`
 	Aliases []string `json:"aliases"`
 	Title   string   `json:"title"`
-	// File is the name of the code file; the agent may put something unique between stem and extension.
+	// File is the name of the code file. The agent may add a unique part before the extension.
 	File string `json:"file"`
-	// Argv is the command of a run. "{file}" is replaced by the agent with the code file's path inside; in a Runner that Detect
-	// returned, "{python}", "{node}" and "{bash}" have been replaced already.
+	// Argv is the command of a run. The agent replaces "{file}" with the path of the code file.
+	// Discover replaces "{python}", "{node}" and "{bash}".
 	Argv []string `json:"argv"`
-	// Persistent is the command of an interpreter that lives on, with the same replacements, and "{driver}", which the agent
-	// replaces by the path of the driver. Empty: the runner keeps no state.
+	// Persistent is the command of an interpreter, with the same replacements and "{driver}", which
+	// the agent replaces with the path of the driver. Empty: the runner keeps no state.
 	Persistent []string `json:"persistent"`
 	// Driver is the name of the driver's file beside runner.json.
 	Driver       string `json:"driver"`
 	DriverSource []byte `json:"-"`
-	// Zygote forks the processes of runs. Its source is in the file beside runner.json; only runners whose Argv is an interpreter
-	// and its file have one.
+	// Zygote forks the processes of runs. Argv must then be an interpreter and its file.
 	Zygote *Zygote `json:"zygote"`
 	// Prestart says that Argv can be started before its code is known. See docs/warm-start.md.
 	Prestart *Prestart `json:"prestart"`
-	// Displays says that programs leave what they show where the agent looks for it.
+	// Displays says that programs leave plots and tables where the agent looks for them.
 	Displays bool `json:"displays"`
-	// Env is added to every run. "{path}" is replaced by Detect.
+	// Env is added to every run. Discover replaces "{path}".
 	Env map[string]string `json:"env"`
-	// Libraries are the names for the tool description, in order. Detect leaves them out when they are not installed.
+	// Libraries are the names for the tool description. Discover omits those that are not
+	// installed.
 	Libraries []string `json:"libraries"`
-	// Environments must be there for the runner to work; Optional ones are mounted when they are.
+	// Environments are required. Optional ones are mounted if they are installed.
 	Environments []string `json:"environments"`
 	Optional     []string `json:"optional"`
-	// NeedsLibraries says that an interpreter without its installed libraries is of no use.
+	// NeedsLibraries says that the runner does not work without its libraries.
 	NeedsLibraries bool `json:"needs_libraries"`
-	// TimeoutSeconds and MemoryMB, where they are set, take the place of the server's own limits.
+	// TimeoutSeconds and MemoryMB replace the server's limits, unless they are 0.
 	TimeoutSeconds int `json:"timeout_seconds"`
 	MemoryMB       int `json:"memory_mb"`
 }
@@ -59,8 +59,8 @@ type Zygote struct {
 	// File is the name of the zygote's program beside runner.json.
 	File   string `json:"file"`
 	Source []byte `json:"-"`
-	// Reads lists the prefixes of the variables that the interpreter and its libraries read while they
-	// start: a run that changes one does not come from the zygote.
+	// Reads lists the prefixes of the variables that the interpreter and its libraries read while
+	// they start: a run that changes one does not come from the zygote.
 	Reads []string `json:"reads"`
 	// PerRun lists variables among them that each run may set. The zygote starts without them.
 	PerRun []string `json:"per_run"`
@@ -68,13 +68,13 @@ type Zygote struct {
 	Preload []string `json:"preload"`
 	// OnUse is imported by the zygote of a session whose code has mentioned it.
 	OnUse []string `json:"preload_on_use"`
-	// Light is imported by a second zygote, for programs that import nothing else. They do not carry the
-	// memory of the libraries.
+	// Light is imported by a second zygote, for programs that import nothing else. They do not
+	// carry the memory of the libraries.
 	Light []string `json:"light"`
 }
 
-// Prestart describes a program that can wait for its code. Reads lists the prefixes of the variables that
-// it reads while it starts: a run that changes one needs a program of its own.
+// Prestart describes a program that can wait for its code. Reads lists the prefixes of the
+// variables that it reads while it starts: a run that changes one needs a program of its own.
 type Prestart struct {
 	Reads []string `json:"reads"`
 }
@@ -83,11 +83,11 @@ type Prestart struct {
 type Runner struct {
 	Definition
 	Image   string // for list_runners, for example "jail:python"
-	ImageID string // what a backend that has images starts; empty for all others
+	ImageID string // for backends that have images
 	Version string // for example "Python 3.11.7"
 	Mounts  []sandbox.Mount
-	// Wrapper is the directory of an environment that isolates itself (contract 5): it is started as it is and has
-	// no workspace. Empty for all others.
+	// Wrapper is the directory of an environment that isolates itself (contract 5). It has no
+	// workspace.
 	Wrapper string
 }
 
@@ -112,8 +112,8 @@ func (r Runner) Zygotes() (all []sandbox.Zygote) {
 	return all
 }
 
-// ZygoteFor returns the zygote for a program, or nil. An interpreter gets the one with all libraries: nobody
-// knows what its later cells import.
+// ZygoteFor returns the zygote for a program, or nil. An interpreter gets the one with all
+// libraries: its later cells may import anything.
 func (r Runner) ZygoteFor(code string, persistent bool) *sandbox.Zygote {
 	all := r.Zygotes()
 	switch {
@@ -136,8 +136,8 @@ type Catalogue interface {
 // Set is the runners of this host, in the order of the definitions.
 type Set []Runner
 
-// Lookup finds a runner by its name or one of its aliases, in any case. An exact match wins, and then a name: an operator's own
-// runner may have another's alias.
+// Lookup finds a runner by its name or an alias and ignores case. An exact match wins, then a name:
+// an operator's runner may have the name of another's alias.
 func (s Set) Lookup(nameOrAlias string) (Runner, bool) {
 	same := func(name string) bool { return strings.EqualFold(name, nameOrAlias) }
 	for _, matches := range []func(Runner) bool{
@@ -180,7 +180,7 @@ func (p Problem) String() string {
 // fixInstall is the command that prepares the environments.
 const fixInstall = "mcp-code-sandbox runners install"
 
-// inside is where the environments are mounted.
+// inside is where sandboxes mount the environments.
 const inside = "/opt/runners/"
 
 // definitions reads the runner.json of each name.

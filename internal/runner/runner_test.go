@@ -51,7 +51,7 @@ func TestDefinitions(t *testing.T) {
 	}
 }
 
-// What is mounted of the host is an installation, never somebody's home.
+// TestNeeded: sandboxes mount an installation, never a home directory.
 func TestNeeded(t *testing.T) {
 	env := environ{"HOME": "/srv/people/ann"}
 	for _, c := range []struct {
@@ -78,7 +78,7 @@ func TestNeeded(t *testing.T) {
 	}
 }
 
-// host is a fake machine: a PATH with only what a test puts there, an empty home, a directory of environments.
+// host is a fake machine with an empty PATH, an empty home and a directory of environments.
 type host struct {
 	t    *testing.T
 	root string
@@ -100,7 +100,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// python puts a program there that answers the probe like a Python in a prefix of its own.
+// python writes a program that answers the probe like a Python with its own prefix.
 func (h *host) python(path, version string, venv bool) string {
 	prefix := filepath.Dir(filepath.Dir(path))
 	return h.script(path, fmt.Sprintf(`echo '{"version":%q,"path":%q,"prefix":%q,"parts":[],"library":"","venv":%v}'`,
@@ -123,7 +123,7 @@ func (h *host) script(path, body string) string {
 	return path
 }
 
-// installed leaves what a completed Install leaves.
+// installed writes the stamp of a completed Install.
 func (h *host) installed(env string, in interpreter, err error) {
 	h.t.Helper()
 	if err != nil {
@@ -348,7 +348,7 @@ func TestDetect(t *testing.T) {
 	}
 }
 
-// An installation that fails says what to do, keeps what was there and leaves nothing of its own.
+// TestInstallFailure: an installation that fails names the fix and changes nothing.
 func TestInstallFailure(t *testing.T) {
 	h := newHost(t)
 	h.python("bin/python3", "3.12.1", false)

@@ -8,8 +8,9 @@ import (
 	"path/filepath"
 )
 
-// wrappers finds contract 5's environments in dir: directories with a metadata.json and bin/run, which takes code on its
-// stdin, and perhaps bin/session-run, which keeps state. They isolate themselves.
+// wrappers returns the environments in dir that isolate themselves (contract 5): directories with a
+// metadata.json, bin/run, which reads code from stdin, and optionally bin/session-run, which keeps
+// state.
 func wrappers(dir string) (list []Runner, problems []Problem) {
 	for _, sub := range subdirectories(dir) {
 		var meta struct {
@@ -26,25 +27,25 @@ func wrappers(dir string) (list []Runner, problems []Problem) {
 		bad := func(fix, format string, args ...any) {
 			problems = append(problems, Problem{name, "skipped: " + fmt.Sprintf(format, args...), fix})
 		}
-		mend := "mend " + filepath.Join(sub, "metadata.json")
+		correct := "correct " + filepath.Join(sub, "metadata.json")
 		if err != nil {
-			bad(mend, "metadata.json: %v", err)
+			bad(correct, "metadata.json: %v", err)
 			continue
 		}
 		if !runnerName.MatchString(meta.Name) {
-			bad(mend, "metadata.json: %q is not a valid name: use lower-case letters, digits, - and _", meta.Name)
+			bad(correct, "metadata.json: %q is not a valid name: use lower-case letters, digits, - and _", meta.Name)
 			continue
 		}
 		name = meta.Name
 		if !runnerName.MatchString(meta.Interpreter) {
-			bad(mend, "metadata.json: interpreter_type %q: use python, node or bash", meta.Interpreter)
+			bad(correct, "metadata.json: interpreter_type %q: use python, node or bash", meta.Interpreter)
 			continue
 		}
 		if err := checkLimits(meta.TimeoutSeconds, meta.MemoryMB); err != nil {
-			bad(mend, "metadata.json: %v", err)
+			bad(correct, "metadata.json: %v", err)
 			continue
 		}
-		// Where a link leads, so that it is one environment for as long as the server knows it.
+		// Follow links now, so that a changed link does not change the environment later.
 		real, err := filepath.EvalSymlinks(sub)
 		if err == nil {
 			real, err = filepath.Abs(real)
@@ -60,7 +61,7 @@ func wrappers(dir string) (list []Runner, problems []Problem) {
 		}
 		if closed := unreachable(run); closed != "" {
 			bad("keep it in a directory that everybody may read, such as /opt/sandboxes; a link to it may stay",
-				"a root server starts wrappers as another user, who cannot reach %s", closed)
+				"a server that runs as root starts wrappers as another user, who cannot reach %s", closed)
 			continue
 		}
 		r := Runner{
@@ -83,7 +84,8 @@ func executable(path string) bool {
 	return err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0
 }
 
-// unreachable is the part of path that keeps other users out, where this is root's server; empty if there is none.
+// unreachable returns the part of path that keeps other users out if the server runs as root, or
+// "".
 func unreachable(path string) string {
 	if os.Geteuid() != 0 {
 		return ""
