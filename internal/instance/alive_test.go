@@ -23,7 +23,7 @@ func TestAlive(t *testing.T) {
 			t.Errorf("%q: %t, want %t", id, got, want)
 		}
 	}
-	// One of which nothing can be learnt: here its lock cannot be opened, elsewhere there may be no descriptor left.
+	// In doubt it is alive: here the lock cannot be opened.
 	if err := os.MkdirAll(filepath.Join(root, "instances", "def", "lock"), 0o700); err != nil {
 		t.Fatal(err)
 	}

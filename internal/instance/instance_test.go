@@ -15,7 +15,8 @@ import (
 	"mcp-code-sandbox/internal/instance"
 )
 
-// childEnv makes the test binary an instance: it acquires, prints its id and lives until its stdin ends.
+// childEnv makes the test binary an instance: it acquires, prints its id, and lives until its stdin
+// ends.
 const childEnv = "INSTANCE_TEST_ROOT"
 
 func TestMain(m *testing.M) {
@@ -95,7 +96,7 @@ func TestDeadIsOnlyTheDead(t *testing.T) {
 	if again, err := instance.Dead(root); err != nil || len(again) != 0 {
 		t.Fatalf("a taken-over instance was found again: %v, %v", ids(again), err)
 	}
-	// A reaping that failed is for the next round.
+	// If reaping fails, the next round tries again.
 	dead[0].Abandon()
 	dead, err = instance.Dead(root)
 	if err != nil || len(dead) != 1 {
@@ -115,7 +116,7 @@ func TestDeadIsOnlyTheDead(t *testing.T) {
 	}
 }
 
-// Starting and reaping at once: no starter may lose its directory.
+// Instances start and reap at once: none may lose its directory.
 func TestStartersAndReapersRace(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(root+"/instances/0123456789ab", 0o700); err != nil { // died between mkdir and lock

@@ -12,7 +12,7 @@ import (
 	"mcp-code-sandbox/internal/session/sessiontest"
 )
 
-// blockingLog blocks whoever logs a message that contains text until release is closed.
+// blockingLog blocks a goroutine that logs a message containing text until release is closed.
 type blockingLog struct {
 	slog.Handler
 	text    string
@@ -31,8 +31,8 @@ func (b blockingLog) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestAdmitBesideDeletion: while the files of one caller's closed session are deleted, which can
-// take long, others open sessions.
+// TestAdmitBesideDeletion: other callers open sessions while the files of one caller's closed
+// session are being deleted, which can take long.
 func TestAdmitBesideDeletion(t *testing.T) {
 	log := blockingLog{slog.DiscardHandler, "deleting a closed session", &sync.Once{}, make(chan struct{}), make(chan struct{})}
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) {

@@ -19,7 +19,7 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// put writes a file into the session, which is made if need be.
+// put writes a file into the session and makes the session if needed.
 func put(tb testing.TB, m *session.Manager, id, name, content string) {
 	tb.Helper()
 	s := open(tb, m, session.Local, id)
@@ -29,7 +29,7 @@ func put(tb testing.TB, m *session.Manager, id, name, content string) {
 	}
 }
 
-// retained reads a file of a closed session; "" means that there is none.
+// retained reads a file of a closed session; "" means that it does not exist.
 func retained(tb testing.TB, m *session.Manager, caller session.Caller, id, name string) string {
 	tb.Helper()
 	f, _, err := m.OpenRetained(caller, id, name)
@@ -68,13 +68,14 @@ func TestCloseSession(t *testing.T) {
 		put(t, m, "x", "a.txt", "first")
 		put(t, m, "other", "a.txt", "other's")
 
-		// Its runs end as cancelled, one that was about to start included; another session's goes
-		// on.
+		// Its runs are cancelled, including one that is about to start. A run of another session
+		// goes on.
 		held := open(t, m, session.Local, "x")
 		defer held.Release()
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if res, err := held.Run(context.Background(), python, session.RunRequest{}); err != nil || res.Cause != sandbox.CauseCancelled || res.ExitCode != -1 {
+			if res, err := held.Run(context.Background(), python, session.RunRequest{}); err != nil ||
+				res.Cause != sandbox.CauseCancelled || res.ExitCode != -1 {
 				t.Errorf("the run: %+v, %v", res, err)
 			}
 		})
@@ -97,11 +98,12 @@ func TestCloseSession(t *testing.T) {
 		if n := len(b.Live()); n != 1 {
 			t.Errorf("%d sandboxes are live, want the other session's", n)
 		}
-		if res, err := held.Run(t.Context(), python, session.RunRequest{}); err != nil || res.Cause != sandbox.CauseCancelled || res.Started {
+		if res, err := held.Run(t.Context(), python, session.RunRequest{}); err != nil ||
+			res.Cause != sandbox.CauseCancelled || res.Started {
 			t.Errorf("a run in the closed session: %+v, %v", res, err)
 		}
 
-		// The id is free, its files are kept apart, for their owner.
+		// The id is free again, and only its owner can read the old files.
 		if _, err := m.Lookup(session.Local, "x"); !errors.Is(err, session.ErrNotFound) {
 			t.Errorf("Lookup: %v", err)
 		}
@@ -131,8 +133,8 @@ func TestCloseSession(t *testing.T) {
 	})
 }
 
-// TestRetention: what was closed is deleted in time, whatever hostile code has made of it; nothing
-// else ever is.
+// TestRetention: closed sessions, and only those, are deleted in time, whatever hostile code has
+// put there.
 func TestRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b sessiontest.Backend
@@ -206,7 +208,7 @@ func TestRetention(t *testing.T) {
 	})
 }
 
-// plant makes what is hard to delete, and what must not be followed.
+// plant makes files that are hard to delete and links that must not be followed.
 func plant(t *testing.T, dir, outside string) {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
@@ -236,8 +238,8 @@ func plant(t *testing.T, dir, outside string) {
 	}
 }
 
-// TestTwoServersCloseOneSession: a server notices that another one has closed a session, at the
-// next use or clean-up.
+// TestTwoServersCloseOneSession: a server notices at the next use or clean-up that another one has
+// closed a session.
 func TestTwoServersCloseOneSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b1, b2 := &sessiontest.Backend{}, &sessiontest.Backend{Program: forever}
@@ -252,7 +254,8 @@ func TestTwoServersCloseOneSession(t *testing.T) {
 			s := open(t, two, session.Local, "x")
 			wg.Go(func() {
 				defer s.Release()
-				if res, err := s.Run(context.Background(), python, session.RunRequest{}); err != nil || res.Cause != sandbox.CauseCancelled {
+				if res, err := s.Run(context.Background(), python, session.RunRequest{}); err != nil ||
+					res.Cause != sandbox.CauseCancelled {
 					t.Errorf("the run: %+v, %v", res, err)
 				}
 			})
@@ -279,8 +282,8 @@ func TestTwoServersCloseOneSession(t *testing.T) {
 	})
 }
 
-// TestCloseRaces: of many who close one is told that it did; those who use it meanwhile get a
-// session, the old or a new one.
+// TestCloseRaces: if many close a session at once, one of them succeeds. Concurrent users get the
+// old session or a new one.
 func TestCloseRaces(t *testing.T) {
 	var b sessiontest.Backend
 	m := newManager(t, &b, func(c *session.Config) { c.ClosedRetention = time.Hour })

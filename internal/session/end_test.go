@@ -14,8 +14,8 @@ import (
 	"mcp-code-sandbox/internal/session/sessiontest"
 )
 
-// TestSlowEnds: sandboxes that take long to end hold up nobody but their own caller, who cannot
-// have more of them than the server allows.
+// TestSlowEnds: sandboxes that end slowly delay only their own caller, which cannot have more of
+// them than the server allows.
 func TestSlowEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -49,7 +49,7 @@ func TestSlowEnds(t *testing.T) {
 			}
 		}
 
-		// Four of ann's are left, and two of the others: she waits for three before her next
+		// Four of ann's remain, and two of the others: she waits for three before her next one
 		// starts.
 		ran := make(chan session.RunResult, 1)
 		go func() {
@@ -80,8 +80,8 @@ func TestSlowEnds(t *testing.T) {
 	})
 }
 
-// TestSlowEndOfTheOwn: a caller that ends an idle session of its own, to make room, waits until it
-// is gone; a run that is cancelled meanwhile does not.
+// TestSlowEndOfTheOwn: a caller that evicts its own idle session waits until it is gone; a run that
+// is cancelled meanwhile does not.
 func TestSlowEndOfTheOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})

@@ -23,7 +23,7 @@ var (
 )
 
 // interpreters is a program that knows whether its sandbox has had a cell of that interpreter
-// before, and can take long.
+// before. It can take long.
 type interpreters struct {
 	mu   sync.Mutex
 	seen map[string]bool
@@ -45,7 +45,7 @@ func (i *interpreters) program(p *sessiontest.Process) wire.Exit {
 	return wire.Exit{Fresh: fresh}
 }
 
-// cell runs code in the caller's notebook of that id.
+// cell runs code in the caller's notebook with that id.
 func cell(t *testing.T, m *session.Manager, caller session.Caller, id, code string) (session.RunResult, error) {
 	t.Helper()
 	s := open(t, m, caller, id)
@@ -70,8 +70,8 @@ func newNotebooks(t *testing.T, change func(*session.Config)) (*session.Manager,
 	}), b
 }
 
-// TestEvictNotebook: ten live notebooks lock nobody out for longer than the idle time, and the one
-// that had to go says so, once, whichever server is asked.
+// TestEvictNotebook: ten notebooks exclude others for no longer than the idle time. The evicted one
+// reports that once, in whichever server.
 func TestEvictNotebook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cfg session.Config
@@ -102,7 +102,7 @@ func TestEvictNotebook(t *testing.T) {
 			t.Errorf("the one after that: %+v", res)
 		}
 
-		// n2 made room for n1. Another server on the same root tells of it, and only once.
+		// n2 made room for n1. Another server on the same root reports it, once.
 		synctest.Wait()
 		other := newManager(t, b, func(c *session.Config) { *c = cfg })
 		if res := mustCell(t, other, ann, "n2"); !res.Evicted {
@@ -115,7 +115,7 @@ func TestEvictNotebook(t *testing.T) {
 	})
 }
 
-// TestEvictionRule: who makes way, in order.
+// TestEvictionRule: which session is evicted first.
 func TestEvictionRule(t *testing.T) {
 	live := func(t *testing.T, b *sessiontest.Backend, want ...string) {
 		t.Helper()
@@ -265,8 +265,8 @@ func TestEvictionRule(t *testing.T) {
 	}
 }
 
-// TestEvictedAtOnce: the next call of an evicted session says so also when it comes before anything
-// has been written.
+// TestEvictedAtOnce: the next call of an evicted session reports it even before anything has been
+// written.
 func TestEvictedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions, c.EvictIdle = 1, 0 })

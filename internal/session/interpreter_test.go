@@ -17,8 +17,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestQueue: runs of one interpreter wait for each other in order. They know what they wait for,
-// and for how long it has been going.
+// TestQueue: runs of one interpreter wait for each other in order. They know which run they wait
+// for, and since when it runs.
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		end := make(chan struct{})

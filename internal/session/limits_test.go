@@ -18,7 +18,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// liveIDs are the ids of the sessions that have a live sandbox.
+// liveIDs returns the ids of the sessions that have a sandbox.
 func liveIDs(b *sessiontest.Backend) map[string]bool {
 	ids := map[string]bool{}
 	for _, sb := range b.Live() {
@@ -107,7 +107,7 @@ func TestIdleTTL(t *testing.T) {
 		}
 		s.Release()
 
-		// A run is not idleness, however long it takes.
+		// A session with a run is not idle, however long the run takes.
 		b.Program = func(p *sessiontest.Process) wire.Exit {
 			select {
 			case <-time.After(time.Hour):
@@ -139,7 +139,7 @@ func TestMaxLifetime(t *testing.T) {
 			t.Errorf("%d sandboxes after their lifetime", len(live))
 		}
 
-		// A run that is going may finish, but shares its old sandbox with no new one.
+		// A run in progress may finish, but its old sandbox gets no new run.
 		release := make(chan struct{})
 		b.Program = func(p *sessiontest.Process) wire.Exit {
 			if string(p.Code) == "wait" {
@@ -167,7 +167,7 @@ func TestMaxLifetime(t *testing.T) {
 	})
 }
 
-// After many sessions nothing is left: no goroutine, no sandbox, no memory of them.
+// TestManySessions: many sessions leave no goroutine, no sandbox and no memory behind.
 func TestManySessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b sessiontest.Backend
@@ -198,8 +198,7 @@ func TestManySessions(t *testing.T) {
 	})
 }
 
-// goroutines counts those of sandboxes and their connections. (The runtime has others that come and
-// go.)
+// goroutines counts those of sandboxes and their connections, since the runtime has others.
 func goroutines() int {
 	buf := make([]byte, 4<<20)
 	stacks := string(buf[:runtime.Stack(buf, true)])
@@ -255,7 +254,7 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// readyBackend has started its sandboxes before they are asked for: their ids are not the specs'.
+// readyBackend returns sandboxes that it has started earlier, with ids of their own.
 type readyBackend struct{ *sessiontest.Backend }
 
 func (b readyBackend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -263,8 +262,7 @@ func (b readyBackend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.San
 	return b.Backend.Start(ctx, spec)
 }
 
-// TestReadySandbox: what is bound to a sandbox is bound to the id that it has, not to the one that
-// was asked for.
+// TestReadySandbox: connections carry the id of the sandbox, not that of the Spec.
 func TestReadySandbox(t *testing.T) {
 	var b sessiontest.Backend
 	m := newManager(t, &b, func(c *session.Config) {
@@ -292,7 +290,7 @@ func TestReadySandbox(t *testing.T) {
 	}
 }
 
-// The overhead of a run does not grow with the number of open sessions.
+// BenchmarkRun: the overhead of a run does not grow with the number of open sessions.
 func BenchmarkRun(b *testing.B) {
 	for _, sessions := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("sessions=%d", sessions), func(b *testing.B) {

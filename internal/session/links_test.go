@@ -16,8 +16,8 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// TestOpenLink: a link opens files of its own generation, also after the session was closed, and
-// nothing else in the root.
+// TestOpenLink: a link opens files of its own generation, even after the session was closed, and
+// nothing else.
 func TestOpenLink(t *testing.T) {
 	root := t.TempDir()
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.Root, c.ClosedRetention = root, time.Hour })
@@ -64,7 +64,7 @@ func TestOpenLink(t *testing.T) {
 		}
 	}
 
-	// After the close, the old link leads to the old file, whatever the new session has.
+	// After the close, the old link opens the old file, whatever the new session has.
 	if err := m.CloseSession(t.Context(), alice, "chat"); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestOpenLink(t *testing.T) {
 		t.Errorf("revoking nothing: %v", err)
 	}
 
-	// A meta.json that says something else than its directory is nobody's.
+	// A meta.json that does not match its directory is ignored.
 	text, err := os.ReadFile(filepath.Join(root, m.Key(session.Local, "chat"), "meta.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestOpenLink(t *testing.T) {
 	}
 }
 
-// TestGenerationOfOldSessions: sessions of earlier releases, whose meta.json names no generation,
+// TestGenerationOfOldSessions: sessions of earlier releases, without a generation in meta.json,
 // have one each.
 func TestGenerationOfOldSessions(t *testing.T) {
 	root := t.TempDir()

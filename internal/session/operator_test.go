@@ -13,8 +13,8 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// TestStopSession: the operator ends a session's runs, those that wait included, and its sandboxes.
-// Other sessions go on, and the next run of the session starts anew.
+// TestStopSession: the operator ends a session's sandboxes and runs, including waiting ones. Other
+// sessions go on, and the session's next run starts a sandbox.
 func TestStopSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var root string
@@ -69,8 +69,8 @@ func TestStopSession(t *testing.T) {
 	})
 }
 
-// TestStoredInfos: what disk tells the operator of a session is its size, and its last use: to the
-// second of one that is not in use, otherwise to the minute.
+// TestStoredInfos: the operator sees the size and last use of stored sessions: to the second if
+// idle, otherwise to the minute.
 func TestStoredInfos(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := t.TempDir()

@@ -17,7 +17,7 @@ import (
 
 var carol = session.Caller{ID: "carol"}
 
-// wantFull checks that a cell of a new notebook is refused, and at once.
+// wantFull checks that a cell of a new notebook is refused at once.
 func wantFull(t *testing.T, m *session.Manager, caller session.Caller) {
 	t.Helper()
 	began := time.Now()
@@ -29,8 +29,8 @@ func wantFull(t *testing.T, m *session.Manager, caller session.Caller) {
 	}
 }
 
-// TestIdleNotebooksLockNobodyOut: one caller's notebooks, just used, make room at once for those
-// who hold less, down to an equal share. Then nobody takes anything from anybody.
+// TestIdleNotebooksLockNobodyOut: one caller's notebooks, just used, make room at once for callers
+// that hold less, down to an equal share.
 func TestIdleNotebooksLockNobodyOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, b := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 10 })
@@ -57,7 +57,8 @@ func TestIdleNotebooksLockNobodyOut(t *testing.T) {
 		wantFull(t, m, ann)
 		wantFull(t, m, bob)
 		st := m.Stats()
-		if st.Others.LiveSessions != 10 || st.Others.Interpreters != 10 || st.Others.Evictions != 8 || st.Others.Refusals != 6 || st.Others.Preemptions != 0 {
+		if st.Others.LiveSessions != 10 || st.Others.Interpreters != 10 ||
+			st.Others.Evictions != 8 || st.Others.Refusals != 6 || st.Others.Preemptions != 0 {
 			t.Errorf("%+v", st)
 		}
 		if took := time.Since(began); took != 0 {
@@ -103,7 +104,7 @@ type ended struct {
 	err error
 }
 
-// endless starts runs of a caller that last until they are stopped, a second apart.
+// endless starts runs of a caller, a second apart, that last until they are stopped.
 func endless(t *testing.T, ctx context.Context, m *session.Manager, caller session.Caller, n int, background func(int) bool) <-chan ended {
 	results := make(chan ended, n)
 	for i := range n {
@@ -122,9 +123,8 @@ func endless(t *testing.T, ctx context.Context, m *session.Manager, caller sessi
 	return results
 }
 
-// TestEndlessRunsLockNobodyOut: a caller whose runs never end has to give those up that it has
-// beyond an equal share: background runs first, then the one started last. The operator's are never
-// stopped.
+// TestEndlessRunsLockNobodyOut: a caller whose runs never end loses those beyond an equal share:
+// background runs first, then the newest. The operator's are never stopped.
 func TestEndlessRunsLockNobodyOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 10 })
@@ -142,7 +142,8 @@ func TestEndlessRunsLockNobodyOut(t *testing.T) {
 				t.Errorf("%s waited for %v", want.caller.ID, took)
 			}
 			got := <-results
-			if got.id != want.id || got.err != nil || got.res.Cause != sandbox.CausePreempted || !got.res.Started || got.res.ExitCode != -1 ||
+			if got.id != want.id || got.err != nil ||
+				got.res.Cause != sandbox.CausePreempted || !got.res.Started || got.res.ExitCode != -1 ||
 				got.res.Preemption == nil || *got.res.Preemption != (session.Preemption{Held: 10 - i, Of: 10}) {
 				t.Errorf("%s was stopped: %+v, %+v; want %s", got.id, got.res, got.err, want.id)
 			}
@@ -164,7 +165,7 @@ func TestEndlessRunsLockNobodyOut(t *testing.T) {
 	})
 }
 
-// TestOperatorsRunsGoOn: nobody's runs but those of users are stopped, whoever asks.
+// TestOperatorsRunsGoOn: the operator's runs are never preempted.
 func TestOperatorsRunsGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 3 })
@@ -181,8 +182,8 @@ func TestOperatorsRunsGoOn(t *testing.T) {
 	})
 }
 
-// TestRoomWithoutPreemption: a session that ends while somebody waits makes room, and a session
-// that the largest holder would start meanwhile does not get it.
+// TestRoomWithoutPreemption: a session that ends makes room for a waiting caller, and not for a new
+// session of the largest holder.
 func TestRoomWithoutPreemption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 4 })
@@ -223,8 +224,8 @@ func TestRoomWithoutPreemption(t *testing.T) {
 	})
 }
 
-// TestWaitersInOrder: those who wait for room get it in the order of what they hold, not of how
-// often they ask. One that goes away, or that loses its right, holds nobody up.
+// TestWaitersInOrder: waiters get room in the order of what they hold, however often they ask. One
+// that leaves, or is no longer entitled, delays nobody.
 func TestWaitersInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 6 })
@@ -259,7 +260,7 @@ func TestWaitersInOrder(t *testing.T) {
 		leave()
 		time.Sleep(3 * time.Second)
 		mu.Lock()
-		// By the order of arrival, bob would have got three before carol.
+		// In the order of arrival, bob would have got three before carol.
 		if !maps.Equal(got, map[string]int{"bob": 2, "carol": 1, "bob refused": 2}) {
 			t.Errorf("served: %v", got)
 		}
@@ -272,7 +273,7 @@ func TestWaitersInOrder(t *testing.T) {
 	})
 }
 
-// TestCloseWhileWaiting: the end of the server ends those who wait.
+// TestCloseWhileWaiting: closing the manager ends the waits.
 func TestCloseWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, b := newNotebooks(t, func(c *session.Config) { c.MaxSessions = 2 })

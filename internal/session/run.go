@@ -102,10 +102,9 @@ func cancelled(byOperator bool) RunResult {
 	return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled, Operator: byOperator}
 }
 
-// Run executes code once in the session's sandbox for that runner and network. If the program or
-// its sandbox fails, or ctx or the session ends, that is a result. Errors are ErrBusy,
-// ErrNotPersistent, ErrMaxSessions, *OverloadError, ErrClosed, workspace.ErrQuota, *DiskError, or
-// the backend's.
+// Run executes code once, in the session's sandbox for that runner and network. A failure of the
+// program or sandbox, or the end of ctx or the session, is a result. Errors are ErrBusy, ErrClosed,
+// ErrNotPersistent, ErrMaxSessions, *OverloadError, ErrQuota, *DiskError and the backend's.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	req.stops = s.stopCount()
 	if !req.Persistent {

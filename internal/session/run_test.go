@@ -96,7 +96,7 @@ func TestCause(t *testing.T) {
 					t.Errorf("output %q does not say why the program was not started", out.String())
 				}
 
-				// Whatever happened, the next run works: in the same sandbox unless that was lost.
+				// The next run always works, in the same sandbox unless that was lost.
 				b.Program = nil
 				if res := run(t, m, "x", ""); res != (session.RunResult{Started: true}) {
 					t.Errorf("the next run: %+v", res)
@@ -113,7 +113,7 @@ func TestCause(t *testing.T) {
 	}
 }
 
-// A run ends in time whether or not the agent does what it is told.
+// TestRunEndsInTime: a run ends in time even if the agent ignores the server.
 func TestRunEndsInTime(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
 		for _, cancelled := range []bool{false, true} {
@@ -192,8 +192,7 @@ func (s *muteSandbox) Close(context.Context) error {
 }
 func (s *muteSandbox) Wait(context.Context) (sandbox.Exit, error) { return sandbox.Exit{}, nil }
 
-// An agent that does not even read cannot hold a run up, nor make it look as if it had been
-// started.
+// TestMuteAgent: an agent that does not read can neither delay a run nor make it look started.
 func TestMuteAgent(t *testing.T) {
 	for _, cause := range []sandbox.Cause{sandbox.CauseTimeout, sandbox.CauseCancelled} {
 		synctest.Test(t, func(t *testing.T) {
@@ -221,8 +220,8 @@ func TestMuteAgent(t *testing.T) {
 	}
 }
 
-// Many runs that need one sandbox wait for one start; who gives up does not take it from the
-// others.
+// TestStartIsShared: many runs that need one sandbox wait for one start. One that gives up does not
+// end it for the others.
 func TestStartIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &sessiontest.Backend{OnStart: func(ctx context.Context, _ sandbox.Spec) error {
@@ -251,7 +250,7 @@ func TestStartIsShared(t *testing.T) {
 		if b.Started() != 1 {
 			t.Errorf("%d starts, want 1", b.Started())
 		}
-		// Another runner, or the same with network, is another sandbox.
+		// Another runner, or the same one with network, has another sandbox.
 		if _, err := s.Run(context.Background(), shell, session.RunRequest{}); err != nil {
 			t.Error(err)
 		}
@@ -288,7 +287,7 @@ func TestStartFails(t *testing.T) {
 	})
 }
 
-// A sandbox that died while idle is replaced, and code is executed once.
+// TestDeadSandboxIsReplaced: a sandbox that died while idle is replaced, and code is executed once.
 func TestDeadSandboxIsReplaced(t *testing.T) {
 	executed := 0
 	b := &sessiontest.Backend{Program: func(*sessiontest.Process) wire.Exit { executed++; return wire.Exit{} }}
@@ -309,8 +308,8 @@ func TestDeadSandboxIsReplaced(t *testing.T) {
 	}
 }
 
-// A sandbox whose runner was installed anew, which has emptied the directory that it sees, is
-// replaced.
+// TestRunnerInstalledAnew: a sandbox is replaced after its runner was reinstalled, which emptied
+// the mounted directory.
 func TestRunnerInstalledAnew(t *testing.T) {
 	libraries := filepath.Join(t.TempDir(), "libraries")
 	if err := os.Mkdir(libraries, 0o700); err != nil {
@@ -373,8 +372,8 @@ func TestDiskQuota(t *testing.T) {
 				if tt.want.Cause == "" {
 					return
 				}
-				// The session is over its quota: code may delete, but write no more than a
-				// temporary file.
+				// The session exceeds its quota: code may delete files, and write only a small
+				// temporary one.
 				b.Program = func(p *sessiontest.Process) wire.Exit {
 					if p.Limits.FileBytes != 1<<20 {
 						t.Errorf("code in a full workspace may write files of %d bytes", p.Limits.FileBytes)
@@ -402,7 +401,7 @@ func TestDiskQuota(t *testing.T) {
 	}
 }
 
-// TestDiskQuotaOvershoot: runs that are each stopped for filling a full workspace do not make it
+// TestDiskQuotaOvershoot: runs that are each stopped for filling a full workspace cannot make it
 // grow without end.
 func TestDiskQuotaOvershoot(t *testing.T) {
 	program := func(p *sessiontest.Process) wire.Exit {
@@ -434,7 +433,7 @@ func TestDiskQuotaOvershoot(t *testing.T) {
 	}
 }
 
-// TestDisplayBudget: what a run shows is bounded in all.
+// TestDisplayBudget: the displays of a run are bounded together.
 func TestDisplayBudget(t *testing.T) {
 	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
 		for _, size := range []int{5 << 20, 5 << 20, 5 << 20, 16 << 20, 5} {
@@ -472,7 +471,7 @@ func TestDisplayBudget(t *testing.T) {
 	}
 }
 
-// A workspace that was full is not any more when its files have been deleted from outside.
+// TestDiskQuotaMadeRoom: a workspace is no longer full after its files were deleted from outside.
 func TestDiskQuotaMadeRoom(t *testing.T) {
 	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
 		if err := os.WriteFile(filepath.Join(p.Spec.Workspace, "big"), make([]byte, 2<<20), 0o600); err != nil {
@@ -495,8 +494,8 @@ func TestDiskQuotaMadeRoom(t *testing.T) {
 	}
 }
 
-// A workspace that cannot be measured counts as over its quota: the next run has time to clean up,
-// and no more.
+// TestDiskQuotaHidden: a workspace that cannot be measured counts as full: the next run may only
+// clean up.
 func TestDiskQuotaHidden(t *testing.T) {
 	for _, quota := range []workspace.Usage{{Bytes: 2 << 20}, {Files: 1000}} {
 		synctest.Test(t, func(t *testing.T) { testDiskQuotaHidden(t, quota) })
@@ -505,7 +504,7 @@ func TestDiskQuotaHidden(t *testing.T) {
 
 func testDiskQuotaHidden(t *testing.T, quota workspace.Usage) {
 	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
-		// Deeper than anybody can walk.
+		// Deeper than a walk goes.
 		if err := os.MkdirAll(filepath.Join(p.Spec.Workspace, strings.Repeat("d/", 300)), 0o700); err != nil {
 			t.Error(err)
 		}
@@ -526,7 +525,7 @@ func testDiskQuotaHidden(t *testing.T, quota workspace.Usage) {
 	if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota {
 		t.Errorf("the next run: %+v", res)
 	}
-	// It has time enough to clean up, though.
+	// It still has time to clean up.
 	b.Program = func(p *sessiontest.Process) wire.Exit {
 		select {
 		case <-time.After(3 * time.Second):

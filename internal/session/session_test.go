@@ -66,7 +66,7 @@ func open(tb testing.TB, m *session.Manager, caller session.Caller, id string) *
 	return s
 }
 
-// run opens the session, runs code in it and lets it go.
+// run opens the session, runs code in it and releases it.
 func run(tb testing.TB, m *session.Manager, id, code string) session.RunResult {
 	tb.Helper()
 	s := open(tb, m, session.Local, id)
@@ -104,7 +104,7 @@ func TestCheckID(t *testing.T) {
 	}
 }
 
-// No two callers ever meet, and no two ids of one caller: neither in a directory nor in a sandbox.
+// TestSessionsApart: no two callers, and no two ids of one caller, share a directory or a sandbox.
 func TestSessionsApart(t *testing.T) {
 	var b sessiontest.Backend
 	m := newManager(t, &b, nil)
@@ -183,7 +183,7 @@ func TestDirectory(t *testing.T) {
 			t.Errorf("%d sessions in memory after release, want none", st.Sessions)
 		}
 
-		// Its use is recorded, lazily; a damaged meta.json costs nothing but the record.
+		// Its use is recorded with a delay. A damaged meta.json only loses the record.
 		time.Sleep(2 * time.Minute)
 		run(t, m, "x", "")
 		used := time.Now()

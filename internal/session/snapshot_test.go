@@ -17,11 +17,10 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// A run's changes are its own, whoever wrote to the workspace after the run before it, of which the
-// session remembers what it left.
+// TestChanges: a run reports its own changes only, whatever was written after the run before it.
 func TestChanges(t *testing.T) {
-	// The program makes the files that the code names. A run of "wait" lasts until the test says
-	// so.
+	// The program makes the files that the code names. A run of "wait" lasts until the test ends
+	// it.
 	var waiting, goOn chan struct{}
 	program := func(p *sessiontest.Process) wire.Exit {
 		if string(p.Code) == "wait" {
@@ -56,7 +55,7 @@ func TestChanges(t *testing.T) {
 		{"what an interpreter left running", func(t *testing.T, r rig) {
 			s := open(t, r.m, session.Local, "x")
 			defer s.Release()
-			// It is idle, with a thread that writes.
+			// It is idle, but a thread of it writes.
 			if _, err := s.Run(t.Context(), persistent, session.RunRequest{Persistent: true, Files: 10, Changes: true}); err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +66,8 @@ func TestChanges(t *testing.T) {
 		{"what an interpreter left before it ended", func(t *testing.T, r rig) {
 			s := open(t, r.m, session.Local, "x")
 			defer s.Release()
-			if _, err := s.Run(t.Context(), persistent, session.RunRequest{Persistent: true, Network: true, Files: 10, Changes: true}); err != nil {
+			req := session.RunRequest{Persistent: true, Network: true, Files: 10, Changes: true}
+			if _, err := s.Run(t.Context(), persistent, req); err != nil {
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(filepath.Join(r.files, "theirs"), nil, 0o600); err != nil {
@@ -107,7 +107,7 @@ func TestChanges(t *testing.T) {
 			wg.Wait()
 		}, "mine"},
 		{"a closed session of that name", func(t *testing.T, r rig) { closeSession(t, r.m, "x") }, "mine"},
-		// Nobody but servers writes beside runs, so this shows that one walk is all there is.
+		// Only servers write beside runs, so this shows that the session walks once.
 		{"somebody who must not", func(t *testing.T, r rig) {
 			if err := os.WriteFile(filepath.Join(r.files, "unseen"), nil, 0o600); err != nil {
 				t.Fatal(err)
@@ -134,7 +134,8 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// A run that is cancelled while the session looks at its files is cancelled, and no failure.
+// TestCancelledBeforeItsTurn: a run that is cancelled while the session scans its files is
+// cancelled, not failed.
 func TestCancelledBeforeItsTurn(t *testing.T) {
 	m := newManager(t, &sessiontest.Backend{}, nil)
 	put(t, m, "x", "file", "")
@@ -148,7 +149,7 @@ func TestCancelledBeforeItsTurn(t *testing.T) {
 	}
 }
 
-// changes runs code and returns the names of the files it is said to have made or changed.
+// changes runs code and returns the names of the files that the run reports as new or changed.
 func changes(t *testing.T, m *session.Manager, code string) string {
 	t.Helper()
 	s := open(t, m, session.Local, "x")

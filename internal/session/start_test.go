@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/session/sessiontest"
 )
 
-// runAs runs code in a new session of a caller's.
+// runAs runs code in a new session of a caller.
 func runAs(m *session.Manager, caller session.Caller, id string) error {
 	s, err := m.Open(caller, id)
 	if err != nil {
@@ -25,7 +25,7 @@ func runAs(m *session.Manager, caller session.Caller, id string) error {
 	return err
 }
 
-// TestStartsAreFair: a hundred starts of one caller delay another caller's first by one start, not
+// TestStartsAreFair: a hundred starts of one caller delay another caller's first start by one, not
 // by a hundred.
 func TestStartsAreFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -62,8 +62,8 @@ func TestStartsAreFair(t *testing.T) {
 	})
 }
 
-// TestQueueIsNoStartTime: a start that waits for longer than one may take still succeeds; one that
-// waits for too long is told to try again, never that something is broken.
+// TestQueueIsNoStartTime: a start succeeds even if it waits for its turn longer than a start may
+// take. One that waits too long returns an OverloadError.
 func TestQueueIsNoStartTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &sessiontest.Backend{OnStart: func(context.Context, sandbox.Spec) error {
@@ -94,8 +94,8 @@ func TestQueueIsNoStartTime(t *testing.T) {
 	})
 }
 
-// TestSlowStart: a start that takes too long is tried once more, and is busy then, whoever's
-// timeout it was.
+// TestSlowStart: a start that takes too long is tried once more, and then returns an OverloadError,
+// whichever timeout it was.
 func TestSlowStart(t *testing.T) {
 	slow := fmt.Errorf("the agent did not answer: %w", context.DeadlineExceeded)
 	for name, onStart := range map[string]func(context.Context, sandbox.Spec) error{
@@ -126,7 +126,7 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
-// TestCloseWhileQueued: a session that is closed while its start waits does not wait for its turn.
+// TestCloseWhileQueued: closing a session ends its wait for a turn to start.
 func TestCloseWhileQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &sessiontest.Backend{OnStart: func(context.Context, sandbox.Spec) error { time.Sleep(20 * time.Second); return nil }}

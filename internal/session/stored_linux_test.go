@@ -25,7 +25,7 @@ var (
 	bobby = session.Caller{ID: "bobby"}
 )
 
-// store uploads a file of so many bytes.
+// store uploads a file of n bytes.
 func store(tb testing.TB, m *session.Manager, caller session.Caller, id string, n int) error {
 	tb.Helper()
 	s, err := m.Open(caller, id)
@@ -37,8 +37,8 @@ func store(tb testing.TB, m *session.Manager, caller session.Caller, id string, 
 	return err
 }
 
-// TestCallerBytes: uploads at once do not exceed the caller's bytes, and closed sessions make room,
-// oldest first.
+// TestCallerBytes: concurrent uploads do not exceed the caller's bytes, and closed sessions make
+// room, oldest first.
 func TestCallerBytes(t *testing.T) {
 	const limit = 8 << 20
 	m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) { c.CallerBytes, c.ClosedRetention = limit, 1<<62 })
@@ -72,7 +72,7 @@ func TestCallerBytes(t *testing.T) {
 		t.Errorf("the operator: %v", err)
 	}
 
-	// Bobby's closed sessions go for his open ones, the oldest first.
+	// Bobby's closed sessions make way for his open ones, oldest first.
 	for _, id := range []string{"a", "b"} {
 		if err := store(t, m, bobby, id, 1<<20); err != nil {
 			t.Fatal(err)
@@ -94,8 +94,8 @@ func TestCallerBytes(t *testing.T) {
 	f.Close()
 }
 
-// TestCallerSessions: the number of a caller's sessions is limited, and a later server on the same
-// root knows them.
+// TestCallerSessions: the number of a caller's sessions is limited, also by a later server on the
+// same root.
 func TestCallerSessions(t *testing.T) {
 	root := t.TempDir()
 	limit := func(c *session.Config) {
@@ -118,7 +118,8 @@ func TestCallerSessions(t *testing.T) {
 	}
 	before := m.Storage(annie)
 	later := newManager(t, &sessiontest.Backend{}, limit)
-	if after := later.Storage(annie); after != before || after.Sessions != 2 || after.ClosedSessions != 1 || after.ClosedBytes < 1<<20 || after.Bytes < 2<<20 {
+	if after := later.Storage(annie); after != before ||
+		after.Sessions != 2 || after.ClosedSessions != 1 || after.ClosedBytes < 1<<20 || after.Bytes < 2<<20 {
 		t.Errorf("a later server: %+v, want %+v", after, before)
 	}
 	if err := store(t, later, annie, "more", 1); err != nil { // the closed one makes room
@@ -129,8 +130,8 @@ func TestCallerSessions(t *testing.T) {
 	}
 }
 
-// TestRefusedCallLeavesNothing: a session whose first call is refused does not exist after it, and
-// does not count. Calls that succeed beside refused ones keep it.
+// TestRefusedCallLeavesNothing: a session whose first call is refused does not exist afterwards and
+// does not count. A successful call beside it keeps the session.
 func TestRefusedCallLeavesNothing(t *testing.T) {
 	root := t.TempDir()
 	begun := make(chan struct{})
@@ -195,7 +196,7 @@ func TestRefusedCallLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestHeldFiles: what an agent says of files that are deleted but open counts towards the quota.
+// TestHeldFiles: deleted files that are open, as the agent reports them, count towards the quota.
 func TestHeldFiles(t *testing.T) {
 	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
 		p.Sandbox.HeldBytes.Store(2 << 20)
@@ -208,7 +209,7 @@ func TestHeldFiles(t *testing.T) {
 	}
 }
 
-// TestUploadReserve: an upload stops where the disk's reserve begins.
+// TestUploadReserve: an upload leaves the disk's reserve free.
 func TestUploadReserve(t *testing.T) {
 	root := t.TempDir()
 	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=64m"); err != nil {
@@ -233,7 +234,7 @@ func TestUploadReserve(t *testing.T) {
 	}
 }
 
-// storeFiles uploads so many files.
+// storeFiles uploads n files.
 func storeFiles(tb testing.TB, m *session.Manager, caller session.Caller, id string, n int) error {
 	tb.Helper()
 	s, err := m.Open(caller, id)
@@ -249,8 +250,8 @@ func storeFiles(tb testing.TB, m *session.Manager, caller session.Caller, id str
 	return nil
 }
 
-// TestCallerFiles: the files of a caller are counted as its bytes are, by later servers as well,
-// and closed sessions make room.
+// TestCallerFiles: a caller's files are counted like its bytes, also by later servers, and closed
+// sessions make room.
 func TestCallerFiles(t *testing.T) {
 	root := t.TempDir()
 	limit := func(c *session.Config) { c.Root, c.CallerFiles, c.ClosedRetention = root, 600, 1<<62 }
@@ -289,8 +290,8 @@ func TestCallerFiles(t *testing.T) {
 	}
 }
 
-// TestUploadReserveFiles: uploads of users stop where the reserve of inodes begins, and the
-// operator's do not.
+// TestUploadReserveFiles: uploads of users leave the reserve of inodes free; the operator's need
+// not.
 func TestUploadReserveFiles(t *testing.T) {
 	root := t.TempDir()
 	if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=64m,nr_inodes=400"); err != nil {

@@ -8,8 +8,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestSwitchedInterpreter: a run says when the one before used the interpreter with the other
-// network, as long as that one lives.
+// TestSwitchedInterpreter: a run reports that the one before used the interpreter with the other
+// network, if that is still alive.
 func TestSwitchedInterpreter(t *testing.T) {
 	b := &sessiontest.Backend{Program: func(*sessiontest.Process) wire.Exit { return wire.Exit{} }}
 	m := newManager(t, b, nil)

@@ -10,8 +10,8 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// TestUsageAfterTheSandbox: what a run held in deleted files counts while it runs, and no longer
-// when the session was closed, or the sandbox was lost, meanwhile.
+// TestUsageAfterTheSandbox: deleted files that a run holds open count while it runs, and not after
+// the session was closed or the sandbox lost.
 func TestUsageAfterTheSandbox(t *testing.T) {
 	for _, how := range []string{"closed", "lost"} {
 		t.Run(how, func(t *testing.T) {

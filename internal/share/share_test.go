@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// holder acquires leases for a test and notes whose are evicted.
+// holder acquires leases for a test and records which are evicted.
 type holder struct {
 	t       *testing.T
 	pool    *Pool
@@ -47,7 +47,7 @@ func (h *holder) wantEvicted(names ...string) {
 	}
 }
 
-// TestLoneCaller: one caller may hold everything, and gets back what it releases, once.
+// TestLoneCaller: one caller may hold everything, and a released unit is free once.
 func TestLoneCaller(t *testing.T) {
 	h := &holder{t: t, pool: New(Config{Capacity: 3})}
 	first := h.take("ann", 2)
@@ -68,8 +68,8 @@ func TestLoneCaller(t *testing.T) {
 	}
 }
 
-// TestIdleOfLargestHolder: idle leases go first of the largest holder, the least recently used one
-// first, and never from those who hold less than the caller who asks.
+// TestIdleOfLargestHolder: the largest holder loses idle leases first, the least recently used one
+// first. Callers that hold less than the one that asks lose none.
 func TestIdleOfLargestHolder(t *testing.T) {
 	h := &holder{t: t, pool: New(Config{Capacity: 5})}
 	old := h.take("bob", 1)
@@ -104,7 +104,8 @@ func TestIdleOfLargestHolder(t *testing.T) {
 	}
 }
 
-// TestYield: what is in use and offered goes to others only, and only down to equal shares.
+// TestYield: offered leases that are in use go to other callers only, and only down to equal
+// shares.
 func TestYield(t *testing.T) {
 	h := &holder{t: t, pool: New(Config{Capacity: 4})}
 	for i := range 4 {
@@ -120,7 +121,7 @@ func TestYield(t *testing.T) {
 	h.wantEvicted("ann 1", "ann 2", "ann 3")
 }
 
-// TestExempt: the exempt caller gives only what is idle, and is not bound by what it holds.
+// TestExempt: the exempt caller loses only idle leases, and its share does not bind it.
 func TestExempt(t *testing.T) {
 	h := &holder{t: t, pool: New(Config{Capacity: 4, Exempt: "local"})}
 	for range 3 {
@@ -141,7 +142,7 @@ func TestExempt(t *testing.T) {
 	h.wantEvicted("bob", "local")
 }
 
-// TestSeveralVictims: enough leases are taken, or none.
+// TestSeveralVictims: the pool takes enough leases, or none.
 func TestSeveralVictims(t *testing.T) {
 	h := &holder{t: t, pool: New(Config{Capacity: 10})}
 	for i := range 3 {
@@ -168,7 +169,7 @@ func TestLimit(t *testing.T) {
 	h.take("ann", 1)
 }
 
-// TestAssign moves a lease, with its offer, to the caller that turned out to hold it.
+// TestAssign moves a lease, with its offer, to another caller.
 func TestAssign(t *testing.T) {
 	h := &holder{t: t, pool: New(Config{Capacity: 2})}
 	l := h.take("address", 1)
@@ -188,8 +189,8 @@ func TestAssign(t *testing.T) {
 	}
 }
 
-// TestFairOrder: of those who wait, who holds least is served first; a hundred requests of one
-// caller do not delay another's first one, and a large request is not passed by small ones.
+// TestFairOrder: the waiter whose caller holds least is served first. A hundred requests of one
+// caller do not delay another's first, and small requests do not overtake a large one.
 func TestFairOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(Config{Capacity: 2})
@@ -229,7 +230,7 @@ func TestFairOrder(t *testing.T) {
 	})
 }
 
-// TestWaitEnds: who gives up waiting lets the next one through; an offer serves who waits.
+// TestWaitEnds: a waiter that gives up lets the next one through, and an offer serves a waiter.
 func TestWaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &holder{t: t, pool: New(Config{Capacity: 3})}
@@ -272,7 +273,7 @@ func TestWaitEnds(t *testing.T) {
 	})
 }
 
-// TestManyAtOnce: whatever happens at once, nothing is lost and nothing is lent twice.
+// TestManyAtOnce: with concurrent calls no unit is lost or lent twice.
 func TestManyAtOnce(t *testing.T) {
 	const capacity = 20
 	p := New(Config{Capacity: capacity, Exempt: "0"})

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What a run costs the database, which has as many results of its caller as are kept.
+// BenchmarkRecord measures what a run costs a database with as many results of its caller as are
+// kept.
 func BenchmarkRecord(b *testing.B) {
 	for _, batch := range []int{1, 16} {
 		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {

@@ -81,7 +81,8 @@ func TestCodeIsUsedUpByARefusal(t *testing.T) {
 	}
 }
 
-// Of many who redeem one code at once, one gets a grant, and since the others tried, it is ended.
+// TestCodeIsRedeemedOnce: of many concurrent attempts one gets a grant, which the others then
+// revoke.
 func TestCodeIsRedeemedOnce(t *testing.T) {
 	ctx := t.Context()
 	path := filepath.Join(t.TempDir(), "state.db")

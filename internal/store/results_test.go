@@ -28,7 +28,7 @@ func TestResults(t *testing.T) {
 			t.Errorf("%q: %v", other, err)
 		}
 	}
-	// The same id made by others, by accident or not, changes nothing.
+	// The same id from another caller or process changes nothing.
 	for _, foreign := range []Result{
 		{ID: "r1", Caller: "bob", Instance: "i1", Started: now, Ended: now, Data: []byte("forged")},
 		{ID: "r1", Caller: "ann", Instance: "i2", Started: now, Ended: now, Data: []byte("forged")},

@@ -29,7 +29,7 @@ var now = time.Unix(1_700_000_000, 123456789)
 
 func TestTickets(t *testing.T) {
 	ctx := t.Context()
-	// A path that means something else where it is not escaped.
+	// This path means something else unless it is escaped.
 	s := open(t, filepath.Join(t.TempDir(), "a b?mode=ro&c#d%41.db"))
 	want := Ticket{ID: "t1", Caller: "local", Session: "c", Name: "a/图.png", Overwrite: true, Expires: now.Add(time.Minute)}
 	if err := s.AddTicket(ctx, want); err != nil {
@@ -121,7 +121,7 @@ func TestRuns(t *testing.T) {
 	if _, err := s.GetRun(ctx, "r2"); err != ErrNotFound {
 		t.Errorf("unknown run: %v", err)
 	}
-	// A second run of the same id changes nothing, and costs no other its record.
+	// A second run with the same id changes nothing, and the rest of its batch is recorded.
 	if err := s.Record(ctx, []Run{{ID: "r1", Started: now}, {ID: "r3", Started: now.Add(-time.Second)}}, nil, 0, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ func executionToken(jti string, change func(*ExecutionToken)) ExecutionToken {
 	return t
 }
 
-// Two processes' worth of stores, 200 uses at once, five of them allowed.
+// Two stores, as of two processes: 200 uses at once, five of them allowed.
 func TestExecutionTokenUsesAreCountedAtomically(t *testing.T) {
 	ctx := t.Context()
 	path := filepath.Join(t.TempDir(), "state.db")
@@ -123,7 +123,7 @@ func TestExecutionTokens(t *testing.T) {
 	}
 	live("bob's")
 
-	// A day after its end a row goes.
+	// A row is deleted a day after its token has expired.
 	if err := s.AddExecutionTokens(ctx, executionToken("later", func(t *ExecutionToken) {
 		t.Issued = now.Add(keepTokens + time.Second)
 		t.Expires = t.Issued.Add(time.Minute)

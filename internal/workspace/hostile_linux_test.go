@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Plants are what hostile code can leave in its workspace, each made at path. Beside the workspace
-// lies the file "secret".
+// plants are what hostile code can leave in its workspace, each made at path. The file "secret" is
+// beside the workspace.
 var plants = []struct {
 	name  string
 	plant func(path string) error
@@ -131,8 +131,8 @@ func TestSparseFileCountsWhatItOccupies(t *testing.T) {
 	}
 }
 
-// While a name flips between what it should be and what it should not, nothing from outside is
-// read, nothing outside is written, and nothing blocks.
+// While a name flips between a good and an evil file, nothing outside is read or written, and
+// nothing blocks.
 func TestSwapRaces(t *testing.T) {
 	const rounds = 3000
 	for _, tt := range []struct {
@@ -209,7 +209,7 @@ func TestSwapRaces(t *testing.T) {
 	}
 }
 
-// What a root server makes belongs to the sandbox's user, and what it did not make keeps its owner.
+// A root server gives what it makes to the sandbox's user, and leaves the owner of everything else.
 func TestOwner(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -238,8 +238,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// Where server and sandbox share a uid, a directory that denies itself to its owner hides nothing
-// from the quota.
+// If server and sandbox share a uid, a directory without permissions hides nothing from the quota.
 func TestHiddenDirectories(t *testing.T) {
 	w, dir := open(t)
 	put(t, filepath.Join(dir, "a/b/big"), strings.Repeat("x", 1<<20))
@@ -280,8 +279,8 @@ func TestHiddenDirectories(t *testing.T) {
 	})
 }
 
-// asOrdinaryUser runs a subtest whose thread the file system takes for an ordinary user, the owner
-// of all that is in dir.
+// asOrdinaryUser runs a subtest as an ordinary user, who owns everything in dir, to the file
+// system.
 func asOrdinaryUser(t *testing.T, dir string, test func(t *testing.T)) {
 	const nobody = 65534
 	guard := filepath.Join(filepath.Dir(dir), "guard")
@@ -313,7 +312,7 @@ func asOrdinaryUser(t *testing.T, dir string, test func(t *testing.T)) {
 	})
 }
 
-// TestAdopt: a workspace that was another's becomes its owner's, whatever was planted in it, and
+// TestAdopt: a workspace of another owner goes to the new one, whatever was planted in it, and
 // nothing outside does.
 func TestAdopt(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -370,8 +369,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// A lease on a file does not make it vanish: an open asks for the lease and gets the file, or says
-// that it is held.
+// A leased file does not vanish: an open asks for the lease and gets the file, or ErrLeased.
 func TestLeasedFile(t *testing.T) {
 	w, dir := open(t)
 	path := filepath.Join(dir, "f")

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A change is found however code hides it. The tree has files of the same size and of the same
-// times, in directories of the same names.
+// A scan finds a change however code hides it. The tree has files of the same size and times, in
+// directories with the same names.
 func TestScanFindsEveryChange(t *testing.T) {
 	long := time.Date(2001, 2, 3, 4, 5, 6, 7, time.UTC)
 	deep := strings.Repeat("d/", 100)
@@ -118,8 +118,7 @@ func TestScanFindsEveryChange(t *testing.T) {
 	}
 }
 
-// A tree beyond the bounds is told of as incomplete: what may be missing is not passed over in
-// silence.
+// A scan of a tree beyond the bounds reports that it is incomplete.
 func TestScanOfTooMuch(t *testing.T) {
 	w, root := open(t)
 	small, err := w.Scan(t.Context(), ScanOptions{Index: true})
@@ -149,7 +148,7 @@ func TestScanOfTooMuch(t *testing.T) {
 	}
 }
 
-// Long names, deep down, cost the server little: code chooses them.
+// Long names, deep down, cost the server little.
 func TestScanOfLongNames(t *testing.T) {
 	w, root := open(t)
 	long := strings.Repeat("n", 250)
@@ -210,7 +209,7 @@ func sorted(files []File) string {
 	return strings.Join(all, " ")
 }
 
-// What a run pays for files that it leaves alone.
+// Benchmark of what a run pays for files that it does not touch.
 func BenchmarkScan(b *testing.B) {
 	for _, n := range []int{0, 100, 10_000} {
 		root := filepath.Join(b.TempDir(), "files")

@@ -128,7 +128,8 @@ func TestWriteReadListRemove(t *testing.T) {
 		most, files int
 		more        bool
 	}{{100, 4, false}, {6, 4, false}, {0, 0, true}} {
-		if files, bytes, more, err := w.Count(t.Context(), tt.most); files != tt.files || more != tt.more || (bytes > 0) != (files > 0) || err != nil {
+		if files, bytes, more, err := w.Count(t.Context(), tt.most); files != tt.files ||
+			more != tt.more || (bytes > 0) != (files > 0) || err != nil {
 			t.Errorf("Count(%d) = %d, %d, %v, %v", tt.most, files, bytes, more, err)
 		}
 	}
@@ -215,7 +216,7 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// A workspace that is exactly full still lets a file be replaced, and nothing be added.
+// In a workspace that is exactly full, a file can be replaced, and none can be added.
 func TestQuotaBoundary(t *testing.T) {
 	w, _ := open(t)
 	opt := WriteOptions{Overwrite: true, Quota: Usage{Files: 2}}
@@ -229,7 +230,8 @@ func TestQuotaBoundary(t *testing.T) {
 	}
 }
 
-// Of many writers without overwrite exactly one wins, and a reader sees a whole file or none.
+// Of many writers without overwrite exactly one succeeds, and a reader sees a complete file or
+// none.
 func TestWriteIsAtomic(t *testing.T) {
 	w, dir := open(t)
 	body := func(i int) string { return strings.Repeat(fmt.Sprint(i%10), 100_000) }
@@ -308,7 +310,7 @@ func TestUsageBounds(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 
-	// Nested beyond what a walk follows: the quota must not be escaped that way.
+	// Nested deeper than a walk goes, which must not defeat the quota.
 	deep := filepath.Join(dir, strings.Repeat("d/", maxDepth+1))
 	if err := os.MkdirAll(deep, 0o755); err != nil {
 		t.Fatal(err)

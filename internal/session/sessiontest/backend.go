@@ -1,5 +1,5 @@
-// Package sessiontest has a backend for tests: its sandboxes isolate nothing, but a scripted agent
-// in the same process speaks the real wire protocol for them.
+// Package sessiontest has a backend for tests. Its sandboxes isolate nothing: a scripted agent in
+// the same process speaks the real wire protocol.
 package sessiontest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// SIGKILL is what a program that was killed reports.
+// SIGKILL is the exit of a program that was killed.
 var SIGKILL = wire.Exit{Code: 137, Signal: 9}
 
 // Process is a run as the scripted program sees it.
@@ -29,13 +29,13 @@ type Process struct {
 	stream *wire.Stream
 }
 
-// Stdout prints. It reports whether it could.
+// Stdout prints to stdout and reports whether that succeeded.
 func (p *Process) Stdout(data []byte) bool { return p.print(wire.TypeStdout, data) }
 
-// Stderr prints. It reports whether it could.
+// Stderr prints to stderr and reports whether that succeeded.
 func (p *Process) Stderr(data []byte) bool { return p.print(wire.TypeStderr, data) }
 
-// Display shows something. It reports whether it could.
+// Display shows something and reports whether that succeeded.
 func (p *Process) Display(mime string, data []byte) bool {
 	return p.stream.Send(p, wire.Frame{Type: wire.TypeDisplay, MIME: mime, Data: data}) == nil
 }
@@ -46,15 +46,15 @@ func (p *Process) print(t wire.Type, data []byte) bool {
 
 // Backend starts sandboxes in which every run calls Program.
 type Backend struct {
-	// Program is the program of every run. nil: it prints the code and exits with 0.
+	// Program is executed by every run. If it is nil, a run prints its code and exits with 0.
 	Program func(*Process) wire.Exit
-	// OnStart, if set, is called by Start first; an error of it is Start's.
+	// OnStart, if set, is called by Start, which returns its error.
 	OnStart func(ctx context.Context, spec sandbox.Spec) error
-	// IgnoreKill makes the agent deaf: kill frames have no effect.
+	// IgnoreKill makes the agent ignore kill frames.
 	IgnoreKill bool
-	// OnClose, if set, is called while a sandbox ends; it is not gone before OnClose has returned.
+	// OnClose, if set, is called while a sandbox ends, which waits for it.
 	OnClose func(spec sandbox.Spec)
-	// Exit is what Wait tells.
+	// Exit is returned by Wait.
 	Exit sandbox.Exit
 
 	started atomic.Int64
@@ -68,7 +68,7 @@ var (
 	_ sandbox.Weigher = (*Sandbox)(nil)
 )
 
-// Started is how many sandboxes have been started.
+// Started returns how many sandboxes have been started.
 func (b *Backend) Started() int { return int(b.started.Load()) }
 
 // Live returns the sandboxes that have not been closed.
@@ -112,11 +112,11 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	return sb, nil
 }
 
-// Sandbox is one of the Backend's. Its fields may be changed while runs go.
+// Sandbox is a sandbox of the Backend. Its fields may change while code runs.
 type Sandbox struct {
 	OOMKills, PIDsRefused atomic.Uint64
-	PIDs, Forks           atomic.Int64 // processes, and those of them that fork
-	HeldBytes             atomic.Int64 // bytes of files that are deleted but open
+	PIDs, Forks           atomic.Int64 // all processes, and those that fork
+	HeldBytes             atomic.Int64 // size of deleted files that are open
 	CPU                   atomic.Int64 // nanoseconds
 
 	weight atomic.Value // float64
@@ -135,12 +135,12 @@ type Sandbox struct {
 	runs   sync.WaitGroup
 }
 
-// Spec is what the sandbox was started with.
+// Spec returns the Spec of the sandbox.
 func (s *Sandbox) Spec() sandbox.Spec { return s.spec }
 
 // Die ends the sandbox from inside, as a crash of the agent would.
 func (s *Sandbox) Die() {
-	_ = s.agent.Close() // first: nothing more comes from it
+	_ = s.agent.Close() // first: it sends nothing more
 	s.cancel()
 }
 
@@ -160,7 +160,7 @@ func (s *Sandbox) Usage() (sandbox.Usage, error) {
 	return sandbox.Usage{OOMKills: s.OOMKills.Load(), PIDs: int(s.PIDs.Load()), PIDsRefused: s.PIDsRefused.Load()}, nil
 }
 
-// Held implements sandbox.Meter: the agent tells.
+// Held implements sandbox.Meter. The server has to ask the agent.
 func (s *Sandbox) Held() (sandbox.Held, error) { return sandbox.Held{}, errors.ErrUnsupported }
 
 // CPUTime implements sandbox.Weigher.
@@ -175,7 +175,7 @@ func (s *Sandbox) Weigh(share float64) error {
 // Forking implements sandbox.Weigher.
 func (s *Sandbox) Forking() (int, error) { return int(s.Forks.Load()), nil }
 
-// Weight is what Weigh was told last.
+// Weight returns the share of the last call of Weigh.
 func (s *Sandbox) Weight() float64 {
 	w, _ := s.weight.Load().(float64)
 	return w
@@ -194,7 +194,7 @@ func (s *Sandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 // Close implements sandbox.Sandbox.
 func (s *Sandbox) Close(ctx context.Context) error {
 	s.once.Do(func() {
-		_ = s.server.Close() // first: nothing more comes from it
+		_ = s.server.Close() // first: it sends nothing more
 		s.cancel()
 		_ = s.conn.Close()
 		s.mu.Lock()

@@ -14,8 +14,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestWeightFallsWithUse: a sandbox yields the more the longer it computes, and has its full weight
-// back when it is asked again.
+// TestWeightFallsWithUse: a sandbox loses weight the longer it computes, and regains it with the
+// next run.
 func TestWeightFallsWithUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
@@ -44,9 +44,8 @@ func TestWeightFallsWithUse(t *testing.T) {
 	})
 }
 
-// TestCallersHaveEqualWeights: however many sandboxes a caller computes in, another caller's one
-// weighs as much as all of them. A lone caller's weigh what they always do, and so do the
-// operator's.
+// TestCallersHaveEqualWeights: one sandbox of a caller weighs as much as all of another caller's. A
+// lone caller's sandboxes, and the operator's, keep their full weight.
 func TestCallersHaveEqualWeights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		end := make(chan struct{})
@@ -83,7 +82,7 @@ func TestCallersHaveEqualWeights(t *testing.T) {
 	})
 }
 
-// TestForkBombIsEnded: code that goes on to fork at its limit is ended, though its agent does not
+// TestForkBombIsEnded: code that keeps forking at its limit is ended even if its agent does not
 // answer.
 func TestForkBombIsEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -108,8 +107,8 @@ func TestForkBombIsEnded(t *testing.T) {
 	})
 }
 
-// TestForkBombIsEndedEarly: code whose processes all fork is ended long before its limit, and code
-// that only has many processes is not.
+// TestForkBombIsEndedEarly: code whose processes all fork is ended long before its limit; code with
+// many processes is not.
 func TestForkBombIsEndedEarly(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
