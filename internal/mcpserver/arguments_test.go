@@ -17,7 +17,7 @@ import (
 	"mcp-code-sandbox/internal/tools"
 )
 
-// textOf is the text of a result, its items joined by "|". A protocol error is a result, too.
+// textOf returns the text items of a result, joined by "|", or the message of a protocol error.
 func textOf(t *testing.T, cs *mcp.ClientSession, tool string, args map[string]any) (text string, isError bool) {
 	t.Helper()
 	res, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: tool, Arguments: args})
@@ -37,13 +37,13 @@ func textOf(t *testing.T, cs *mcp.ClientSession, tool string, args map[string]an
 	return strings.Join(all, "|"), res.IsError
 }
 
-// toolArguments are sufficient arguments of every tool that has a session, without the session.
+// toolArguments are minimal arguments, without the session, of every tool that has a session.
 var toolArguments = map[string]map[string]any{
 	"run": {"code": "1", "env": "python"}, "run_code": {"code": "1", "language": "python"}, "run_python": {"code": "1"},
 	"upload_file": {"filename": "a", "content": "eA=="}, "read_artifact": {"path": "a"}, "list_artifacts": {}, "delete_file": {"filename": "a"}, "close_session": {},
 }
 
-// with returns the arguments and more of them, in pairs.
+// with returns a copy of the arguments with more added, in pairs of name and value.
 func with(args map[string]any, more ...any) map[string]any {
 	all := map[string]any{}
 	for k, v := range args {
@@ -55,8 +55,7 @@ func with(args map[string]any, more ...any) map[string]any {
 	return all
 }
 
-// TestAliases: whatever a tool calls the session and the language, it takes the names that other
-// tools have for them.
+// TestAliases: every tool accepts the names that other tools have for the session and the language.
 func TestAliases(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
@@ -92,8 +91,7 @@ func TestAliases(t *testing.T) {
 			t.Errorf("two languages: %s", text)
 		}
 
-		// The schemas do not mention them, and each has properties: there are clients that need
-		// them.
+		// The schemas do not mention aliases. Each has properties, which some clients need.
 		list, err := cs.ListTools(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -113,8 +111,8 @@ func TestAliases(t *testing.T) {
 	})
 }
 
-// TestNearMisses: an argument that is nearly one of the tool's is named, and refused where the call
-// would touch something else without it. Others are ignored.
+// TestNearMisses: a misspelt argument causes a warning, or a refusal if the call would touch
+// something else without it. Other unknown arguments are ignored.
 func TestNearMisses(t *testing.T) {
 	p := newProduct(t)
 	p.executor.result = executor.Result{RunID: "run_1", Session: "s", Stdout: []byte("1\n")}
@@ -151,7 +149,7 @@ func TestNearMisses(t *testing.T) {
 	if plain, _ := compact(t, p.call(t, "run", mustJSON(with(run, "timeout", 5)))); warned(plain) != ignored("timeout", "timeout_seconds") {
 		t.Errorf("run of a plain caller: %s", plain)
 	}
-	// A refusal of the executor's says it, too.
+	// A refusal by the executor contains the warning, too.
 	p.executor.err = &executor.Error{Code: executor.CodeSessionBusy, Message: "Wait."}
 	if text, isError := textOf(t, cs, "run_python", with(toolArguments["run_python"], "timeout", 5)); !isError || warned(text) != ignored("timeout", "timeout_seconds") {
 		t.Errorf("a refusal: %s", text)
@@ -161,7 +159,7 @@ func TestNearMisses(t *testing.T) {
 	for _, tt := range []struct {
 		tool string
 		more []any
-		want string // of the refusal; "": it is carried out
+		want string // the refusal; "" if the call succeeds
 	}{
 		{"run", []any{"sesion", "a"}, "did you mean session?"},
 		{"run", []any{"sessionId", "a"}, "did you mean session?"},
@@ -170,7 +168,7 @@ func TestNearMisses(t *testing.T) {
 		{"run", []any{"networks", true}, "did you mean network?"},
 		{"run_code", []any{"session", "s", "internet", true}, "did you mean network?"},
 		{"run", []any{"service", []string{"github"}}, "did you mean services?"},
-		// Nothing is lost with these.
+		// Ignoring these changes nothing.
 		{"run", []any{"sesion", ""}, ""}, {"run", []any{"networks", false}, ""}, {"run", []any{"service", []string{}}, ""},
 		{"run", []any{"session", "a", "sesion", "b"}, ""},
 		{"run", []any{"sessionId", nil}, ""},
@@ -181,7 +179,7 @@ func TestNearMisses(t *testing.T) {
 			t.Errorf("%s %v: error %t, %s", tt.tool, tt.more, isError, text)
 		}
 	}
-	// What n8n adds by itself, and what others may, is nobody's mistake.
+	// Arguments that n8n and other clients add are not mistakes.
 	for tool, args := range toolArguments {
 		for _, own := range [][]any{
 			{"session", "s", "sessionId", "chat/1", "action", "sendMessage", "chatInput", "hi", "toolCallId", "call_1"},
@@ -197,7 +195,7 @@ func TestNearMisses(t *testing.T) {
 	if text, isError := textOf(t, cs, "run", with(run, "sessionId", "chat", "action", "sendMessage", "chatInput", "hi", "toolCallId", "call_1")); isError || text != "1\n" || p.executor.session == "chat" {
 		t.Errorf("n8n's run without a session: %s, session %q", text, p.executor.session)
 	}
-	// However many there are, and however long, the answer stays small.
+	// The answer stays small, whatever the number and length of unknown arguments.
 	flood := map[string]any{"code": "1", "env": "python", strings.Repeat("timeout_", 10000): 1}
 	for i := range 5000 {
 		flood[fmt.Sprintf("enviroment%d", i%10)+strings.Repeat("_", i)] = "x"
@@ -215,8 +213,8 @@ func mustJSON(v any) string {
 	return string(b)
 }
 
-// TestOtherInterpreter: whoever switches the network learns before the output that the variables
-// stayed behind.
+// TestOtherInterpreter: after a change of network, a notice before the output says that the
+// variables are in the other interpreter.
 func TestOtherInterpreter(t *testing.T) {
 	p := newProduct(t)
 	cs := p.connect(t, "http", "2025-11-25", nil)
@@ -241,8 +239,8 @@ func TestOtherInterpreter(t *testing.T) {
 	}
 }
 
-// TestHandedOver: run_code and run_python let long code go on for MCP clients, with the fields that
-// their contracts require.
+// TestHandedOver: for MCP clients, run_code and run_python leave long code running, and answer with
+// the fields that their contracts require.
 func TestHandedOver(t *testing.T) {
 	p := newProductWith(t, tools.Options{Handover: 45 * time.Second})
 	cs := p.connect(t, "http", "2025-11-25", nil)
@@ -276,7 +274,7 @@ func TestHandedOver(t *testing.T) {
 			t.Errorf("%s of a plain caller: %+v", tool, p.executor.request)
 		}
 	}
-	// Without wait_run, nobody could get the rest.
+	// Without wait_run, clients could not get the rest.
 	p = newProductWith(t, tools.Options{Handover: 45 * time.Second, Tools: []string{"run", "run_code", "run_python"}})
 	cs = p.connect(t, "http", "2025-11-25", nil)
 	for _, tool := range []string{"run", "run_code", "run_python"} {
@@ -286,7 +284,7 @@ func TestHandedOver(t *testing.T) {
 	}
 }
 
-// TestResourceLinksOfTheOperator: SANDBOX_RESOURCE_LINKS=on is for all clients that know links.
+// TestResourceLinksOfTheOperator: SANDBOX_RESOURCE_LINKS=on applies to all clients that know links.
 func TestResourceLinksOfTheOperator(t *testing.T) {
 	p := newProductWith(t, tools.Options{ResourceLinks: true})
 	p.executor.result = exampleResult()
@@ -313,8 +311,8 @@ func TestResourceLinksOfTheOperator(t *testing.T) {
 	}
 }
 
-// TestOnlyOfferedToolsAreNamed: neither descriptions nor instructions nor messages name a tool that
-// the server does not have.
+// TestOnlyOfferedToolsAreNamed: descriptions, instructions and messages name only tools that the
+// server offers.
 func TestOnlyOfferedToolsAreNamed(t *testing.T) {
 	selections := [][]string{
 		nil, {"run_code", "upload_file", "list_runners"}, {"upload_file", "run_python", "read_artifact", "list_artifacts", "close_session"},

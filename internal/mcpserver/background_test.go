@@ -27,7 +27,7 @@ func (e *fakeExecutor) CancelRun(_ context.Context, caller session.Caller, id st
 	return e.result, e.err
 }
 
-// TestLongWork: what a plain caller and a client see of runs in the background.
+// TestLongWork: background runs, as plain callers and MCP clients see them.
 func TestLongWork(t *testing.T) {
 	p := newProduct(t)
 	const goOn = "The code goes on running, for 13 seconds at most. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it."
@@ -104,7 +104,7 @@ func TestLongWork(t *testing.T) {
 		t.Errorf("asked of the executor: %+v", r)
 	}
 
-	// A client's run is plain text, and the line at its end says how to go on.
+	// An MCP client gets plain text. The last line says how to continue.
 	cs := p.connect(t, "http", "2025-11-25", nil)
 	texts := func(name string, args map[string]any) (all []string) {
 		t.Helper()
@@ -141,7 +141,7 @@ func TestLongWork(t *testing.T) {
 		{7, failed, "all\n[status: completed; exit code 3; run_1]"},
 		{7, missed, "all\n[status: completed; 5 bytes before this output were skipped; run_1]"},
 		{11, silent, "[status: completed; run_1]"},
-		{12, ended, "so far\nall\n[status: completed; run_1]"}, // not a cursor of this run's
+		{12, ended, "so far\nall\n[status: completed; run_1]"}, // a cursor of another run
 	} {
 		p.executor.result = tt.result
 		if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1", "cursor": tt.cursor}), "|"); got != tt.want {

@@ -15,8 +15,8 @@ import (
 
 const call = `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"echo","arguments":{"a":1}}}`
 
-// TestMalformed sends what no client should. Every answer is a JSON-RPC error with the request's id
-// where it has one.
+// TestMalformed sends invalid requests. Every answer is a JSON-RPC error, with the request's id if
+// it has one.
 func TestMalformed(t *testing.T) {
 	f := newFixture(t, Config{MaxBodyBytes: 1 << 20})
 	deep := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
@@ -25,7 +25,7 @@ func TestMalformed(t *testing.T) {
 		status     int
 		code       int
 		id         string
-		message    string // a part of it
+		message    string // part of the message
 	}{
 		{"empty body", ``, 400, -32600, "null", "empty"},
 		{"blank body", " \n", 400, -32600, "null", "empty"},
@@ -106,7 +106,7 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestChunkedBody covers bodies whose length is not known beforehand.
+// TestChunkedBody covers bodies of unknown length.
 func TestChunkedBody(t *testing.T) {
 	f := newFixture(t, Config{MaxBodyBytes: 2 << 20})
 	for _, tt := range []struct {
@@ -128,13 +128,13 @@ func TestChunkedBody(t *testing.T) {
 			t.Errorf("padding %d: status %d, want %d: %.200s (%v)", tt.padding, resp.StatusCode, tt.status, answer, err)
 		}
 	}
-	// The room that large bodies took has been given back.
+	// The leases of large bodies were released.
 	if s := f.large.Stats(); s.Used != 0 {
 		t.Errorf("room for large bodies was not given back: %+v", s)
 	}
 }
 
-// TestPlainCallers: whatever headers a simple client sends, it gets one JSON object.
+// TestPlainCallers: a simple client gets one JSON object, whatever headers it sends.
 func TestPlainCallers(t *testing.T) {
 	f := newFixture(t, Config{})
 	for _, headers := range [][]string{
@@ -156,7 +156,7 @@ func TestPlainCallers(t *testing.T) {
 			t.Errorf("%q: status %d, type %q\n got %s\nwant %s", headers, resp.StatusCode, resp.Header.Get("Content-Type"), got, want)
 		}
 	}
-	// A client that asks for a stream gets one, made for proxies.
+	// A client that asks for a stream gets one, with headers that stop proxies from buffering it.
 	resp := f.do(t, "POST", f.url, call, "Accept: application/json, text/event-stream")
 	got, _ := io.ReadAll(resp.Body)
 	if !strings.HasPrefix(string(got), "event: message\ndata: {") || resp.Header.Get("X-Accel-Buffering") != "no" {
@@ -218,7 +218,7 @@ func TestBatch(t *testing.T) {
 	if a, b := mustJSON(t, outcome), mustJSON(t, want); a != b {
 		t.Errorf("codes by id: got %s, want %s\n%s", a, b, answer)
 	}
-	// From 2025-06-18 on there are no batches.
+	// Versions from 2025-06-18 on have no batches.
 	status, answer := f.post(t, `[`+call+`]`, "Mcp-Protocol-Version: 2025-06-18")
 	if status != 400 || !strings.Contains(answer, `-32600`) {
 		t.Errorf("status %d: %s", status, answer)
@@ -233,8 +233,8 @@ func mustJSON(t *testing.T, v any) string {
 	return string(data)
 }
 
-// TestHandlerFailures: a handler that panics or fails costs one request and tells the client
-// nothing.
+// TestHandlerFailures: a handler that panics or fails ends only its own request, and the client
+// learns no details.
 func TestHandlerFailures(t *testing.T) {
 	f := newFixture(t, Config{})
 	for _, tool := range []string{"panic", "fail"} {
@@ -265,7 +265,7 @@ func TestHTTPRefusals(t *testing.T) {
 		{"POST", "/mcp", call, []string{"Mcp-Protocol-Version: 1999-01-01"}, 400, ""},
 		{"POST", "/mcp", call, []string{"Content-Encoding: gzip"}, 415, ""},
 		{"GET", "/mcp", "", []string{"Accept: application/json"}, 406, ""},
-		// Somebody else's session is out of reach.
+		// Another user's session is inaccessible.
 		{"POST", "/mcp", call, []string{session, "Authorization: Bearer mallory"}, 403, ""},
 		{"GET", "/mcp", "", []string{session, "Authorization: Bearer mallory"}, 403, ""},
 		{"DELETE", "/mcp", "", []string{session, "Authorization: Bearer mallory"}, 403, ""},
@@ -281,13 +281,13 @@ func TestHTTPRefusals(t *testing.T) {
 				tt.method, tt.url, tt.headers, resp.StatusCode, resp.Header.Get("Allow"), answer, tt.status, tt.allow)
 		}
 	}
-	// The owner's session has survived the attempts.
+	// The owner's session still works.
 	if status, answer := f.post(t, call, session); status != 200 {
 		t.Errorf("status %d: %s", status, answer)
 	}
 }
 
-// TestCancel: a call ends soon after its client goes away, by whatever way.
+// TestCancel: a call ends soon after its client leaves, in any of several ways.
 func TestCancel(t *testing.T) {
 	const wait = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait"}}`
 	const modern = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`
@@ -362,8 +362,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestProgress: notifications reach a streaming client in order and before the answer; others get
-// the answer alone.
+// TestProgress: notifications reach a streaming client in order and before the answer. Other
+// clients get only the answer.
 func TestProgress(t *testing.T) {
 	f := newFixture(t, Config{})
 	body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"progress","_meta":{"progressToken":"p"}}}`
@@ -406,7 +406,7 @@ func TestHeartbeats(t *testing.T) {
 		line(t, r, isBeat)
 		resp.Body.Close()
 	}
-	// A call that takes long is kept alive before it has said anything, and ends well.
+	// Heartbeats keep a long call alive before its first output.
 	resp := f.do(t, "POST", f.url, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"work"}}`, "Accept: text/event-stream", session)
 	r := bufio.NewReader(resp.Body)
 	line(t, r, isBeat)
@@ -416,7 +416,7 @@ func TestHeartbeats(t *testing.T) {
 	}
 }
 
-// TestLateStatus: an error that comes after a heartbeat has started the stream is still an event.
+// TestLateStatus: an error after the first heartbeat becomes an event.
 func TestLateStatus(t *testing.T) {
 	w := httptest.NewRecorder()
 	r := newReply(w, true)
@@ -430,10 +430,10 @@ func TestLateStatus(t *testing.T) {
 	}
 }
 
-// TestLargeAnswer: the Python SDK refuses events of more than 1 MiB, so a large answer that comes
-// first is the JSON body, also for a client that accepts a stream.
+// TestLargeAnswer: the Python SDK refuses events over 1 MiB, so a large answer becomes the JSON
+// body if nothing was sent before it.
 func TestLargeAnswer(t *testing.T) {
-	f := newFixture(t, Config{Heartbeat: time.Hour}) // none comes first
+	f := newFixture(t, Config{Heartbeat: time.Hour}) // so that none precedes the answer
 	session := f.initialize(t, "2025-11-25")
 	for _, tt := range []struct {
 		size    int

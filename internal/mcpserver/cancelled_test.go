@@ -10,8 +10,8 @@ const cancelNote = `{"jsonrpc":"2.0","method":"notifications/cancelled","params"
 
 const waitCall = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait"}}`
 
-// TestCancelledOverHTTP: a request that the client has cancelled is not answered. Its stream ends;
-// who wants JSON gets 202 and no body.
+// TestCancelledOverHTTP: a cancelled request is not answered. Its stream ends; a client that wants
+// JSON gets status 202 without a body.
 func TestCancelledOverHTTP(t *testing.T) {
 	const ping = `{"jsonrpc":"2.0","id":"p","method":"ping"}`
 	for _, tt := range []struct {
@@ -53,7 +53,7 @@ func TestCancelledOverHTTP(t *testing.T) {
 	}
 }
 
-// TestCancelledByOthers: only the client itself can give up an answer.
+// TestCancelledByOthers: a client cannot cancel another client's request.
 func TestCancelledByOthers(t *testing.T) {
 	f := newFixture(t, Config{})
 	session := f.initialize(t, "2025-11-25")

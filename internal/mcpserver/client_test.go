@@ -30,7 +30,7 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// connect returns a session of the SDK's own client.
+// connect returns a session of the SDK's client.
 func (p *product) connect(t *testing.T, transport, version string, opts *mcp.ClientOptions) *mcp.ClientSession {
 	t.Helper()
 	var ct mcp.Transport = &mcp.StreamableClientTransport{Endpoint: p.url, HTTPClient: &http.Client{Transport: bearer("t0ps3cret")}}
@@ -55,7 +55,7 @@ func (p *product) connect(t *testing.T, transport, version string, opts *mcp.Cli
 	return cs
 }
 
-// forClients runs a test for every transport and version that a client may have.
+// forClients runs a test for every transport and protocol version.
 func forClients(t *testing.T, test func(t *testing.T, transport, version string)) {
 	for _, transport := range []string{"http", "stdio"} {
 		for _, version := range []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"} {
@@ -66,11 +66,11 @@ func forClients(t *testing.T, test func(t *testing.T, transport, version string)
 
 var runArgs = map[string]any{"conversationId": "a", "language": "python", "code": "1"}
 
-// unstructured are the tools whose results may have images: clients drop those where there is
-// structured content.
+// unstructured are the tools whose results may have images, which clients drop from structured
+// results.
 var unstructured = []string{"run", "run_code", "run_python", "read_artifact", "wait_run", "cancel_run"}
 
-// TestClients: each version gets what it knows, and nothing newer.
+// TestClients: each protocol version gets the features that it has, and nothing newer.
 func TestClients(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
@@ -96,7 +96,7 @@ func TestClients(t *testing.T) {
 			"list_artifacts": {"session_id": "a"}, "sandbox.close_session": {"session_id": "a"},
 			"list_sessions": nil, "delete_file": {"session_id": "a", "filename": "a"},
 		} {
-			// Not everybody can do something with links.
+			// Links are optional.
 			if got, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args}); err != nil || len(got.Content) != 1 {
 				t.Errorf("%s, links not asked for: %+v, %v", name, got, err)
 			}
@@ -140,7 +140,7 @@ func TestClients(t *testing.T) {
 	})
 }
 
-// TestStreamedOutput: the output of a run reaches the client while the run is going on.
+// TestStreamedOutput: output reaches the client while the code runs.
 func TestStreamedOutput(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
@@ -148,7 +148,7 @@ func TestStreamedOutput(t *testing.T) {
 		p.executor.run = func(ctx context.Context, req executor.Request) (executor.Result, error) {
 			var last float64
 			for _, part := range []string{"one\n", "zwölf\n", "три"} {
-				// The parts are cut in the middle of characters.
+				// The parts end in the middle of characters.
 				for i := range len(part) {
 					req.Output(executor.Stdout, []byte(part[i:i+1]))
 				}
@@ -180,7 +180,7 @@ func TestStreamedOutput(t *testing.T) {
 	})
 }
 
-// TestCancelledRun: when the client gives up a call, the executor's context ends.
+// TestCancelledRun: when the client cancels a call, the executor's context ends.
 func TestCancelledRun(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
@@ -208,8 +208,8 @@ func TestCancelledRun(t *testing.T) {
 	})
 }
 
-// TestLargeUpload sends more than the SDK takes by default. The limit leaves room for contract 4's
-// 50 MB in base64, and what is beyond it is refused before it is read.
+// TestLargeUpload sends more than the SDK accepts by default. The limit leaves room for contract
+// 4's 50 MB in base64; a larger body is refused before it is read.
 func TestLargeUpload(t *testing.T) {
 	p := newProduct(t)
 	const size = 3600 << 10 // 4.9 MB in base64

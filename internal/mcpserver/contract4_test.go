@@ -21,8 +21,8 @@ func link(name string, size int64) executor.FileLink {
 	return executor.FileLink{File: workspace.File{Name: name, Size: size}, URL: "http://h:8080/files/sess_1/" + name + "?sig=5ec2e7"}
 }
 
-// compact is the only text item of a plain caller's answer, without white space, and whether it is
-// an error.
+// compact returns the only text item of a plain caller's answer, without white space, and whether
+// it is an error.
 func compact(t *testing.T, answer string) (text string, isError bool) {
 	t.Helper()
 	var reply struct {
@@ -39,7 +39,7 @@ func compact(t *testing.T, answer string) (text string, isError bool) {
 	return strings.ReplaceAll(text, `": `, `":`), reply.Result.IsError
 }
 
-// TestContract4 is contract 4's examples, as a plain caller sees them.
+// TestContract4 checks contract 4's examples, as a plain caller sees them.
 func TestContract4(t *testing.T) {
 	p := newProduct(t)
 	ran := executor.Result{Session: "sess_1", RunID: "run_20260206T123456Z_a1b2", Runner: "python", Duration: 1340 * time.Millisecond, Timeout: time.Minute}
@@ -152,8 +152,7 @@ func TestContract4(t *testing.T) {
 	}
 }
 
-// TestReadImage: an MCP client sees the image itself, if it is one; whoever asks for base64 gets
-// that.
+// TestReadImage: an MCP client gets an image as an image, or as base64 if it asks for that.
 func TestReadImage(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)

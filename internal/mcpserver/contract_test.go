@@ -25,7 +25,7 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// fakeExecutor answers like contract 2's examples. What it was asked is kept.
+// fakeExecutor answers as in contract 2's examples, and records its arguments.
 type fakeExecutor struct {
 	fakeFiles
 	mu       sync.Mutex
@@ -135,7 +135,7 @@ type product struct {
 	url      string
 	log      *logtest.Buffer
 
-	notified chan string // names of clients that are told of changed resources
+	notified chan string // names of clients that were notified of changed resources
 }
 
 func newProduct(t testing.TB) *product {
@@ -200,7 +200,7 @@ func (p *product) post(t testing.TB, body string, headers ...string) string {
 	return string(data)
 }
 
-// call calls a tool with arguments given as JSON, as a plain caller, and returns the answer.
+// call calls a tool as a plain caller, with JSON arguments, and returns the answer.
 func (p *product) call(t testing.TB, tool, args string, headers ...string) string {
 	t.Helper()
 	return p.post(t, `{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"`+tool+`","arguments":`+args+`}}`, headers...)
@@ -213,7 +213,7 @@ func exampleResult() executor.Result {
 	}
 }
 
-// TestContract2 is the transcript of contract 2's examples, as a plain caller sends them.
+// TestContract2 checks contract 2's examples, as a plain caller sends them.
 func TestContract2(t *testing.T) {
 	p := newProduct(t)
 	p.executor.result = exampleResult()
@@ -332,8 +332,8 @@ func TestContract2(t *testing.T) {
 	}
 }
 
-// TestBadArguments: a protocol error for plain callers and old clients, a result for new ones, with
-// the same words.
+// TestBadArguments: bad arguments are a protocol error for plain callers and old clients, and a
+// result with the same message for new ones.
 func TestBadArguments(t *testing.T) {
 	p := newProduct(t)
 	tests := []struct{ tool, args, want string }{
@@ -412,15 +412,14 @@ func TestRefusals(t *testing.T) {
 	if m["error"] != "invalid_base64" {
 		t.Errorf("bad base64: %v", m)
 	}
-	// A failure of ours tells nothing.
+	// An internal error reveals nothing.
 	p.executor.err = io.ErrClosedPipe
 	if got := p.call(t, "run_code", `{"conversationId":"a","language":"bash","code":"1"}`); got != `{"jsonrpc":"2.0","id":4,"error":{"code":-32603,"message":"internal error"}}` {
 		t.Errorf("internal error: %s", got)
 	}
 }
 
-// TestFailingProgram: a run that fails is a result with all there is to know, and bytes that are
-// not text are replaced.
+// TestFailingProgram: a failed run is a result with all details. Invalid UTF-8 is replaced.
 func TestFailingProgram(t *testing.T) {
 	p := newProduct(t)
 	p.executor.result = executor.Result{
@@ -466,8 +465,8 @@ func TestUploadLink(t *testing.T) {
 	}
 }
 
-// TestNothingSecretIsLogged runs through everything that must not be logged, and looks for contract
-// 2's lines.
+// TestNothingSecretIsLogged makes calls with secrets and checks that the log has contract 2's
+// lines, without them.
 func TestNothingSecretIsLogged(t *testing.T) {
 	p := newProduct(t)
 	p.executor.result = exampleResult()
@@ -497,8 +496,7 @@ func TestNothingSecretIsLogged(t *testing.T) {
 	}
 }
 
-// BenchmarkCall is what the MCP layer costs a run: everything but the executor, over a real
-// connection.
+// BenchmarkCall measures the MCP layer: a run without the executor, over a real connection.
 func BenchmarkCall(b *testing.B) {
 	p := newProduct(b)
 	p.executor.result = exampleResult()

@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// TestSessionsAndFiles: the tools that the page needs beside the contracts', for a plain caller.
+// TestSessionsAndFiles: the page's tools that are in no contract, for a plain caller.
 func TestSessionsAndFiles(t *testing.T) {
 	p := newProduct(t)
 	at := time.Date(2026, 2, 6, 12, 34, 56, 789, time.FixedZone("", 3600))
@@ -54,8 +54,8 @@ func TestSessionsAndFiles(t *testing.T) {
 	}
 }
 
-// TestDetails: who asks for them learns a run's id when it begins, which output is stderr's, and
-// how it ended, whatever the tool.
+// TestDetails: a client that asks for details gets the run's id when it begins, the ranges of
+// stderr, and how the run ended, from every run tool.
 func TestDetails(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
@@ -119,7 +119,7 @@ func TestDetails(t *testing.T) {
 				progress[1].Message != "a𝄞wrong!é" || fmt.Sprint(progress[1].Meta["mcp-code-sandbox/stderr"]) != "[[3 8] [9 10]]" {
 				t.Errorf("%s: progress %+v", name, progress)
 			}
-			// Nobody else sees any of it.
+			// Other clients get no details.
 			if got, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: name, Arguments: args}); err != nil || got.Meta["mcp-code-sandbox/run"] != nil {
 				t.Errorf("%s, not asked: %+v, %v", name, got, err)
 			}

@@ -15,8 +15,8 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// TestFollowRun: a client that asks wait_run for details gets what is new, streams apart, and hints
-// that name no argument of a tool.
+// TestFollowRun: a client that asks wait_run for details gets the new output with the ranges of
+// stderr, and hints that name no argument.
 func TestFollowRun(t *testing.T) {
 	p := newProduct(t)
 	cs := p.connect(t, "http", "2025-11-25", nil)
@@ -70,7 +70,7 @@ func TestFollowRun(t *testing.T) {
 	}
 }
 
-// TestActivity: clients that show a session to people hear when runs start and end; others do not.
+// TestActivity: only clients that declare the capability are notified when runs start and end.
 func TestActivity(t *testing.T) {
 	p := newProduct(t)
 	heard := make(chan string, 1000)
@@ -84,7 +84,7 @@ func TestActivity(t *testing.T) {
 	connect("model", nil)
 	next := func(change func()) string {
 		t.Helper()
-		// The clients may not have their streams yet.
+		// The clients may not have opened their streams yet.
 		deadline, tick := time.After(10*time.Second), time.NewTicker(20*time.Millisecond)
 		defer tick.Stop()
 		for {

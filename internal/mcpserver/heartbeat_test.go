@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// pipeListener accepts connections that exist in this process alone, so that a test of timing runs
-// in synctest's time.
+// pipeListener accepts connections within this process, so that tests run in synctest's time.
 type pipeListener struct{ conns chan net.Conn }
 
 func (l *pipeListener) Accept() (net.Conn, error) {
@@ -24,7 +23,7 @@ func (l *pipeListener) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// Close is called once, by the server.
+// Close is called once, by the HTTP server.
 func (l *pipeListener) Close() error {
 	close(l.conns)
 	return nil
@@ -32,7 +31,7 @@ func (l *pipeListener) Close() error {
 
 func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
 
-// dial sends one request as it stands and returns the connection to read the answer from.
+// dial sends one request and returns the connection to read the answer from.
 func (l *pipeListener) dial(t *testing.T, proto, method, path, body string, headers ...string) net.Conn {
 	t.Helper()
 	client, server := net.Pipe()
@@ -64,9 +63,8 @@ func inBubble(t *testing.T, test func(t *testing.T, f *fixture, l *pipeListener)
 	})
 }
 
-// TestSilence: a client that asked for a stream gets its first byte within 3 s and then at least
-// one every 4 s, however long the server has nothing to say. The Python SDK gives up after 5 silent
-// seconds.
+// TestSilence: a streaming client gets its first byte within 3 s and then at least one every 4 s,
+// even if the server has nothing to send. The Python SDK gives up after 5 silent seconds.
 func TestSilence(t *testing.T) {
 	const (
 		wait   = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait"}}`
@@ -124,15 +122,15 @@ func TestSilence(t *testing.T) {
 				conn.Close()
 				if strings.Contains(tt.body, `"wait"`) {
 					<-f.started
-					<-f.ended // the heartbeats do not keep the call of a client that is gone
+					<-f.ended // heartbeats do not keep the call alive after the client is gone
 				}
 			})
 		})
 	}
 }
 
-// TestNoHeartbeatInJSON: who did not ask for a stream gets one JSON object, with a length, and
-// nothing before it.
+// TestNoHeartbeatInJSON: a client that did not ask for a stream gets one JSON object with a length,
+// and nothing before it.
 func TestNoHeartbeatInJSON(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fixture, l *pipeListener) {
 		conn := l.dial(t, "HTTP/1.1", "POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait"}}`, "Accept: application/json")
@@ -155,7 +153,7 @@ func TestNoHeartbeatInJSON(t *testing.T) {
 	})
 }
 
-// initialize makes a session and returns the header that names it.
+// initialize creates a session and returns its header.
 func (l *pipeListener) initialize(t *testing.T) string {
 	t.Helper()
 	conn := l.dial(t, "HTTP/1.1", "POST", "/mcp", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)

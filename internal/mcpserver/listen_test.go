@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// TestListenLimit: streams that listen are counted, and their room is free again when the client
-// goes.
+// TestListenLimit: requests that listen count as streams until the client leaves.
 func TestListenLimit(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 1})
 	listen := func() *http.Response {

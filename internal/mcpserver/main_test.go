@@ -24,7 +24,7 @@ type fixture struct {
 	*Server
 	url     string
 	started chan struct{} // "wait" or "work" has been called
-	ended   chan error    // and why "wait", or "work" before its release, has returned
+	ended   chan error    // why "wait", or "work" before its release, returned
 	release chan struct{} // lets "work" finish
 }
 
@@ -43,7 +43,7 @@ func newFixture(t testing.TB, cfg Config) *fixture {
 	return f
 }
 
-// authenticated takes the bearer token for the user's name.
+// authenticated uses the bearer token as the user's name.
 func authenticated(h http.Handler) http.Handler {
 	verify := func(_ context.Context, token string, _ *http.Request) (*auth.TokenInfo, error) {
 		return &auth.TokenInfo{UserID: token}, nil
@@ -51,7 +51,7 @@ func authenticated(h http.Handler) http.Handler {
 	return auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(h)
 }
 
-// newServer makes the server with its tools. The caller serves and closes it.
+// newServer returns a server with its tools. The caller serves and closes it.
 func newServer(t testing.TB, cfg Config) *fixture {
 	t.Helper()
 	f := &fixture{started: make(chan struct{}, 100), ended: make(chan error, 100), release: make(chan struct{})}
@@ -101,8 +101,7 @@ func newServer(t testing.TB, cfg Config) *fixture {
 	return f
 }
 
-// do sends a request as curl would, with headers given as "Name: value"; an empty value removes the
-// header.
+// do sends a request as curl would. Headers are "Name: value"; an empty value removes the header.
 func (f *fixture) do(t testing.TB, method, url, body string, headers ...string) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
@@ -138,7 +137,7 @@ func (f *fixture) post(t testing.TB, body string, headers ...string) (status int
 	return resp.StatusCode, string(data)
 }
 
-// initialize makes a session and returns the header that names it.
+// initialize creates a session and returns its header.
 func (f *fixture) initialize(t testing.TB, version string, headers ...string) string {
 	t.Helper()
 	resp := f.do(t, "POST", f.url, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+version+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`, headers...)
@@ -164,7 +163,7 @@ func line(t testing.TB, r *bufio.Reader, ok func(string) bool) string {
 	}
 }
 
-// soon receives, or fails the test: cancelling must take effect within a second or so.
+// soon receives from a channel, and fails the test after a while.
 func soon[T any](t testing.TB, c <-chan T) (v T) {
 	t.Helper()
 	select {

@@ -100,8 +100,8 @@ func wantCode(t *testing.T, err error, code int64, what string) {
 	}
 }
 
-// TestResources: what a client lists it can read, as text or as bytes; what is not there has the
-// error of the client's version.
+// TestResources: a client can read every file that it lists, as text or as bytes. A missing file is
+// an error of the client's protocol version.
 func TestResources(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
@@ -187,7 +187,7 @@ func TestResources(t *testing.T) {
 	})
 }
 
-// TestResourcesPlain: a plain caller gets nothing of the newest version's.
+// TestResourcesPlain: a plain caller gets no fields of the newest protocol version.
 func TestResourcesPlain(t *testing.T) {
 	p := newProduct(t)
 	p.executor.add("local", "s", "a.txt", []byte("<hi>"))
@@ -211,13 +211,13 @@ func (p *product) user(t *testing.T, name, version string) *mcp.ClientSession {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cs.Close() })
-	if _, err := cs.ListTools(t.Context(), nil); err != nil { // the server has seen that it is initialized
+	if _, err := cs.ListTools(t.Context(), nil); err != nil { // after that, the server knows that the client is initialized
 		t.Fatal(err)
 	}
 	return cs
 }
 
-// TestCallersApart: no user sees, reads or hears of another's files, whatever the ids.
+// TestCallersApart: users do not see, read or receive notifications about each other's files.
 func TestCallersApart(t *testing.T) {
 	for _, version := range []string{"2025-03-26", "2025-11-25", "2026-07-28"} {
 		t.Run(version, func(t *testing.T) {
@@ -240,7 +240,7 @@ func TestCallersApart(t *testing.T) {
 				}
 			}
 			if version == "2026-07-28" {
-				return // these do not listen
+				return // clients of this version do not listen
 			}
 			var heard []string
 			for _, name := range []string{"ann", "bob", "nobody", "bob", "ann"} {
@@ -261,18 +261,18 @@ func TestCallersApart(t *testing.T) {
 	}
 }
 
-// TestListChanged: the notification reaches clients of every version that knows it.
+// TestListChanged: the notification reaches clients of every protocol version that has it.
 func TestListChanged(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		if version < "2025-03-26" {
-			return // contract 2: nothing is declared to it
+			return // contract 2 declares no resources
 		}
 		p := newProduct(t)
 		heard := make(chan struct{}, 100)
 		p.connect(t, transport, version, &mcp.ClientOptions{
 			ResourceListChangedHandler: func(context.Context, *mcp.ResourceListChangedRequest) { heard <- struct{}{} },
 		})
-		// The client may not have its stream yet.
+		// The client may not have opened its stream yet.
 		deadline, tick := time.After(5*time.Second), time.NewTicker(20*time.Millisecond)
 		defer tick.Stop()
 		for {

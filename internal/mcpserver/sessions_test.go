@@ -10,8 +10,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// TestSessionCap: a new session takes the place of the least recently used one that nobody uses;
-// when all are in use, it is refused.
+// TestSessionCap: a new session replaces the least recently used idle one. If all are in use, it is
+// refused.
 func TestSessionCap(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 2})
 	first := f.initialize(t, "2025-11-25")
@@ -52,7 +52,7 @@ func TestSessionCap(t *testing.T) {
 	f.initialize(t, "2025-11-25")
 }
 
-// TestEventStreamCap bounds the streams that need no session.
+// TestEventStreamCap: streams without a session are limited.
 func TestEventStreamCap(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 1})
 	open := f.do(t, "GET", f.url, "")
@@ -61,7 +61,7 @@ func TestEventStreamCap(t *testing.T) {
 	}
 }
 
-// TestFailedInitialize leaves no session behind.
+// TestFailedInitialize: a failed initialize leaves no session.
 func TestFailedInitialize(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 1})
 	for range 3 {

@@ -17,8 +17,8 @@ const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 
 func as(user string) string { return "Authorization: Bearer " + user }
 
-// TestSessionsAreShared: a user who initializes without end ends its own sessions, not another's,
-// in use or not. Others get in even when all of that user's sessions are in use.
+// TestSessionsAreShared: a user who initializes again and again loses only their own sessions.
+// Other users get sessions even when all of that user's are in use.
 func TestSessionsAreShared(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 4, Operator: "local"})
 	status := func(session, user string) int {
@@ -55,8 +55,8 @@ func TestSessionsAreShared(t *testing.T) {
 	}
 }
 
-// TestStreamsAreShared: a user who holds every event stream gives some to others. The operator
-// gives none.
+// TestStreamsAreShared: a user with all event streams loses some to other users. The operator loses
+// none.
 func TestStreamsAreShared(t *testing.T) {
 	f := newFixture(t, Config{MaxSessions: 4, Operator: "local"})
 	open := func(user string, status int) *http.Response {
@@ -89,7 +89,7 @@ func TestStreamsAreShared(t *testing.T) {
 	open("eve", 503)
 }
 
-// memory is a listener for connections within the process.
+// memory is a listener for connections within this process.
 type memory struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -107,8 +107,7 @@ func (m *memory) Accept() (net.Conn, error) {
 func (m *memory) Close() error   { m.once.Do(func() { close(m.closed) }); return nil }
 func (m *memory) Addr() net.Addr { return &net.TCPAddr{} }
 
-// TestStalledBodies: users who announce large bodies and do not send them do not keep others from
-// sending theirs.
+// TestStalledBodies: users who announce large bodies but do not send them do not block others.
 func TestStalledBodies(t *testing.T) {
 	const limit = 2 << 20
 	large := `{"jsonrpc":"2.0","id":1,"method":"ping"` + strings.Repeat(" ", limit-100) + `}`
@@ -116,7 +115,7 @@ func TestStalledBodies(t *testing.T) {
 		stalled []string
 		sender  string
 		within  time.Duration
-		evicted int // how many of stalled are refused before their time
+		evicted int // how many of stalled are refused early
 	}{
 		"one user, two bodies":        {[]string{"eve", "eve"}, "ann", 0, 1},
 		"two users, a body each":      {[]string{"eve", "dan"}, "ann", paceWindow, 1},

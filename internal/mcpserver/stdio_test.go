@@ -27,7 +27,7 @@ func stdio(t *testing.T, cfg Config) (f *fixture, in *io.PipeWriter, out *bufio.
 
 func anyLine(string) bool { return true }
 
-// TestStdioMalformed: no line, however bad, ends the session.
+// TestStdioMalformed: an invalid line does not end the session.
 func TestStdioMalformed(t *testing.T) {
 	_, in, out, ended := stdio(t, Config{MaxBodyBytes: 100 << 10})
 	for _, tt := range []struct{ line, want string }{
@@ -66,8 +66,8 @@ const (
 		`"io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}` + "\n"
 )
 
-// TestStdioEndOfInput: what was asked before the end of input is answered, however long it takes;
-// then the server ends. A call that never ends by itself is not waited for.
+// TestStdioEndOfInput: requests before the end of input are answered, however long they take. Only
+// a call that never ends by itself is cancelled.
 func TestStdioEndOfInput(t *testing.T) {
 	for _, first := range []string{stdioHello, stdioListen} {
 		f, in, out, ended := stdio(t, Config{})
@@ -101,7 +101,7 @@ func TestStdioEndOfInput(t *testing.T) {
 	}
 }
 
-// TestStdioNobodyReads: a client that is gone altogether does not keep its calls.
+// TestStdioNobodyReads: when the client is gone, its calls are cancelled.
 func TestStdioNobodyReads(t *testing.T) {
 	f := newFixture(t, Config{})
 	inR, in, err := os.Pipe()
@@ -124,7 +124,7 @@ func TestStdioNobodyReads(t *testing.T) {
 	}
 }
 
-// TestStdioWriteFails: the same where only writing tells that the client is gone.
+// TestStdioWriteFails: the same, if only a failed write shows that the client is gone.
 func TestStdioWriteFails(t *testing.T) {
 	f := newFixture(t, Config{})
 	inR, in := io.Pipe()
@@ -140,14 +140,14 @@ func TestStdioWriteFails(t *testing.T) {
 	soon(t, f.started)
 	soon(t, f.started)
 	outR.Close()
-	f.release <- struct{}{} // one answers, and cannot; the other is cancelled
+	f.release <- struct{}{} // one cannot send its answer; the other is cancelled
 	soon(t, f.ended)
 	if err := soon(t, ended); err != nil {
 		t.Errorf("ServeStdio: %v", err)
 	}
 }
 
-// TestStdioCancelled: a cancelled request is not answered; the session goes on, and the id can be
+// TestStdioCancelled: a cancelled request is not answered. The session continues, and the id can be
 // used again.
 func TestStdioCancelled(t *testing.T) {
 	f, in, out, ended := stdio(t, Config{})
@@ -167,7 +167,7 @@ func TestStdioCancelled(t *testing.T) {
 	if got := line(t, out, anyLine); got != `{"jsonrpc":"2.0","id":2,"result":{}}` {
 		t.Error(got)
 	}
-	// One that comes too late has no effect on later calls.
+	// A late cancellation has no effect on later calls.
 	send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`)
 	send(`{"jsonrpc":"2.0","id":2,"method":"ping"}`)
 	if got := line(t, out, anyLine); got != `{"jsonrpc":"2.0","id":2,"result":{}}` {

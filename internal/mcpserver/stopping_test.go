@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestStopping: a call that the end of the server ends is told so, and what to do.
+// TestStopping: a call that ends because the server stops gets an error that says so, and what to
+// do.
 func TestStopping(t *testing.T) {
 	call := message{id: json.RawMessage("1"), method: "tools/call"}
 	for _, stopping := range []bool{true, false} {

@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/executor"
 )
 
-// picture is a PNG: noise compresses badly, one colour well.
+// picture returns a PNG. Noise compresses badly, a single colour well.
 func picture(t *testing.T, w, h int, noise bool) []byte {
 	t.Helper()
 	img := image.NewNRGBA(image.Rect(0, 0, w, h))
@@ -32,11 +32,11 @@ func picture(t *testing.T, w, h int, noise bool) []byte {
 	return b.Bytes()
 }
 
-// TestImagesFit: what a model gets is of a size it can use; small images are left as they are.
+// TestImagesFit: large images are scaled to a size that models can use. Small ones are unchanged.
 func TestImagesFit(t *testing.T) {
 	s := make(imageScaler, 1)
 	bomb := picture(t, 10, 10, false)
-	copy(bomb[16:], []byte{0, 0, 0xff, 0xff, 0, 0, 0xff, 0xff}) // 65535 × 65535, says the header
+	copy(bomb[16:], []byte{0, 0, 0xff, 0xff, 0, 0, 0xff, 0xff}) // the header says 65535 × 65535
 	for _, test := range []struct {
 		name  string
 		file  string
@@ -96,8 +96,8 @@ func TestImagesFit(t *testing.T) {
 	}
 }
 
-// TestImagesOfOneResultFit: together they are small enough for one event, and a small one leaves
-// its share to the others.
+// TestImagesOfOneResultFit: the images of a result fit into one event, and a small one leaves its
+// share to the others.
 func TestImagesOfOneResultFit(t *testing.T) {
 	small, noise := picture(t, 2, 2, false), picture(t, 700, 700, true)
 	displays := []executor.Display{{MIME: "image/png", Data: small}}

@@ -20,7 +20,7 @@ func TestNearMiss(t *testing.T) {
 		{"upload_file", "file_content", "content"}, {"upload_file", "base64", "content"}, {"run", "text", ""}, {"run_python", "data", ""},
 		{"run", "service", "services"}, {"run", "backgroud", "background"}, {"wait_run", "runId", "run_id"}, {"wait_run", "offset", "cursor"},
 		{"read_artifact", "filename", "path"}, {"delete_file", "path", "filename"}, {"upload_file", "file_name", "filename"},
-		// What clients add, and words that only look alike.
+		// Arguments that clients add, and words that only look similar.
 		{"run", "action", ""}, {"run", "chatInput", ""}, {"run", "toolCallId", ""}, {"run", "tool", ""}, {"run", "version", ""}, {"run", "version_id", ""}, {"run", "mode", ""},
 		{"run", "node", ""}, {"run", "end", ""}, {"run", "name", ""}, {"run", "metadata", ""}, {"run", "thread_id", ""}, {"run", "user", ""}, {"run", "", ""}, {"run", "_", ""},
 		{"run", "mission", ""}, {"run", "id", ""}, {"list_runners", "session", ""}, {"run", strings.Repeat("session", 9), ""},
@@ -31,8 +31,7 @@ func TestNearMiss(t *testing.T) {
 	}
 }
 
-// TestTwiceGiven: an argument that is there twice must not disagree with itself, whichever names
-// and spellings it has.
+// TestTwiceGiven: an argument may come twice, also under another name, only with the same value.
 func TestTwiceGiven(t *testing.T) {
 	accepted := parameters{"session": "session", "session_id": "session", "network": "network"}
 	for raw, want := range map[string]string{

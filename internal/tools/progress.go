@@ -78,7 +78,10 @@ func startProgress(ctx context.Context, c *call) *progress {
 	})
 }
 
-func newProgress(send func(message string, total, missed int64, stderr []span) error, notify func(q *executor.Queue, total int64) error) *progress {
+func newProgress(
+	send func(message string, total, missed int64, stderr []span) error,
+	notify func(q *executor.Queue, total int64) error,
+) *progress {
 	p := &progress{
 		send:    send,
 		notify:  notify,

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// sent collects notifications and checks that each is valid text and further than the one before.
+// sent collects notifications and checks that their text is valid and their progress increases.
 type sent struct {
 	t   *testing.T
 	err error
@@ -29,7 +29,7 @@ type sent struct {
 	missed   int64
 }
 
-// all is what has been sent so far.
+// all returns the messages sent so far.
 func (s *sent) all() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,8 +78,8 @@ func TestProgressCoalesces(t *testing.T) {
 	})
 }
 
-// TestProgressText: characters that arrive in pieces stay whole, on each stream by itself; what is
-// no character is replaced.
+// TestProgressText: characters that arrive in pieces stay whole, on each stream separately. Invalid
+// bytes are replaced.
 func TestProgressText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}
@@ -97,7 +97,7 @@ func TestProgressText(t *testing.T) {
 	})
 }
 
-// TestProgressSlowClient: a client that does not read costs the run neither time nor memory.
+// TestProgressSlowClient: a client that does not read neither delays the run nor costs memory.
 func TestProgressSlowClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}
@@ -124,7 +124,7 @@ func TestProgressSlowClient(t *testing.T) {
 	})
 }
 
-// TestProgressClientGone: the run goes on undisturbed.
+// TestProgressClientGone: the run continues when the client is gone.
 func TestProgressClientGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t, err: errors.New("gone")}
@@ -139,7 +139,7 @@ func TestProgressClientGone(t *testing.T) {
 			t.Errorf("sent %q to nobody", s.messages)
 		}
 	})
-	// Without a token there is nothing to do at all.
+	// Without a token, progress does nothing.
 	var none *progress
 	if none.output() != nil || none.queued() != nil {
 		t.Error("output of a nil progress")
@@ -147,8 +147,8 @@ func TestProgressClientGone(t *testing.T) {
 	none.stop()
 }
 
-// TestProgressQueued: that a run waits, and that it begins, is told at once, before its output, and
-// further with every notification.
+// TestProgressQueued: changes in the queue are sent at once, before output, and increase the
+// progress.
 func TestProgressQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sent{t: t}
@@ -171,7 +171,7 @@ func TestProgressQueued(t *testing.T) {
 		}
 		p.stop()
 
-		// A client that reads slowly gets the last ones.
+		// A slow client gets the last notices.
 		read := make(chan struct{})
 		told := 0
 		p = newProgress(nil, func(*executor.Queue, int64) error { <-read; told++; return nil })

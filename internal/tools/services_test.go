@@ -22,7 +22,7 @@ func TestServicesArgument(t *testing.T) {
 		`["a"]`:               {{Name: "a"}},
 		`[{"name":"a"}, "b"]`: {{Name: "a"}, {Name: "b"}},
 		`[{"name":"a","paths":["/x"],"methods":["GET"],"max_requests":3}]`: {{Name: "a", Paths: []string{"/x"}, Methods: []string{"GET"}, MaxRequests: 3}},
-		// What is meant to restrict, but is not understood, is refused.
+		// An invalid restriction is refused.
 		`"a"`: {}, `{"name":"a"}`: {}, `[{"name":""}]`: {}, `[{"paths":["/x"]}]`: {}, `[1]`: {}, `[null]`: {},
 		`[{"name":"a","path":["/x"]}]`: {}, `[{"name":"a","paths":"/x"}]`: {}, `[{"name":"a","paths":[]}]`: {}, `[{"name":"a","methods":[]}]`: {},
 		`[{"name":"a","max_requests":0}]`: {}, `[{"name":"a","max_requests":-1}]`: {}, `[{"name":"a","max_requests":1.5}]`: {},
@@ -42,7 +42,7 @@ func TestServicesArgument(t *testing.T) {
 	}
 }
 
-// runs is an executor of which only Run is used.
+// runs is an executor that implements only Run.
 type runs struct {
 	Executor
 	err error
@@ -60,7 +60,7 @@ func (runs) Watch(func(session.Caller)) {}
 
 func (runs) WatchRuns(func(session.Caller)) {}
 
-// TestServiceTools: what a model is told about services, and about one that is not connected.
+// TestServiceTools: what a model learns about services, and about one that is not connected.
 func TestServiceTools(t *testing.T) {
 	states := []executor.ServiceState{{Name: "datadog", DisplayName: "Datadog", ConnectURL: "https://here/connections"}, {Name: "static", Connected: true}}
 	srv := mcp.NewServer(&mcp.Implementation{Name: "s"}, nil)

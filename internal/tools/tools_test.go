@@ -12,7 +12,7 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// TestCaller: nobody becomes the local caller by coming over HTTP without an identity.
+// TestCaller: an HTTP request without an identity never becomes the local caller.
 func TestCaller(t *testing.T) {
 	header := http.Header{}
 	for _, tt := range []struct {
@@ -58,7 +58,7 @@ func TestCombine(t *testing.T) {
 	}
 }
 
-// TestNoRunners: a server without a language says so.
+// TestNoRunners: a server without languages says how to find out why.
 func TestNoRunners(t *testing.T) {
 	tool := newToolset(nil, Options{}).runCodeTool().define(runner.Set{})
 	if strings.Contains(tool.Description, "libraries") {
