@@ -32,8 +32,8 @@ func (sessions) StopSession(_ context.Context, key string) (session.Stopped, err
 	return session.Stopped{}, session.ErrNotFound
 }
 
-// TestControl: the socket works in a directory whose path is longer than a socket's address, is for
-// the server's user alone, and one that a killed server left matters to nobody.
+// TestControl: the socket works in a directory with a path longer than a socket address, only for
+// the server's user, and despite a socket that a killed server left.
 func TestControl(t *testing.T) {
 	dir := t.TempDir()
 	if runtime.GOOS == "linux" {

@@ -12,7 +12,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// machine is a healthy Debian 12 with cgroup v2, to be broken in one way by each case.
+// machine is a healthy Debian 12 with cgroup v2, which each case breaks in one way.
 type machine struct {
 	os       string
 	uid      int

@@ -8,7 +8,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// TestSuggestSessions: what a machine has room for, by whichever of its limits comes first.
+// TestSuggestSessions: the first limit that a machine reaches decides how many sessions fit.
 func TestSuggestSessions(t *testing.T) {
 	limits := func(nproc string) string {
 		return "Limit                     Soft Limit           Hard Limit           Units     \nMax processes             " + nproc + "                63000                processes \n"

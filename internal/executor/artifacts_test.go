@@ -19,8 +19,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestArtifacts: what a run created or changed is found by names, sizes and times, and only after
-// success.
+// TestArtifacts: names, sizes and times show what a run created or changed, and only a successful
+// run lists it.
 func TestArtifacts(t *testing.T) {
 	then := time.Unix(1_700_000_000, 1)
 	type change func(in func(name string) string) error
@@ -83,8 +83,8 @@ func TestArtifacts(t *testing.T) {
 	}
 }
 
-// TestArtifactRunsAreAlone: such a run is refused beside any other; another kind of run is not
-// refused beside it.
+// TestArtifactRunsAreAlone: a run that asks for artifacts is refused while another is active. Other
+// runs may start beside it.
 func TestArtifactRunsAreAlone(t *testing.T) {
 	started := make(chan struct{}, 2)
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit { started <- struct{}{}; <-p.Done(); return sessiontest.SIGKILL }, nil)
@@ -166,7 +166,7 @@ func TestReadAndListArtifacts(t *testing.T) {
 	}
 }
 
-// The contract's own example, in its own numbers.
+// The contract's own example with its own numbers.
 func TestTooLarge(t *testing.T) {
 	f := FileLink{URL: "u"}
 	f.Name, f.Size = "chart.png", 15_000_000
@@ -179,8 +179,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// TestCloseSession: links to files outlive the session, links for uploads do not, and a new
-// session's file comes first.
+// TestCloseSession: download links outlive the session, upload links do not, and a file of a new
+// session wins.
 func TestCloseSession(t *testing.T) {
 	r := newRig(t, nil, nil)
 	ctx := t.Context()

@@ -11,8 +11,7 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// What a run costs the server beside the sandbox does not grow with the number of open sessions,
-// whatever kind of run it is.
+// The server's own cost of a run, of any kind, does not grow with the number of open sessions.
 func BenchmarkOpenSessions(b *testing.B) {
 	for _, open := range []int{1, 1000} {
 		backend := &sessiontest.Backend{}

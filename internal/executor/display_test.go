@@ -20,8 +20,8 @@ type holdEnded struct {
 
 func (h holdEnded) Ended(Result) { <-h.next }
 
-// An image belongs to the run that showed it, also when the next cell begins before that run's
-// result is complete.
+// An image belongs to the run that showed it, even if the next cell begins before that run's result
+// is complete.
 func TestImageIsItsRuns(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	write := func(p *sessiontest.Process, name string) {
@@ -66,8 +66,7 @@ func TestImageIsItsRuns(t *testing.T) {
 	}
 }
 
-// An image for which there is no room is not a file, and the result says so, though the code
-// succeeded.
+// An image that does not fit is not saved, and the result of the successful code has a hint.
 func TestImageWithoutRoom(t *testing.T) {
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
 		for range 3 {

@@ -7,7 +7,7 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// TestDescribeUsed: a user who is at a limit reads which one, and what to do.
+// TestDescribeUsed: the message says which limit a user has reached and what to do.
 func TestDescribeUsed(t *testing.T) {
 	for _, tc := range []struct {
 		used session.CallerError

@@ -26,7 +26,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// What is refused leaves no trace, and the refusal tells no value of the environment.
+// A refused run leaves no trace, and the refusal contains no value of the environment.
 func TestRunRefuses(t *testing.T) {
 	r := newRig(t, nil, nil)
 	env := func(name, value string) Request {
@@ -119,7 +119,7 @@ func TestRun(t *testing.T) {
 		if got := strings.Join(names, " "); got != "sub/deep.txt new.txt old.txt" {
 			t.Errorf("files %q", got)
 		}
-		// The record is there once the executor is closed; see TestRecord.
+		// The record exists after the executor is closed; see TestRecord.
 		want := fmt.Sprintf("started %s on jail:python, opened %s, ended with %d and 0 files, listed 3 files", res.RunID, r.Executor.cfg.Sessions.Key(session.Local, "x"), exit)
 		if got := strings.Join(stages, ", "); got != want {
 			t.Errorf("observed %q, want %q", got, want)
@@ -157,7 +157,7 @@ func counters(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	for _, f := range families {
 		for _, m := range f.Metric {
 			name := f.GetName()
-			// The labels' order is that of their names: caller, outcome, runner.
+			// Labels are ordered by name: caller, outcome, runner.
 			for i := len(m.Label) - 1; i >= 0; i-- {
 				name += " " + m.Label[i].GetValue()
 			}
@@ -258,8 +258,8 @@ func TestUpload(t *testing.T) {
 		t.Errorf("a hundred uploads and more: %v", err)
 	}
 
-	// Another caller's session of the same name is another session; its links name it by another
-	// name.
+	// Another caller's session with the same id is a different session, with a different id in its
+	// links.
 	if _, _, err := r.OpenFile(t.Context(), mallory, "x", "in/data.csv"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("another caller's file: %v", err)
 	}
@@ -348,7 +348,7 @@ func TestUploadLink(t *testing.T) {
 	if err := receive("no-such-ticket", "x", "a b.txt", ""); codeOf(err) != CodeLinkExpired {
 		t.Errorf("no ticket: %v", err)
 	}
-	// The file goes to the session of the caller who asked for the link.
+	// The file goes to the session of the caller that asked for the link.
 	alice := session.Caller{ID: "user:alice"}
 	if err := receive(ticket(alice, true), "x", "a b.txt", "alice's"); codeOf(err) != CodeLinkExpired {
 		t.Errorf("a ticket for another caller's session: %v", err)

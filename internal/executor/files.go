@@ -91,7 +91,9 @@ func (r *contextReader) Read(p []byte) (int, error) {
 
 // ListArtifacts returns the files of a session that exists, newest first. truncated means that
 // there are more. Refusals are invalid_id, session_not_found and busy.
-func (e *Executor) ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (files []FileLink, truncated bool, err error) {
+func (e *Executor) ListArtifacts(
+	ctx context.Context, caller session.Caller, sessionID string,
+) (files []FileLink, truncated bool, err error) {
 	s, done, err := e.openToRead(ctx, caller, sessionID)
 	if err != nil {
 		return nil, false, e.wrapSession(sessionID, err)
@@ -190,7 +192,9 @@ func (e *Executor) OpenFile(_ context.Context, caller session.Caller, sessionID,
 }
 
 // readAll reads an open file of a session, within the limit.
-func (e *Executor) readAll(ctx context.Context, caller session.Caller, sessionID, name string, f io.Reader, fi fs.FileInfo) (Artifact, error) {
+func (e *Executor) readAll(
+	ctx context.Context, caller session.Caller, sessionID, name string, f io.Reader, fi fs.FileInfo,
+) (Artifact, error) {
 	link := e.links(caller, sessionID, []workspace.File{{Name: name, Size: fi.Size(), ModTime: fi.ModTime()}})[0]
 	if limit := int64(e.cfg.MaxReadBytes); link.Size > limit {
 		return Artifact{}, tooLarge(link, limit)
@@ -250,7 +254,9 @@ func (p Position) compare(q Position) int {
 // RecentFiles lists at most limit files of the sessions that the caller used last, newest first,
 // after a position (zero: from the start). After a restart it does not know sessions that have only
 // had uploads. It leaves out files that no client could ask for by their name.
-func (e *Executor) RecentFiles(ctx context.Context, caller session.Caller, after Position, limit int) (files []FileLink, more bool, err error) {
+func (e *Executor) RecentFiles(
+	ctx context.Context, caller session.Caller, after Position, limit int,
+) (files []FileLink, more bool, err error) {
 	ids, err := e.recentlyUsed(ctx, caller, recentCandidates)
 	if err != nil {
 		return nil, false, err

@@ -18,8 +18,8 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// newJail is an engine on the real jail, with a shell and nothing else. It skips where no sandbox
-// can be started, unless REQUIRE_ALL is set.
+// newJail is an executor on the real jail with only a shell. It skips the test if no sandbox can
+// start, unless REQUIRE_ALL is set.
 func newJail(t *testing.T) *Executor {
 	t.Helper()
 	skip := t.Skipf
@@ -70,8 +70,8 @@ func newJail(t *testing.T) *Executor {
 	return e
 }
 
-// The supervision works on real processes: each way to misbehave ends with its cause, in time, and
-// the session is usable afterwards.
+// Supervision works on real processes: each misbehaviour ends in time with its cause, and the
+// session stays usable.
 func TestJail(t *testing.T) {
 	e := newJail(t)
 	shell := func(ctx context.Context, id, code string) Result {

@@ -77,7 +77,9 @@ func (e *Executor) LinkCaller(id string) string {
 
 // UploadURL returns a link to which one file can be PUT, once, until the session is closed. It
 // creates the session if necessary.
-func (e *Executor) UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (url string, expires time.Time, err error) {
+func (e *Executor) UploadURL(
+	ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool,
+) (url string, expires time.Time, err error) {
 	if name, err = workspace.CleanName(name); err != nil {
 		return "", time.Time{}, e.wrap(err)
 	}

@@ -14,8 +14,8 @@ import (
 	"mcp-code-sandbox/internal/signedurl"
 )
 
-// TestAbortedUploadKeepsItsTicket: a client that loses its connection in the middle of a PUT can
-// send the file again, once.
+// TestAbortedUploadKeepsItsTicket: a client that loses its connection during a PUT can send the
+// file again, once.
 func TestAbortedUploadKeepsItsTicket(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for _, caller := range []session.Caller{session.Local, {ID: "user:ann"}} {
@@ -53,7 +53,7 @@ func TestAbortedUploadKeepsItsTicket(t *testing.T) {
 		if _, err := r.ReceiveUpload(t.Context(), one, id, "a.csv", strings.NewReader("again")); codeOf(err) != CodeLinkExpired {
 			t.Errorf("after a success: %v", err)
 		}
-		// The end of the session is the ticket's, also while it is being used.
+		// Closing the session ends its tickets, even while they are in use.
 		two, id := ticket()
 		closing := io.MultiReader(readerFunc(func([]byte) (int, error) {
 			return 0, errors.Join(r.CloseSession(t.Context(), caller, "x"), io.ErrUnexpectedEOF)
@@ -74,9 +74,8 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// TestUsersLinksEndWithTheSession is the attack: somebody keeps a link of a user's, and waits until
-// the user works under the same name again. The link leads to the old file or to none, never to the
-// new one.
+// TestUsersLinksEndWithTheSession: an attacker keeps a user's link until the user reuses the
+// session id. The link opens the old file or none, never the new one.
 func TestUsersLinksEndWithTheSession(t *testing.T) {
 	r := newRig(t, nil, nil)
 	ann := session.Caller{ID: "user:ann"}
@@ -108,7 +107,7 @@ func TestUsersLinksEndWithTheSession(t *testing.T) {
 		t.Errorf("the link of the closed session leads to %q, the new one to %q", a, b)
 	}
 
-	// Revoked, it leads nowhere, and neither does any other that the session had.
+	// After revocation, no link of the session works.
 	if err := r.CloseAndRevoke(t.Context(), ann, "report"); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +115,7 @@ func TestUsersLinksEndWithTheSession(t *testing.T) {
 	if a, b, c := read(old), read(current), read(third); a != "nothing" || b != "nothing" || c != "third" {
 		t.Errorf("after the revocation: %q, %q, %q", a, b, c)
 	}
-	// A session that was closed before can have its links revoked, too.
+	// Links of a session that is already closed can be revoked, too.
 	if err := errors.Join(r.CloseSession(t.Context(), ann, "report"), r.CloseAndRevoke(t.Context(), ann, "report")); err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// wantReleased checks that nothing is held once what lingers is forgotten.
+// wantReleased checks that no memory is held after lingering runs are forgotten.
 func (r *rig) wantReleased(t *testing.T) {
 	t.Helper()
 	r.runs.mu.Lock()
@@ -31,8 +31,8 @@ func (r *rig) wantReleased(t *testing.T) {
 	}
 }
 
-// TestDisplaysAreShared: one caller's running code fills the memory with what it shows. Another's
-// displays are kept all the same, and those of the first one make room.
+// TestDisplaysAreShared: one caller's displays fill the memory. Another caller's displays are kept,
+// and those of the first one make room.
 func TestDisplaysAreShared(t *testing.T) {
 	const size = 4 << 20
 	full, end := make(chan struct{}, 2), make(chan struct{})
@@ -94,8 +94,8 @@ func TestDisplaysAreShared(t *testing.T) {
 	r.wantReleased(t)
 }
 
-// TestOutputIsShared: output is counted, and cut back for a caller who holds less; what is left out
-// is counted exactly.
+// TestOutputIsShared: output counts, is cut for a caller that holds less, and the omitted bytes are
+// counted exactly.
 func TestOutputIsShared(t *testing.T) {
 	const printed = 1 << 20
 	end := make(chan struct{})
@@ -143,7 +143,7 @@ func TestOutputIsShared(t *testing.T) {
 	r.wantReleased(t)
 }
 
-// wantExact checks that what is kept and what is said to be left out are all that was printed.
+// wantExact checks that the kept bytes and the reported omission add up to what was printed.
 func wantExact(t *testing.T, out []byte, truncated bool, printed int) {
 	t.Helper()
 	if !truncated {
@@ -164,8 +164,8 @@ func wantExact(t *testing.T, out []byte, truncated bool, printed int) {
 	}
 }
 
-// TestEveryLeaseIsReleased: whatever runs do at once and however they are followed, nothing fails,
-// counts are exact and nothing is held in the end.
+// TestEveryLeaseIsReleased: with many concurrent and followed runs, nothing fails, counts are exact
+// and no memory stays held.
 func TestEveryLeaseIsReleased(t *testing.T) {
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
 		for range 3 {
@@ -204,8 +204,8 @@ func TestEveryLeaseIsReleased(t *testing.T) {
 	r.wantReleased(t)
 }
 
-// TestLingeringRunsMakeRoom: a followed run that has ended stays in memory until somebody needs the
-// room; then the store has its result.
+// TestLingeringRunsMakeRoom: a followed run stays in memory after its end until its memory is
+// needed; then the store has its result.
 func TestLingeringRunsMakeRoom(t *testing.T) {
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
 		p.Display("text/html", make([]byte, 3<<20))
@@ -234,8 +234,8 @@ func TestLingeringRunsMakeRoom(t *testing.T) {
 	r.wantReleased(t)
 }
 
-// TestStalledAnswers: an answer that its client does not take holds memory until it is sent, and
-// makes way for another caller's.
+// TestStalledAnswers: an answer that its client does not read holds memory until it is sent, or
+// another caller needs it.
 func TestStalledAnswers(t *testing.T) {
 	r := newRig(t, nil, func(c *Config) { c.ResultMemory, c.MaxUploadBytes = 16<<20, 4<<20; c.Quota.Bytes = 64 << 20 })
 	for _, caller := range []session.Caller{ann, mallory} {
@@ -266,8 +266,8 @@ func TestStalledAnswers(t *testing.T) {
 	r.wantReleased(t)
 }
 
-// TestNoRoomForAnswer: a result that can be sent neither whole nor soon is sent without displays
-// and with less output.
+// TestNoRoomForAnswer: without memory for the whole result, it is sent without displays and with
+// less output.
 func TestNoRoomForAnswer(t *testing.T) {
 	bubble(t, "full", func(t *testing.T) {
 		r := newRig(t, nil, func(c *Config) { c.ResultMemory = 16 << 20 })
@@ -287,8 +287,8 @@ func TestNoRoomForAnswer(t *testing.T) {
 	})
 }
 
-// TestCollectorCut: wherever the pool takes its memory, a collector keeps both ends and counts what
-// is between.
+// TestCollectorCut: whenever the pool takes its memory, a collector keeps both ends and counts the
+// omitted bytes.
 func TestCollectorCut(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(3, seed))

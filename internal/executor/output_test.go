@@ -39,8 +39,7 @@ func TestCollector(t *testing.T) {
 	}
 }
 
-// Whatever is written in whatever pieces: memory is bounded, text stays text, and the count is
-// right.
+// For any pieces of any stream, memory is bounded, no character is split, and the count is right.
 func FuzzCollector(f *testing.F) {
 	f.Add([]byte("héllo wörld"), uint8(3), uint16(500))
 	f.Fuzz(func(t *testing.T, piece []byte, limit uint8, times uint16) {

@@ -15,8 +15,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// newNotebookRig has a runner that keeps state. Each of its runs goes on until it may end, or is
-// killed.
+// newNotebookRig has a runner that keeps state. Its runs end when end is closed or they are killed.
 func newNotebookRig(t *testing.T, end <-chan struct{}) *rig {
 	return newRig(t, func(p *sessiontest.Process) wire.Exit {
 		select {
@@ -33,7 +32,7 @@ func notebookRequest(code string) Request {
 	return Request{Session: "x", Runner: "python", Code: code, Persistent: true, Artifacts: true, Timeout: 10 * time.Minute, Tool: "run"}
 }
 
-// TestQueued: what is known of a run that waits for another one, from its start to its end.
+// TestQueued: what results say about a run that waits for another one, from its start to its end.
 func TestQueued(t *testing.T) {
 	bubble(t, "in the background", func(t *testing.T) {
 		end := make(chan struct{})
@@ -70,7 +69,7 @@ func TestQueued(t *testing.T) {
 		if err != nil || !res.Running || res.Queued == nil || res.Queued.Running != 9*time.Minute || !slices.Equal(told, []string{one.RunID}) {
 			t.Errorf("waited for: %+v, %v; told %v", res, err, told)
 		}
-		// The first one has used up its time of ten minutes; the second has all of its own.
+		// The first run has used up its ten minutes; the second has all of its own.
 		told = nil
 		res, err = r.WaitRun(t.Context(), session.Local, two.RunID, WaitRequest{Timeout: 10 * time.Minute, Queued: hear})
 		if err != nil || !res.Running || res.Queued != nil || !slices.Equal(told, []string{one.RunID, "started"}) {
@@ -123,7 +122,7 @@ func TestQueued(t *testing.T) {
 		if err != nil || !two.Running || two.Queued == nil || two.Queued.RunID != one.RunID || time.Since(start) != 45*time.Second || len(told) != 1 {
 			t.Fatalf("after %v: %+v, %v; told %v", time.Since(start), two, err, told)
 		}
-		// It survives the minute after which a call that waits is refused.
+		// It survives the minute after which a waiting call is refused.
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		end <- struct{}{}
@@ -175,7 +174,7 @@ func TestQueued(t *testing.T) {
 	})
 }
 
-// TestMaxSessionsMessage: contract 4's sentence, and one that says what is there.
+// TestMaxSessionsMessage: contract 4's sentence is followed by details.
 func TestMaxSessionsMessage(t *testing.T) {
 	e := newRig(t, nil, nil)
 	const contract = "Maximum 2 concurrent sessions reached. Close an existing session first. "
@@ -192,7 +191,7 @@ func TestMaxSessionsMessage(t *testing.T) {
 	}
 }
 
-// TestBusyMessage: a server that cannot keep up says so, and when to try again.
+// TestBusyMessage: the message of an overloaded server says when to try again.
 func TestBusyMessage(t *testing.T) {
 	e := newRig(t, nil, nil)
 	err := e.wrap(&session.OverloadError{RetryAfter: 5 * time.Second, Err: context.DeadlineExceeded})

@@ -11,8 +11,8 @@ import (
 	"mcp-code-sandbox/internal/share"
 )
 
-// TestReadsAreShared: calls that look through files take turns. Whoever holds less comes first, and
-// one whose turn does not come is told so.
+// TestReadsAreShared: calls that read files take turns. The caller that holds less comes first, and
+// a call whose turn does not come is refused.
 func TestReadsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, nil, nil)

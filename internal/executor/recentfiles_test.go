@@ -15,7 +15,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// recent lists all that RecentFiles gives, as session/name, a page at a time.
+// recent lists all pages of RecentFiles, as session/name.
 func (r *rig) recent(t *testing.T, caller session.Caller, page int) (names []string) {
 	t.Helper()
 	for after := (Position{}); ; {
@@ -40,7 +40,7 @@ func (r *rig) put(t *testing.T, caller session.Caller, id, name string) {
 	}
 }
 
-// Each caller sees and reads their own files, also under an id that another has.
+// Callers see and read their own files, even if another caller uses the same id.
 func TestRecentFilesOfCallers(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for _, f := range []struct {
@@ -49,7 +49,7 @@ func TestRecentFilesOfCallers(t *testing.T) {
 	}{{ann, "x", "ann.txt"}, {session.Local, "x", "a.txt"}, {session.Local, "y", "dir/b.txt"}} {
 		r.put(t, f.caller, f.id, f.name)
 	}
-	// The order does not hang on the clock's tick.
+	// The order does not depend on the clock's tick.
 	key := r.key(t, session.Local, "x")
 	old := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(filepath.Join(r.root, key, "files", "a.txt"), old, old); err != nil {
@@ -86,7 +86,7 @@ func TestRecentFilesOfCallers(t *testing.T) {
 	}
 }
 
-// key is the directory of a session.
+// key returns the directory of a session.
 func (r *rig) key(t *testing.T, caller session.Caller, id string) string {
 	t.Helper()
 	s, err := r.cfg.Sessions.Lookup(caller, id)
@@ -97,7 +97,7 @@ func (r *rig) key(t *testing.T, caller session.Caller, id string) string {
 	return s.Key()
 }
 
-// The list looks at a bounded number of sessions, and what it remembers of them is bounded.
+// The list looks at a bounded number of sessions and remembers a bounded number.
 func TestRecentFilesBounds(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for i := range recentSessions + 5 {
@@ -118,7 +118,7 @@ func TestRecentFilesBounds(t *testing.T) {
 	}
 }
 
-// Watchers hear of the caller whose files changed, and of no run that changed none.
+// Watchers hear about the caller whose files changed, and not about a run without changes.
 func TestWatch(t *testing.T) {
 	var write string
 	exit := 0
@@ -157,7 +157,7 @@ func TestWatch(t *testing.T) {
 		}
 	}
 
-	// A server that starts anew knows the sessions in which code ran.
+	// After a restart, the server knows the sessions in which code ran.
 	if err := r.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -13,9 +13,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestFollow: whoever follows a run gets each part of its output as soon as it is printed, knows
-// which part is stderr, and loses nothing that was printed after the last call and before the run's
-// end.
+// TestFollow: following a run returns each part of its output at once, marks stderr, and loses
+// nothing that was printed between the last call and the end.
 func TestFollow(t *testing.T) {
 	bubble(t, "in parts", func(t *testing.T) {
 		big := bytes.Repeat([]byte("x"), 500<<10)
@@ -54,7 +53,7 @@ func TestFollow(t *testing.T) {
 		if !bytes.Equal(data, big) || last.Recent.Missed != 0 || last.ExitCode != 0 {
 			t.Errorf("%d bytes, %d missed", len(data), last.Recent.Missed)
 		}
-		// Also a while later, for somebody who starts from the beginning.
+		// Also later, from the beginning.
 		again := follow(0)
 		if again.Recent.Missed != 0 || len(again.Recent.Data) != 6+len(big) || fmt.Sprint(again.Recent.Stderr) != "[[3 6]]" {
 			t.Errorf("again: %d bytes, %d missed, %v", len(again.Recent.Data), again.Recent.Missed, again.Recent.Stderr)
@@ -74,7 +73,7 @@ func TestFollow(t *testing.T) {
 		if n := len(r.runs.byID); n != maxLingering {
 			t.Errorf("%d runs are held in memory", n)
 		}
-		// The store tells of the first one, streams apart.
+		// The store has the first run, with separate streams.
 		res, err := r.WaitRun(t.Context(), session.Local, ids[0], WaitRequest{})
 		if err != nil || string(res.Recent.Data) != "err" || fmt.Sprint(res.Recent.Stderr) != "[[0 3]]" {
 			t.Errorf("from the store: %+v, %v", res, err)
@@ -82,8 +81,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestRecentRuns: a session's runs are listed for its caller alone, and watchers hear of their
-// start and end.
+// TestRecentRuns: only its caller sees a session's runs, and watchers hear about their start and
+// end.
 func TestRecentRuns(t *testing.T) {
 	bubble(t, "", func(t *testing.T) {
 		steps := make(chan string)
@@ -128,7 +127,7 @@ func TestRecentRuns(t *testing.T) {
 	})
 }
 
-// TestTapeStreams: what is kept of a tape knows its streams, however much has been dropped.
+// TestTapeStreams: a tape knows the stream of each kept byte, however much it has dropped.
 func TestTapeStreams(t *testing.T) {
 	tp := tape{limit: 10}
 	for i := range 5 * maxMarks {

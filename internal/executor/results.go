@@ -94,22 +94,22 @@ func (e *Executor) CancelRun(ctx context.Context, caller session.Caller, id stri
 }
 
 // answerWhen waits for the end of a run, output or a timeout, and returns the run's Result.
-func (e *Executor) answerWhen(ctx context.Context, r *run, cursor int64, printed <-chan struct{}, timeout <-chan time.Time) (Result, error) {
-	res, err := Result{}, error(nil)
+func (e *Executor) answerWhen(
+	ctx context.Context, r *run, cursor int64, printed <-chan struct{}, timeout <-chan time.Time,
+) (Result, error) {
 	select {
 	case <-r.done:
-		res, err = r.result(cursor)
-	case <-printed:
-		res = r.state(cursor)
-	case <-timeout:
-		res = r.state(cursor)
+		res, err := r.result(cursor)
+		if err != nil {
+			return Result{}, err
+		}
+		return e.answer(ctx, r.caller, res, r.memory.size()), nil
 	case <-ctx.Done():
-		err = context.Cause(ctx)
+		return Result{}, context.Cause(ctx)
+	case <-printed:
+	case <-timeout:
 	}
-	if err != nil {
-		return Result{}, err
-	}
-	return e.answer(ctx, r.caller, res, r.memory.size()), nil
+	return e.answer(ctx, r.caller, r.state(cursor), r.memory.size()), nil
 }
 
 // storedRun is the stored form of a result: bounded, without code, environment and signatures.

@@ -39,7 +39,7 @@ var keeping = func() runner.Runner {
 	return r
 }()
 
-// keepState makes a rig whose only runner is keeping.
+// keepState configures keeping as the only runner.
 func keepState(c *Config) {
 	c.MaxExecTimeout = time.Hour
 	c.Runners = func() runner.Set { return runner.Set{keeping} }

@@ -17,8 +17,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// stepper is a program that prints a line per step, makes a file, and ends when there are no more
-// steps.
+// stepper is a program that prints a line per step, creates a file, and ends after the last step.
 func stepper(steps <-chan string) func(*sessiontest.Process) wire.Exit {
 	return func(p *sessiontest.Process) wire.Exit {
 		for {
@@ -240,8 +239,8 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// TestResultsOutliveTheEngine: what another process, or a later one, can tell of a run.
-func TestResultsOutliveTheEngine(t *testing.T) {
+// TestResultsOutliveTheExecutor: another process, or a later one, knows a run's result.
+func TestResultsOutliveTheExecutor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		alive := true
 		one := newRig(t, stepper(nil), func(c *Config) { c.Instance = "one" })
@@ -254,7 +253,7 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 			ids = append(ids, res.RunID)
 		}
 		fresh := two.mustRun(t, session.Local, Request{Session: "y", Runner: "python", Code: "hello"})
-		// Before anything of it can have been written:
+		// Before it can be in the store:
 		if res, err := two.WaitRun(t.Context(), session.Local, fresh.RunID, WaitRequest{}); err != nil || string(res.Stdout) != "hello" {
 			t.Errorf("an ordinary run, at once: %+v, %v", res, err)
 		}
@@ -297,8 +296,8 @@ func TestResultsOutliveTheEngine(t *testing.T) {
 	})
 }
 
-// TestEndOfAnotherServer: a run whose server stores its end and goes while somebody asks is not
-// lost.
+// TestEndOfAnotherServer: a run is not lost if its server stores its end and exits during a request
+// for it.
 func TestEndOfAnotherServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := newRig(t, stepper(nil), func(c *Config) { c.Instance = "one" })
@@ -318,7 +317,7 @@ func TestEndOfAnotherServer(t *testing.T) {
 	})
 }
 
-// TestPanic: a defect while a run goes on costs that run, not the server.
+// TestPanic: a bug during a run costs that run, not the server.
 func TestPanic(t *testing.T) {
 	r := newRig(t, nil, nil)
 	_, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Code: "print", Output: func(Stream, []byte) { panic("a defect") }})

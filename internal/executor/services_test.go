@@ -15,7 +15,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestRedact: a secret does not pass, however the stream is cut.
+// TestRedact: no secret passes, however the stream is split.
 func TestRedact(t *testing.T) {
 	const a, b = "xt1.aaab.token", "xt1.aab" // with common beginnings, and ends that begin them
 	text := "x" + a + "xt1.a" + a + b + "xt1.aa-xt1" + b + b + a[:len(a)-1]
@@ -47,7 +47,7 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-// services grants everything to those who are connected, and remembers for whom.
+// services grants everything to connected callers, and remembers the grants.
 type services struct {
 	mu       sync.Mutex
 	granted  map[string]string // run → sandbox
@@ -125,7 +125,7 @@ func TestRunWithServices(t *testing.T) {
 		}
 		where, other := seen.Env, seen.CellEnv
 		if persistent {
-			// The interpreter outlives the run; its own environment must not have the token.
+			// The interpreter outlives the run, so its own environment must not have the token.
 			where, other = seen.CellEnv, seen.Env
 		}
 		if where["EXECUTION_TOKEN"] != "xt1.secret-"+res.RunID || where["TTL"] != "1m10s" || strings.Contains(strings.Join(values(other), " "), "xt1.") {

@@ -17,7 +17,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// Only what the caller could have listed or made goes, and nothing of anybody else's.
+// A caller can delete only files that it can list or create, and none of other callers.
 func TestDeleteFile(t *testing.T) {
 	r := newRig(t, nil, nil)
 	for _, name := range []string{"a.txt", "sub/b.txt", "kept.txt"} {
@@ -76,7 +76,7 @@ func TestDeleteFile(t *testing.T) {
 	}
 }
 
-// A file can go while a run uses it.
+// A file can be deleted while a run uses it.
 func TestDeleteFileInUse(t *testing.T) {
 	opened, deleted := make(chan struct{}), make(chan struct{})
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
@@ -112,8 +112,8 @@ func TestDeleteFileInUse(t *testing.T) {
 	}
 }
 
-// sessionsOf lists sessions as "id:files:bytes", with "+" after the number of files that are not
-// all, "*" when live.
+// sessionsOf lists sessions as "id:files:bytes", with "+" after an incomplete number of files and
+// "*" if live.
 func (r *rig) sessionsOf(t *testing.T, caller session.Caller, limit int) (string, bool) {
 	t.Helper()
 	list, more, err := r.ListSessions(t.Context(), caller, limit)
@@ -137,8 +137,8 @@ func (r *rig) sessionsOf(t *testing.T, caller session.Caller, limit int) (string
 	return strings.Join(out, " "), more
 }
 
-// Each caller's own, last used first, bounded, without closed ones and those of single runs; also
-// after a restart.
+// A caller's own sessions, last used first, bounded, without closed ones and those of single runs;
+// also after a restart.
 func TestListSessions(t *testing.T) {
 	r := newRig(t, nil, nil)
 	run := func(caller session.Caller, id string, once bool) {
@@ -194,8 +194,8 @@ func TestListSessions(t *testing.T) {
 	r.recorder = nil // it is closed
 }
 
-// A session that exists for an upload link alone is listed, also after a restart, and a refused
-// call makes none.
+// A session that only has an upload link is listed, also after a restart. A refused call creates no
+// session.
 func TestListSessionsOfLinks(t *testing.T) {
 	r := newRig(t, nil, nil)
 	if _, _, err := r.UploadURL(t.Context(), ann, "link", "a.txt", false); err != nil {
@@ -213,7 +213,7 @@ func TestListSessionsOfLinks(t *testing.T) {
 	}
 }
 
-// A refusal is not counted as an error of the server's, and a sandbox that cannot be started is.
+// A refusal does not count as an error of the server. A sandbox that cannot start does.
 func TestRefusalsAreCounted(t *testing.T) {
 	r := newRig(t, nil, nil)
 	r.backend.OnStart = func(context.Context, sandbox.Spec) error { return errors.New("broken") }

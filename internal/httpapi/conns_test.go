@@ -72,7 +72,7 @@ func (s *fileServer) writeLarge(t *testing.T, name string) (link string) {
 	return target(s.signer.FileURL("chat-1", name))
 }
 
-// limited is the file server of a process that may have so many connections.
+// limited returns the file server of a process with a limit on connections.
 func limited(t *testing.T, max int) *fileServer {
 	s := newFileServer(t)
 	s.Handler = httpapi.New(config(func(c *httpapi.Config) {
@@ -81,8 +81,8 @@ func limited(t *testing.T, max int) *fileServer {
 	return s
 }
 
-// TestClientsThatDoNotRead: with one link, clients who do not read get as many downloads as a link
-// may have. Others, and other links, are served as before.
+// TestClientsThatDoNotRead: clients that do not read get as many downloads as one link may have.
+// Other clients and links are not affected.
 func TestClientsThatDoNotRead(t *testing.T) {
 	const connections = 400 // so that 100 may download
 	s := limited(t, connections)
@@ -110,8 +110,8 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	}
 }
 
-// TestDownloadsInTotal: when a quarter of the connections download, one caller's links give way to
-// another's, and what is beyond equal shares is refused.
+// TestDownloadsInTotal: when a quarter of the connections download, one caller's links make room
+// for another's, and more than an equal share is refused.
 func TestDownloadsInTotal(t *testing.T) {
 	s := limited(t, 16)
 	address := serveLimited(t, s, 16)
@@ -127,7 +127,8 @@ func TestDownloadsInTotal(t *testing.T) {
 	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("status %d %v", resp.StatusCode, resp.Header)
 	}
-	// Another caller's link: there is no such session, but that is known only after room was made.
+	// Another caller's link: its session does not exist, but the server finds out only after it has
+	// made room.
 	if resp := response(t, send(t, address, get(target(s.signer.FileURL("chat-2", "x"))))); resp.StatusCode != 404 {
 		t.Errorf("another caller: status %d", resp.StatusCode)
 	}
@@ -136,8 +137,7 @@ func TestDownloadsInTotal(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfStrangers: whatever strangers do with as many connections as there may be, a
-// caller gets in.
+// TestConnectionsOfStrangers: a caller can connect, whatever strangers do with all connections.
 func TestConnectionsOfStrangers(t *testing.T) {
 	const connections = 20
 	for name, request := range map[string]string{
@@ -167,8 +167,8 @@ func TestConnectionsOfStrangers(t *testing.T) {
 	}
 }
 
-// TestConnectionsInUse: a connection that cannot be served is answered, the operator's are never
-// cut, and one user's give way to others.
+// TestConnectionsInUse: a connection beyond the limit gets an answer, the operator's are never
+// closed, and one user's make room for others.
 func TestConnectionsInUse(t *testing.T) {
 	entered := make(chan struct{})
 	cfg := config(withPeople)
@@ -218,7 +218,7 @@ func onPipe(h http.Handler, client func(net.Conn)) {
 	synctest.Wait()
 }
 
-// TestWriteDeadline: who stops reading is cut, whatever the response; who reads on, however slowly,
+// TestWriteDeadline: a client that stops reading is disconnected, whatever the response. A slow one
 // is not.
 func TestWriteDeadline(t *testing.T) {
 	const size = 1 << 20
@@ -271,8 +271,7 @@ func TestWriteDeadline(t *testing.T) {
 	}
 }
 
-// TestIdleConnections: a connection between requests stays for a while if it had a valid token,
-// else not for long.
+// TestIdleConnections: an idle connection stays open longer if it had a valid token.
 func TestIdleConnections(t *testing.T) {
 	for _, tt := range []struct {
 		request string

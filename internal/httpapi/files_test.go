@@ -23,7 +23,7 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// oneSession is the executor's file side over one real workspace, that of the session "chat-1".
+// oneSession implements Files for one real workspace, that of the session "chat-1".
 type oneSession struct {
 	ws      *workspace.Workspace
 	tickets map[string]bool
@@ -85,7 +85,7 @@ func (s *fileServer) write(t *testing.T, name, content string) {
 	}
 }
 
-// target is the link's path and query.
+// target returns the link's path and query.
 func target(link string) string { return strings.TrimPrefix(link, "http://localhost:8080") }
 
 func TestDownload(t *testing.T) {
@@ -147,7 +147,7 @@ func TestEscapedSlashIsASeparator(t *testing.T) {
 	}
 }
 
-// A whole link can be refused: it was made before links had to expire, or before the secret
+// A complete link is refused if it was made before links had to expire or before the secret
 // changed.
 func TestLinkOfEarlierSettings(t *testing.T) {
 	s := newFileServer(t)
@@ -250,7 +250,7 @@ func TestUpload(t *testing.T) {
 	}
 	link := s.signer.UploadURL("chat-1", "up/data.csv", "t1", future)
 
-	// None of these may spend the ticket.
+	// None of these may use up the ticket.
 	for _, tc := range []struct {
 		name   string
 		link   string
@@ -267,7 +267,7 @@ func TestUpload(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", tc.name, w.Code, w.Body, tc.status)
 		}
 	}
-	// An upload link is no download link.
+	// An upload link does not work for downloads.
 	if w := do(s, request("GET", target(link))); w.Code != 403 {
 		t.Errorf("GET of an upload link = %d", w.Code)
 	}

@@ -13,8 +13,8 @@ import (
 	"mcp-code-sandbox/internal/httpapi"
 )
 
-// TestAmbiguousLength is the attack: a request whose end a proxy and the server may see at
-// different places, with another one in its body. What comes after such a request is not answered.
+// TestAmbiguousLength: an attacker sends a request whose end a proxy and the server may see at
+// different places, with another one in its body. The server does not answer that.
 func TestAmbiguousLength(t *testing.T) {
 	srv := httpapi.NewServer(httpapi.New(config(nil)), nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

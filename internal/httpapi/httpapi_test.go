@@ -23,7 +23,7 @@ import (
 
 const token = "a-token-for-tests"
 
-// whoami answers with the caller that the handler was told, and reads the body.
+// whoami answers with the caller that the handler got, and reads the body.
 func whoami(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
@@ -132,8 +132,8 @@ func TestAuthentication(t *testing.T) {
 	})
 }
 
-// TestNoLogins: a client that wants to log in where nobody can is told to send the token, in the
-// shape that it can read.
+// TestNoLogins: a client that tries to log in without a login server gets an OAuth error that asks
+// for the token.
 func TestNoLogins(t *testing.T) {
 	h := httpapi.New(config(nil))
 	connectionsOnly := httpapi.New(config(func(c *httpapi.Config) { c.Login = http.NotFoundHandler() }))
@@ -157,7 +157,7 @@ func TestNoLogins(t *testing.T) {
 	if w := do(h, request("POST", "/mcp")); w.Code != 401 || !strings.Contains(w.Body.String(), "no logins") {
 		t.Errorf("/mcp: %d %s", w.Code, w.Body)
 	}
-	// Where people log in, the authorization server answers.
+	// With a login server, the authorization server answers.
 	withUsers := httpapi.New(config(func(c *httpapi.Config) {
 		c.Users, c.Login = people{}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	}))
@@ -326,7 +326,7 @@ func TestReadinessIsTriedOncePerTenSeconds(t *testing.T) {
 	})
 }
 
-// A stream must reach the client as it is written, through everything that wraps it.
+// A stream must reach the client as it is written, through all wrappers.
 func TestStreamsAreFlushed(t *testing.T) {
 	release := make(chan struct{})
 	h := httpapi.New(config(func(c *httpapi.Config) {

@@ -25,7 +25,7 @@ func testPage() *httpapi.Page {
 	return page
 }
 
-// body is what a browser makes of an answer.
+// body decodes an answer as a browser does.
 func body(t *testing.T, w *httptest.ResponseRecorder) string {
 	t.Helper()
 	if w.Header().Get("Content-Encoding") == "" {
@@ -42,8 +42,8 @@ func body(t *testing.T, w *httptest.ResponseRecorder) string {
 	return string(b)
 }
 
-// The index has a nonce of each request's own, in its policy and in itself, and a browser keeps
-// none of them.
+// Each answer with the index has a new nonce in its policy and in its body, and browsers do not
+// cache it.
 func TestPageIndex(t *testing.T) {
 	h := httpapi.New(config(nil))
 	seen := map[string]bool{}

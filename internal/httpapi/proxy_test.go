@@ -73,8 +73,7 @@ func TestUsers(t *testing.T) {
 	}
 }
 
-// TestProxyPaths: the proxy sees every path as it was sent; nothing is cleaned or redirected on the
-// way.
+// TestProxyPaths: the proxy sees every path as it was sent, neither cleaned nor redirected.
 func TestProxyPaths(t *testing.T) {
 	with, without := httpapi.New(config(withPeople)), httpapi.New(config(nil))
 	for path, want := range map[string]string{

@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/httpapi"
 )
 
-// pipes is a listener for connections within the process.
+// pipes is a listener for in-process connections.
 type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -32,8 +32,8 @@ func (p *pipes) Accept() (net.Conn, error) {
 func (p *pipes) Close() error   { p.once.Do(func() { close(p.closed) }); return nil }
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// Who announces a body and does not send it is shown out, whatever the door. Who is known may take
-// longer.
+// A client that announces a body and does not send it is disconnected on every path. A known caller
+// may take longer.
 func TestBodiesThatNeverCome(t *testing.T) {
 	read := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.ReadAll(r.Body); err != nil {
@@ -101,7 +101,7 @@ func TestBodiesThatNeverCome(t *testing.T) {
 	}
 }
 
-// The bound is for the body: a call that takes long after it goes on.
+// The bound is for the body: a call may take longer after it.
 func TestAnswersMayTakeLong(t *testing.T) {
 	for _, path := range []string{"/mcp", "/api/execution-token", "/oauth/token"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestAnswersMayTakeLong(t *testing.T) {
 	}
 }
 
-// A target that is no path is the handler's to refuse.
+// The handler refuses a target that is not a path.
 func TestOptionsStar(t *testing.T) {
 	server := httpapi.NewServer(httpapi.New(config(nil)), nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/ratelimit"
 )
 
-// endedUsers know one token, which was valid once.
+// endedUsers knows one token, which was valid once.
 type endedUsers struct{}
 
 func (endedUsers) Verify(_ context.Context, token string) (string, time.Time, error) {
@@ -26,7 +26,7 @@ func (endedUsers) Verify(_ context.Context, token string) (string, time.Time, er
 
 func (endedUsers) Challenge() string { return "" }
 
-// TestWrongTokensAreThrottled is the attack: tokens are tried as fast as the server answers.
+// TestWrongTokensAreThrottled: an attacker tries tokens as fast as the server answers.
 func TestWrongTokensAreThrottled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := httpapi.New(config(func(c *httpapi.Config) { c.Users = endedUsers{} }))
@@ -75,7 +75,7 @@ func TestWrongTokensAreThrottled(t *testing.T) {
 	})
 }
 
-// TestForwardedClients: who the client is says a trusted proxy, and nobody else.
+// TestForwardedClients: only a trusted proxy may name the client.
 func TestForwardedClients(t *testing.T) {
 	var seen string
 	h := httpapi.New(config(func(c *httpapi.Config) {
@@ -114,7 +114,7 @@ func TestForwardedClients(t *testing.T) {
 			t.Errorf("%s: %d, %s, want %s", tt.name, w.Code, seen, tt.want)
 		}
 	}
-	// Budgets are each client's own: of wrong tokens here, of logins by the same means.
+	// Each client has its own budget, of wrong tokens here, and of logins in the same way.
 	login := ratelimit.New(rate.Every(time.Hour), 5, rate.Every(time.Millisecond), 1000, nil)
 	h = httpapi.New(config(func(c *httpapi.Config) {
 		c.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
@@ -139,7 +139,7 @@ func TestForwardedClients(t *testing.T) {
 		}
 	}
 
-	// Without the setting, the header is nobody's word.
+	// Without the setting, the header is ignored.
 	plain := httpapi.New(config(func(c *httpapi.Config) {
 		c.MCP = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = r.RemoteAddr })
 	}))

@@ -17,7 +17,7 @@ var start = time.Unix(1_700_000_000, 0)
 
 func at(t *time.Time) func() time.Time { return func() time.Time { return *t } }
 
-// hexMAC is the contract's helper, written out again so that the test does not trust the code.
+// hexMAC is the contract's formula, written again so that the test does not rely on the code.
 func hexMAC(secret, text string) string {
 	mac := hmac.New(sha256.New, []byte(secret))
 	mac.Write([]byte(text))
@@ -46,7 +46,7 @@ func TestFileURLIsTheContractsFormula(t *testing.T) {
 	}
 }
 
-// split takes a link apart as a server would.
+// split parses a link as a server would.
 func split(t *testing.T, link string) (id, name string, q url.Values) {
 	t.Helper()
 	u, err := url.Parse(link)
@@ -227,7 +227,7 @@ func FuzzParsePath(f *testing.F) {
 				t.Fatalf("accepted name %q", name)
 			}
 		}
-		// The link of what was parsed leads back to it, through a real URL parser, and verifies.
+		// A link made from the result parses to the same result and verifies.
 		u, err := url.Parse(s.FileURL(id, name))
 		if err != nil {
 			t.Fatal(err)
