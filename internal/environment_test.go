@@ -13,10 +13,9 @@ import (
 
 // readsEnvironment lists the product files that may read the process's environment, and why.
 var readsEnvironment = map[string]string{
-	"cmd/mcp-code-sandbox/main.go":         "passes it to the settings",
-	"internal/agent/zygote_linux.go":       "passes it on to the program that replaces the agent",
-	"internal/agent/sharedzygote_linux.go": "passes it on to the program that replaces the agent",
-	"internal/agent/nested_linux.go":       "passes it on to the agent that it starts",
+	"cmd/mcp-code-sandbox/main.go":            "passes it to the settings",
+	"internal/agent/prestart/zygote_linux.go": "passes it on to the program that replaces the agent",
+	"internal/agent/nested_linux.go":          "passes it on to the agent that it starts",
 }
 
 // TestOnlySettingsReadTheEnvironment: a setting that code reads behind the back of the settings is

@@ -14,7 +14,9 @@ import (
 var layers = [][]string{
 	{"internal/untrusted", "internal/hostname"},
 	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/logging/logtest", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "internal/closednet", "internal/ratelimit", "internal/share", "internal/spelling", "internal/proc", "internal/version", "runners", "web"},
-	{"internal/netguard", "internal/cgroup"},
+	{"internal/netguard", "internal/cgroup", "internal/agent/confine"},
+	{"internal/agent/runinit"},
+	{"internal/agent/prestart"},
 	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor", "internal/backend/docker/dockertest", "internal/backend/agentless", "internal/pool"},
 	{"internal/backend/jail", "internal/backend/wrapper", "internal/backend/docker"},
 	{"internal/executiontoken", "internal/credential"},

@@ -10,6 +10,8 @@ import (
 	"runtime/debug"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/agent/prestart"
+	"mcp-code-sandbox/internal/agent/runinit"
 	"mcp-code-sandbox/internal/netguard"
 	"mcp-code-sandbox/internal/version"
 )
@@ -19,13 +21,13 @@ func main() {
 	var err error
 	switch {
 	case len(os.Args) > 1 && os.Args[0] == "run-init":
-		err = agent.RunInit(os.Args[1], os.Args[2:]...)
+		err = runinit.Main(os.Args[1], os.Args[2:]...)
 	case len(os.Args) > 1 && os.Args[0] == "zygote":
-		err = agent.BecomeZygote(os.Args[1:])
-	case len(os.Args) > 1 && os.Args[0] == "shared-zygote":
-		err = agent.BecomeSharedZygote(os.Args[1:])
-	case len(os.Args) == 3 && os.Args[1] == "shared":
-		err = agent.MainShared(os.Args[2], version.String())
+		err = prestart.ExecZygote(os.Args[1:])
+	case len(os.Args) > 1 && os.Args[0] == "zygote-beside-runs":
+		err = prestart.ExecZygoteBesideRuns(os.Args[1:])
+	case len(os.Args) == 3 && os.Args[1] == "landlock":
+		err = agent.MainLandlock(os.Args[2], version.String())
 	case len(os.Args) == 2 && os.Args[0] == "nested":
 		err = agent.MainNested(os.Args[1], version.String())
 	case len(os.Args) == 3 && os.Args[1] == "guard":

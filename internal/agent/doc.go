@@ -1,4 +1,4 @@
 //go:build !linux
 
-// Package agent is the inside of a sandbox. It exists on Linux only: there, the sandbox is.
+// Package agent is process 1 of a sandbox. Other systems have its configuration only.
 package agent

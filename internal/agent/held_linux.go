@@ -12,11 +12,13 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// maxDescriptors bounds the descriptors that one look at open files goes through. Code decides how many there are.
+// maxDescriptors limits the descriptors that one call looks at. User code decides how many there
+// are.
 const maxDescriptors = 100_000
 
-// HeldFiles returns what files take up that are deleted but open in a process of a sandbox, on the file system of its workspace.
-// root is the sandbox's root as the caller sees it. It skips the processes that own tells of, which run no user's code.
+// HeldFiles returns the size of the files on the workspace's file system that are deleted but still
+// open in the sandbox. root is the sandbox's root as the caller sees it. It skips processes that
+// run no user code: those for which own returns true.
 func HeldFiles(root string, own func(pid int) bool) (sandbox.Held, error) {
 	var ws unix.Stat_t
 	if err := unix.Stat(root+sandbox.WorkspaceDir, &ws); err != nil {
@@ -40,27 +42,13 @@ func HeldFiles(root string, own func(pid int) bool) (sandbox.Held, error) {
 	return h.Held, nil
 }
 
-// heldFiles is what the agent can see of them.
+// heldFiles answers a run frame that asks for them.
 func (a *agent) heldFiles() wire.Exit {
-	held, err := HeldFiles("", a.isOwn)
+	held, err := HeldFiles("", func(pid int) bool { return pid == os.Getpid() || a.launcher.Owns(pid) })
 	if err != nil {
 		held.Hidden = true
 	}
 	return wire.Exit{HeldBytes: held.Bytes, HeldMore: held.Hidden}
-}
-
-// isOwn reports whether a process is the agent, a run's init, or a zygote that waits: none of them opens files for code.
-func (a *agent) isOwn(pid int) bool {
-	if pid == os.Getpid() {
-		return true
-	}
-	if a.shared == nil {
-		return false
-	}
-	a.shared.mu.Lock()
-	defer a.shared.mu.Unlock()
-	_, kept := a.shared.kept[pid]
-	return kept || a.shared.inits[pid]
 }
 
 type heldFiles struct {
@@ -118,7 +106,8 @@ func carriesFiles(proc int, info string) bool {
 	return found && string(bytes.TrimSpace(line)) != "0"
 }
 
-// mappings looks at files that are mapped, which need not be open. Only the host's root can tell their size.
+// mappings looks at files that are mapped, which need not be open. Only the host's root can tell
+// their size.
 func (h *heldFiles) mappings(proc int, pid string) {
 	maps := readAt(proc, pid+"/maps", 1<<20)
 	for line := range bytes.Lines(maps) {

@@ -9,27 +9,29 @@ import (
 	"sync"
 	"time"
 
+	"mcp-code-sandbox/internal/agent/prestart"
 	"mcp-code-sandbox/internal/wire"
 )
 
-// readyTimeout is how long an interpreter may take to start. Imports are the user's own cells' business.
+// readyTimeout is how long an interpreter may take to start.
 const readyTimeout = 20 * time.Second
 
-// hangUpGrace is how long a run-init that has hung up may take to end.
+// hangUpGrace is how long run-init may take to end after it has hung up.
 const hangUpGrace = time.Second
 
-// interpreter is a program that lives on between cells, in namespaces of its own. Its run-init speaks the
-// wire protocol with the agent, one run stream per cell, so a cell is relayed frame by frame.
+// interpreter is a program that stays alive between cells. Its run-init speaks the wire protocol
+// with the agent, with one run stream per cell, so the agent relays a cell frame by frame.
 type interpreter struct {
-	init *initProcess
+	run  *prestart.Run
 	conn *wire.Conn
 	turn sync.Mutex // one cell at a time
 
-	lost chan struct{} // closed when nothing of it is left; then exit is valid
+	lost chan struct{} // closed when nothing of it is left; exit is valid then
 	exit wire.Exit
 }
 
-// runCell runs the code as the next cell of a named interpreter, which it starts if there is none.
+// runCell runs the code as the next cell of a named interpreter. It starts the interpreter if
+// necessary.
 func (a *agent) runCell(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	in, fresh, err := a.interpreter(s, r)
 	if err != nil {
@@ -38,14 +40,15 @@ func (a *agent) runCell(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	in.turn.Lock()
 	defer in.turn.Unlock()
 	exit := in.cell(s, r)
-	exit.Fresh, exit.Forked = fresh, in.init.forked
+	exit.Fresh, exit.Forked = fresh, in.run.Forked
 	if exit.Lost {
 		a.forget(r.Interpreter, in)
 	}
 	return exit, nil
 }
 
-// interpreter returns the one of that name. Two runs that need the same new one wait for one start.
+// interpreter returns the interpreter that a run names. Two runs that need the same new one share
+// its start.
 func (a *agent) interpreter(s *wire.Stream, r *wire.Run) (in *interpreter, fresh bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -75,7 +78,7 @@ func (a *agent) forget(name string, in *interpreter) {
 	}
 }
 
-// hasInterpreters reports whether any lives on.
+// hasInterpreters reports whether an interpreter is alive.
 func (a *agent) hasInterpreters() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -83,57 +86,57 @@ func (a *agent) hasInterpreters() bool {
 }
 
 func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, error) {
-	spec := a.spec(r)
+	spec := a.launcher.Spec(r)
 	spec.File, spec.Code, spec.Channel = "", nil, true
-	p, err := a.startInit(spec)
+	run, err := a.start(spec)
 	if err != nil {
 		return nil, err
 	}
-	in := &interpreter{init: p, lost: make(chan struct{})}
-	// What it prints while it starts, and only then, goes to the pipes that a fresh run has.
-	var said startOutput
+	in := &interpreter{run: run, lost: make(chan struct{})}
+	// Only its output before the first cell goes to these pipes.
+	var output startOutput
 	var pumps sync.WaitGroup
-	pumps.Go(func() { said.read(p.stdout) })
-	pumps.Go(func() { said.read(p.stderr) })
+	pumps.Go(func() { output.read(run.Stdout) })
+	pumps.Go(func() { output.read(run.Stderr) })
 	go func() {
-		status, err := p.wait()
+		status, err := run.Wait()
 		in.exit = status.Exit
 		if err != nil {
 			in.exit = wire.Exit{Code: 126, Error: err.Error()}
 		}
 		in.exit.Lost = true
-		p.closePipes() // not the connection: its end comes behind the last words of the last cell
+		run.ClosePipes() // not the connection: the last frames of the last cell come before its end
 		pumps.Wait()
 		close(in.lost)
 	}()
-	_ = p.channel.SetReadDeadline(time.Now().Add(readyTimeout))
-	if _, err := wire.ReadHello(p.channel); err != nil {
-		_ = p.proc.Kill()
+	_ = run.Channel.SetReadDeadline(time.Now().Add(readyTimeout))
+	if _, err := wire.ReadHello(run.Channel); err != nil {
+		run.Kill()
 		<-in.lost
-		p.close()
+		run.Close()
 		switch {
 		case in.exit.Error != "":
 			err = errors.New(in.exit.Error)
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			err = fmt.Errorf("the interpreter was not ready within %v", readyTimeout)
 		default:
-			err = fmt.Errorf("the interpreter ended while it started (exit code %d): %s", in.exit.Code, said.String())
+			err = fmt.Errorf("the interpreter ended while it started (exit code %d): %s", in.exit.Code, output.String())
 		}
 		return nil, err
 	}
-	_ = p.channel.SetReadDeadline(time.Time{})
-	in.conn = wire.NewConn(p.channel, wire.ServerSide, nil)
+	_ = run.Channel.SetReadDeadline(time.Time{})
+	in.conn = wire.NewConn(run.Channel, wire.ServerSide, nil)
 	return in, nil
 }
 
-// cell relays one cell. When the interpreter goes, its exit is the cell's.
+// cell relays one cell. If the interpreter ends, its exit is the cell's.
 func (in *interpreter) cell(s *wire.Stream, r *wire.Run) wire.Exit {
 	inner, err := in.conn.Open(wire.Frame{Type: wire.TypeRun, Run: &wire.Run{Code: r.Code, CellEnv: r.CellEnv}})
 	if err != nil {
 		return in.wait()
 	}
 	defer inner.Close()
-	go in.obey(s, inner)
+	go in.forwardSignals(s, inner)
 	for {
 		f, err := inner.Recv(context.Background())
 		if err != nil {
@@ -142,40 +145,40 @@ func (in *interpreter) cell(s *wire.Stream, r *wire.Run) wire.Exit {
 		if f.Type == wire.TypeExit {
 			return *f.Exit
 		}
-		if s.Send(context.Background(), f) != nil { // the server is gone, and so will we be
+		if s.Send(context.Background(), f) != nil { // the server has hung up, so the agent ends, too
 			return in.wait()
 		}
 	}
 }
 
-// wait returns how the interpreter ended. It has hung up, so it is about to end, or else must be made to.
+// wait returns how the interpreter ended. It has hung up: if it does not end soon, wait kills it.
 func (in *interpreter) wait() wire.Exit {
 	select {
 	case <-in.lost:
 	case <-time.After(hangUpGrace):
-		_ = in.init.proc.Kill()
+		in.run.Kill()
 		<-in.lost
 	}
 	_ = in.conn.Close()
 	return in.exit
 }
 
-// obey passes the server's wishes on, until the cell's stream ends.
-func (in *interpreter) obey(s, inner *wire.Stream) {
+// forwardSignals forwards kills and interrupts from the server until the cell's stream ends.
+func (in *interpreter) forwardSignals(s, inner *wire.Stream) {
 	for {
 		f, err := s.Recv(context.Background())
 		switch {
 		case err != nil:
 			return
 		case f.Type == wire.TypeKill:
-			_ = in.init.proc.Kill()
+			in.run.Kill()
 		case f.Type == wire.TypeInterrupt:
 			_ = inner.Send(context.Background(), f)
 		}
 	}
 }
 
-// startOutput keeps the first of what an interpreter prints outside its cells.
+// startOutput keeps the start of an interpreter's output outside cells.
 type startOutput struct {
 	mu sync.Mutex
 	b  strings.Builder

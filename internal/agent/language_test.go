@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestKnowsNoLanguage: the agent and the jail treat every runner alike. What is special about a language is
-// data in its runner.json.
+// TestKnowsNoLanguage: the agent and the jail treat every runner alike. What is special about a
+// language is data in its runner.json.
 func TestKnowsNoLanguage(t *testing.T) {
 	language := regexp.MustCompile(`(?i)python|numpy|pandas|matplotlib|openblas|\bMPL|nodejs|node\.js|\bNODE_|typescript|\.(py|cjs|js)\b`)
 	for _, dir := range []string{".", "../backend/jail"} {

@@ -9,23 +9,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/agent/confine"
+	"mcp-code-sandbox/internal/agent/prestart"
 	"mcp-code-sandbox/internal/wire"
 )
 
-// Some sandboxes have a kernel of their own, as gVisor's, that knows no Landlock but grants namespaces to everybody. There the agent
-// of MainShared starts another in a user namespace, which has capabilities in it and isolates runs as [Main] does.
+// A sandbox may have a kernel of its own, such as gVisor's, that lacks Landlock but grants
+// namespaces to everybody. There MainLandlock starts a nested agent in a user namespace, which
+// isolates runs as Main does.
 
-// nestedByNamespaces is what that agent says of what keeps its runs apart.
-const nestedByNamespaces = "namespaces"
-
-// nestedTry is the argument that makes a nested agent only confine itself as it would confine a run, and end.
+// nestedTry is the argument that makes a nested agent confine itself like a run, and exit.
 const nestedTry = "try"
 
-// nestedCapabilities are those that Main uses, too.
+// nestedCapabilities are the capabilities that Main uses, too.
 var nestedCapabilities = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_CHROOT, unix.CAP_SETPCAP, unix.CAP_SYS_RESOURCE}
 
-// canNest reports whether a process without capabilities may make namespaces here, and in them all that isolates a run. Engines
-// forbid that on the host's own kernel.
+// canNest reports whether a process without capabilities can make namespaces here and confine a run
+// in them. Engines forbid that on the host's own kernel.
 func canNest() bool { return nestedCommand(nestedTry).Run() == nil }
 
 func nestedCommand(arg string) *exec.Cmd {
@@ -41,8 +41,8 @@ func nestedCommand(arg string) *exec.Cmd {
 	}
 }
 
-// nest starts the nested agent on this one's connection and ends with it. Nothing of a run can name this process: it is outside
-// of their pid namespaces.
+// nest starts the nested agent on this agent's connection and ends with it. No process of a run can
+// address this one, which is outside their pid namespaces.
 func nest(configJSON string) error {
 	signal.Notify(make(chan os.Signal, 1))
 	cmd := nestedCommand(configJSON)
@@ -50,26 +50,25 @@ func nest(configJSON string) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the agent in namespaces of its own: %w", err)
 	}
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // not before: its id maps could not be written
-		return fmt.Errorf("become unreadable: %w", err)
+	if err := confine.MakeUnreadable(); err != nil { // not earlier: the nested agent's id maps could not be written
+		return err
 	}
 	return cmd.Wait()
 }
 
-// MainNested runs the agent that nest starts. It is process 1 of its pid namespace, and its end is the end of every run.
+// MainNested runs the nested agent. It is process 1 of its pid namespace: when it ends, every run
+// ends.
 func MainNested(arg, version string) error {
 	if arg == nestedTry {
-		return confine("1048576", func() error { return nil })
+		return confine.EnterNamespaces("1048576", func() error { return nil })
 	}
 	cfg, err := parseConfig(arg)
 	if err != nil {
 		return err
 	}
-	spareThreads(agentSpare)
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("become unreadable: %w", err)
+	if err := becomeProcess1(); err != nil {
+		return err
 	}
-	signal.Notify(make(chan os.Signal, 1))
 	if err := nestedMounts(); err != nil {
 		return err
 	}
@@ -77,20 +76,21 @@ func MainNested(arg, version string) error {
 	if err != nil {
 		return err
 	}
-	a := &agent{cfg: cfg, starting: make(chan struct{}, maxStarting), leaving: make(chan struct{}, 1)}
-	return a.serve(conn, wire.Hello{Agent: version, Isolation: nestedByNamespaces})
+	launcher := prestart.NewNamespaces(cfg.settings(), nil)
+	return serve(&cfg, launcher, conn, wire.Hello{Agent: version, Isolation: "namespaces"})
 }
 
-// nestedMounts takes from runs what their kernel mounts whatever the engine says, and what a run could leave for the next one.
+// nestedMounts hides what this kernel mounts regardless of the engine's settings, and directories
+// in which a run could leave files for the next one.
 func nestedMounts() error {
-	if err := separateMounts(); err != nil {
+	if err := confine.SeparateMounts(); err != nil {
 		return err
 	}
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	for _, path := range []string{RunsDir, "/sys", "/dev/net", "/dev/fuse", "/dev/char", "/dev/pts"} {
-		if err := hide(path); err != nil {
+	for _, path := range []string{confine.RunsDir, "/sys", "/dev/net", "/dev/fuse", "/dev/char", "/dev/pts"} {
+		if err := confine.Hide(path); err != nil {
 			return err
 		}
 	}

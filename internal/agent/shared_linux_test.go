@@ -20,20 +20,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/agent/confine"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestShared runs the conformance suite on an agent without capabilities, in surroundings like a container's: no user
-// namespace, an unprivileged uid, a read-only root, everything dropped before process 1 starts.
+// TestShared runs the conformance suite on an agent without capabilities, in surroundings like a
+// container's: no user namespace, an unprivileged uid, a read-only root, everything dropped before
+// process 1 starts.
 func TestShared(t *testing.T) {
 	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
 		return newContainers(t).harness()
 	})
 }
 
-// TestSharedWithoutLandlock: on a kernel that cannot keep runs apart, still nothing survives its run.
+// TestSharedWithoutLandlock: on a kernel that cannot keep runs apart, still nothing survives its
+// run.
 func TestSharedWithoutLandlock(t *testing.T) {
 	c := newContainers(t)
 	c.noLandlock = true
@@ -51,7 +54,7 @@ func TestSharedRefuses(t *testing.T) {
 		want string
 	}{
 		{"capability", options{keep: "+chown"}, "grants capabilities"},
-		{"no private directory", options{noRuns: true}, "mount a tmpfs at " + agent.RunsDir},
+		{"no private directory", options{noRuns: true}, "mount a tmpfs at " + confine.RunsDir},
 		{"not process 1", options{notFirst: true}, "not process 1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -73,7 +76,8 @@ func TestSharedRefuses(t *testing.T) {
 // containerUID is a uid without an account.
 const containerUID = 61321
 
-// containers is a backend made of bubblewrap and setpriv: what an engine does, as far as the agent can tell.
+// containers is a backend made of bubblewrap and setpriv: what an engine does, as far as the agent
+// can tell.
 type containers struct {
 	agent, passwd string
 	options
@@ -117,8 +121,8 @@ func newContainers(t *testing.T) *containers {
 	return &containers{agent: path, passwd: passwd}
 }
 
-// script mounts, in a mount namespace of its own, the sized file systems that bubblewrap cannot make, below /mnt. Its
-// arguments are their options and bubblewrap's command line.
+// script mounts, in a mount namespace of its own, the sized file systems that bubblewrap cannot
+// make, below /mnt. Its arguments are their options and bubblewrap's command line.
 const script = `set -e
 opts=$1; shift
 mount -t tmpfs none /mnt
@@ -159,7 +163,7 @@ func (c *containers) root(spec sandbox.Spec) []string {
 		args = append(args, "--ro-bind-try", path, path)
 	}
 	args = append(args, "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys")
-	for _, name := range agent.HiddenProc() {
+	for _, name := range confine.HiddenProc() {
 		path := "/proc/" + name
 		if fi, err := os.Stat(path); err == nil && fi.IsDir() {
 			args = append(args, "--perms", "0555", "--tmpfs", path, "--remount-ro", path)
@@ -180,7 +184,8 @@ func (c *containers) root(spec sandbox.Spec) []string {
 	return append(args, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 }
 
-// withoutLandlock is a seccomp program, as bubblewrap reads it, for which the kernel has no Landlock.
+// withoutLandlock is a seccomp program, as bubblewrap reads it, for which the kernel has no
+// Landlock.
 func withoutLandlock() (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -219,11 +224,11 @@ func (c *containers) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sand
 	}
 	args := append([]string{"--mount", "--propagation", "private", "sh", "-c", script, "sh", mount}, c.args()...)
 	if !c.noRuns {
-		args = append(args, "--bind", "/mnt/runs", agent.RunsDir)
+		args = append(args, "--bind", "/mnt/runs", confine.RunsDir)
 	}
 	args = append(args, c.root(spec)...)
 	args = append(args, "setpriv", "--reuid", strconv.Itoa(containerUID), "--regid", strconv.Itoa(containerUID), "--clear-groups",
-		"--inh-caps", caps, "--bounding-set", caps, "--no-new-privs", "/.sandbox-agent", "shared", string(config))
+		"--inh-caps", caps, "--bounding-set", caps, "--no-new-privs", "/.sandbox-agent", "landlock", string(config))
 
 	var files []*os.File
 	if c.noLandlock {

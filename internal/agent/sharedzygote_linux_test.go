@@ -35,8 +35,8 @@ func TestSharedZygote(t *testing.T) {
 	sandboxtest.Run(t, withZygote)
 }
 
-// TestSharedZygoteLost: where Landlock cannot forbid it, a run may kill or stop the zygote. A run after that begins later, once,
-// and sees nothing else of it.
+// TestSharedZygoteLost: where Landlock cannot forbid it, a run may kill or stop the zygote. A run
+// after that begins later, once, and sees nothing else of it.
 func TestSharedZygoteLost(t *testing.T) {
 	h := withZygote(t)
 	b := sandboxtest.Start(t, h, sandbox.Spec{})
@@ -63,7 +63,8 @@ func TestSharedZygoteLost(t *testing.T) {
 	}
 }
 
-// TestSharedZygoteStays: the end of a run, whatever it has left behind, is not the end of the zygote.
+// TestSharedZygoteStays: the end of a run, whatever it has left behind, is not the end of the
+// zygote.
 func TestSharedZygoteStays(t *testing.T) {
 	h := withZygote(t)
 	b := sandboxtest.Start(t, h, sandbox.Spec{})
@@ -83,7 +84,8 @@ func TestSharedZygoteStays(t *testing.T) {
 	}
 }
 
-// TestSharedZygoteWaits: a run finds nothing of the one for which a process waits beside it, and can spoil nothing for it.
+// TestSharedZygoteWaits: a run finds nothing of the one for which a process waits beside it, and
+// can spoil nothing for it.
 func TestSharedZygoteWaits(t *testing.T) {
 	h := withZygote(t)
 	b := sandboxtest.Start(t, h, sandbox.Spec{})

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -132,4 +133,23 @@ func ReadCounter(path, name string) (n uint64, ok bool) {
 		}
 	}
 	return 0, false
+}
+
+// ReserveThreads makes the Go runtime create n threads, which it keeps when they are idle, and limits how
+// many run at once. The runtime ends the program when the kernel refuses it a thread, so a process that
+// must survive a full pid limit creates its threads before there is user code.
+func ReserveThreads(n int) {
+	const running = 2
+	runtime.GOMAXPROCS(running)
+	var all, done sync.WaitGroup
+	all.Add(n)
+	for range n {
+		done.Go(func() {
+			runtime.LockOSThread() // a thread that waits cannot serve another goroutine
+			defer runtime.UnlockOSThread()
+			all.Done()
+			all.Wait()
+		})
+	}
+	done.Wait()
 }

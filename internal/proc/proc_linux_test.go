@@ -2,6 +2,7 @@ package proc_test
 
 import (
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,6 +57,47 @@ func TestAwaitExitLeavesTheChildToItsParent(t *testing.T) {
 				t.Errorf("the child cannot be reaped any more: %v", err)
 			}
 		})
+	}
+}
+
+func TestFilesPassASocket(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := os.NewFile(uintptr(fds[0]), "a"), os.NewFile(uintptr(fds[1]), "b")
+	defer b.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := proc.SendFiles(a, "x", w, r); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	files, err := proc.ReceiveFiles(b, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := files[0].Write([]byte("through")); err != nil {
+		t.Error(err)
+	}
+	for _, f := range files {
+		_ = f.Close()
+	}
+	if text, err := io.ReadAll(r); string(text) != "through" || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+	if err := proc.SendFiles(a, "x", r); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := proc.ReceiveFiles(b, 2); err == nil {
+		t.Error("one descriptor passed for two")
+	}
+	_ = a.Close()
+	if _, err := proc.ReceiveFiles(b, 1); err != io.EOF {
+		t.Errorf("after the end: %v, want EOF", err)
 	}
 }
 

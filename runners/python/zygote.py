@@ -91,9 +91,9 @@ def main():
         live_on(channel)
         channel.send(b"ready %d" % os.getpid())
         channel = serve_forks(channel)
-    if "shared" in config:
+    if "shared_pids" in config:
         channel.send(b"ready")
-        serve_shared(channel, config["shared"]["program"], [Filter(bytes.fromhex(config["shared"]["filter"])), filter])
+        serve_beside_runs(channel, config["shared_pids"]["program"], [Filter(bytes.fromhex(config["shared_pids"]["filter"])), filter])
     while True:
         channel.send(b"ready")
         names = serve(channel, filter)
@@ -246,7 +246,7 @@ def serve(channel, filter):
                 if succeed(fds):
                     return word.decode().split()[1:]
                 continue
-            pid, told = fork(fds, own, filter, word == b"ahead")
+            pid, told = fork(fds, own, filter, word == b"prestart")
             for each in fds:
                 os.close(each)
             if pid is None:
@@ -349,7 +349,7 @@ def end(channel, poll, fd, pid, inherited):
 # ---- Where there are no namespaces; see internal/agent/sharedzygote_linux.go ----
 
 
-def serve_shared(channel, program, filters):
+def serve_beside_runs(channel, program, filters):
     """Forks until the agent hangs up. Returns in none of the processes."""
     # Without Python's own preparations, which the fork of the run's process makes.
     clone = CLONE[os.uname().machine], ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4
@@ -359,7 +359,7 @@ def serve_shared(channel, program, filters):
             os._exit(0)
         pid = libc.syscall(*clone)
         if pid == 0:
-            become_init(channel, program, fds, filters, word == b"ahead")
+            become_init(channel, program, fds, filters, word == b"prestart")
         if pid < 0:
             channel.send(b"failed")
         for each in fds:
@@ -380,17 +380,17 @@ def become_init(channel, program, fds, filters, ahead):
         if pid == 0:
             channel.close()
             os.close(opener)
-            become_shared(gate, spec, rules, [*init[1:3], *driver[1:]], filters, ahead)
+            become_beside_runs(gate, spec, rules, [*init[1:3], *driver[1:]], filters, ahead)
         channel.send(b"started %d %d" % (os.getpid(), pid))
         own = [*init, opener, *driver[:1]]
         arrange(own)
         os.closerange(len(own), 1 << 16)
-        os.execve(program, ["run-init", "shared"], {})
+        os.execve(program, ["run-init", "shared-pids"], {})
     finally:
         os._exit(1)
 
 
-def become_shared(gate, spec, rules, streams, filters, ahead):
+def become_beside_runs(gate, spec, rules, streams, filters, ahead):
     """Turns a fork of the zygote into the program of a run, which has the streams from descriptor 1 on."""
     try:
         os.setsid()

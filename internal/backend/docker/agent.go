@@ -21,6 +21,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/agent/confine"
 	"mcp-code-sandbox/internal/backend/agentless"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
@@ -89,9 +90,9 @@ func (b *Backend) startAgent(ctx context.Context, spec sandbox.Spec, img image, 
 	}
 	spec.Mounts = append([]sandbox.Mount{{Source: binary, Target: agentPath}}, spec.Mounts...)
 	opt := b.options(spec, img, e)
-	opt.Config.Entrypoint = []string{agentPath, "shared", string(config)}
+	opt.Config.Entrypoint = []string{agentPath, "landlock", string(config)}
 	opt.Config.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
-	opt.HostConfig.Tmpfs[agent.RunsDir] = opt.HostConfig.Tmpfs["/tmp"]
+	opt.HostConfig.Tmpfs[confine.RunsDir] = opt.HostConfig.Tmpfs["/tmp"]
 
 	if e.podman { // with any given it adds others of its own, which not every machine grants; the agent sets them for each run, too
 		opt.HostConfig.Ulimits = nil

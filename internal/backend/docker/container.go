@@ -13,7 +13,7 @@ import (
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/client"
 
-	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/agent/confine"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -28,7 +28,7 @@ func maskedPaths() []string {
 		// What is left of /sys is /sys/fs, where the agent reads the container's own limits.
 		"/sys/block", "/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/firmware", "/sys/hypervisor", "/sys/kernel", "/sys/module", "/sys/power",
 	}
-	for _, name := range agent.HiddenProc() {
+	for _, name := range confine.HiddenProc() {
 		if path := "/proc/" + name; !slices.Contains(paths, path) {
 			paths = append(paths, path)
 		}

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/agent/prestart"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -66,7 +66,7 @@ func (b *Backend) startSharedZygote(spec sandbox.Spec, z sandbox.Zygote, key str
 	if err != nil {
 		return nil, err
 	}
-	config, err := json.Marshal(agent.ZygoteConfig(z.Preload))
+	config, err := json.Marshal(prestart.ZygoteConfig(z.Preload))
 	if err != nil {
 		return nil, err
 	}

@@ -44,7 +44,7 @@ type Capabilities struct {
 	TCPMemory bool
 	// FileLimit: the number of files in a tmpfs is limited, not only by the memory they take.
 	FileLimit bool
-	// Namespaces: each run has its own. Without it the agent has no capabilities (agent.MainShared): runs that
+	// Namespaces: each run has its own. Without it the agent has no capabilities (agent.MainLandlock): runs that
 	// overlap see each other's processes and share /tmp, /dev/shm and System V objects. These are emptied
 	// when no run is left. HOME and TMPDIR are a run's own, elsewhere. What the kernel counts by user and not by
 	// sandbox (inotify, user namespaces) is as the engine leaves it.

@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package prestart exists on Linux only.
+package prestart

@@ -1,0 +1,117 @@
+package runinit
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/agent/confine"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// readyTimeout limits the wait for a booted program. Starting another one would not take as long.
+const readyTimeout = 10 * time.Second
+
+// The lines that a booted program writes to its standard input, which is a socket. See
+// docs/warm-start.md.
+const (
+	readyLine = "ready\n"
+	takenLine = "taken\n"
+)
+
+// booted is a program that was started before its run.
+type booted struct {
+	pid        int
+	conn       *os.File // its standard input
+	name, path string   // of the code, as its arguments say
+}
+
+// boot starts the program for the run to come. If it cannot, the run starts it.
+func (init *process) boot(spec *Spec) {
+	argv, files, err := spec.argv()
+	if err != nil || len(files) != 1 || init.booted != nil {
+		return
+	}
+	ours, theirs, err := DriverSocket()
+	if err != nil {
+		return
+	}
+	defer theirs.Close()
+	pid, _ := init.exec(argv, spec.variables(), []uintptr{theirs.Fd(), 1, 2})
+	if pid == 0 {
+		_ = ours.Close()
+		return
+	}
+	init.booted = &booted{pid, ours, spec.File, files[0].path}
+}
+
+// handOver gives the run to the booted program. If the program has died, it launches another one.
+func (init *process) handOver(spec *Spec) (*program, wire.Exit, error) {
+	b := init.booted
+	defer b.conn.Close()
+	dir, err := os.OpenRoot(spec.Dir)
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	code := programFile{b.path, spec.Code}
+	if spec.File != b.name {
+		code.path = spec.privatePath(spec.File)
+	}
+	if err := b.handOver(spec, code); err != nil {
+		_ = dir.Close()
+		_ = syscall.Kill(b.pid, syscall.SIGKILL)
+		_ = os.Remove(code.path)
+		return init.launch(spec)
+	}
+	return &program{pid: b.pid, dir: dir, wait: func() (wire.Exit, error) { return awaitChild(b.pid) }}, wire.Exit{}, nil
+}
+
+// handOver gives the program its code and environment. After an error, none of the code has run.
+func (b *booted) handOver(spec *Spec, code programFile) error {
+	if err := b.expect(readyLine, time.Now().Add(readyTimeout)); err != nil {
+		return err
+	}
+	if err := code.write(); err != nil {
+		return err
+	}
+	if err := confine.SetLimitsOf(b.pid, spec.limits()...); err != nil {
+		return err
+	}
+	err := json.NewEncoder(b.conn).Encode(struct {
+		File string            `json:"file"`
+		Env  map[string]string `json:"env"`
+	}{code.path, spec.variables()})
+	if err != nil {
+		return err
+	}
+	raw, err := b.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var shut error
+	err = raw.Control(func(fd uintptr) { shut = unix.Shutdown(int(fd), unix.SHUT_WR) })
+	if err = errors.Join(err, shut); err != nil {
+		return err
+	}
+	return b.expect(takenLine, time.Time{}) // without a timeout: it has the code, and no other may run it
+}
+
+// expect waits for the program to write a line.
+func (b *booted) expect(line string, until time.Time) error {
+	if err := b.conn.SetReadDeadline(until); err != nil {
+		return err
+	}
+	got := make([]byte, len(line))
+	if _, err := io.ReadFull(b.conn, got); err != nil {
+		return err
+	}
+	if string(got) != line {
+		return errors.New("the program breaks the protocol")
+	}
+	return nil
+}

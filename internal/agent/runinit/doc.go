@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package runinit exists on Linux only.
+package runinit

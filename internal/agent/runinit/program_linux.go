@@ -1,0 +1,194 @@
+package runinit
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/agent/confine"
+	"mcp-code-sandbox/internal/proc"
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/wire"
+)
+
+// program is the run's program.
+type program struct {
+	pid    int
+	wait   func() (wire.Exit, error)
+	driver *os.File // nil unless it is an interpreter
+	dir    *os.Root // private to the run
+}
+
+// launch starts the program. Without a program, the exit or the error says why.
+func (init *process) launch(spec *Spec) (*program, wire.Exit, error) {
+	return init.launchConfined(spec, func() error { return nil })
+}
+
+// launchInLandlock is launch where runs share a pid namespace. The program starts from a thread
+// that enters the Landlock domain and then ends: code could signal a thread that stayed in it, and
+// with it run-init.
+func (init *process) launchInLandlock(spec *Spec) (p *program, exit wire.Exit, err error) {
+	// Orphans of the program become children of run-init.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, wire.Exit{}, fmt.Errorf("become a subreaper: %w", err)
+	}
+	if err := confine.ResetLibrarySignals(); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if err := os.Chdir(sandbox.WorkspaceDir); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if err := confine.SetLimits(confine.FixedLimits...); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	proc.OnNewThread(func() {
+		p, exit, err = init.launchConfined(spec, func() error { return confine.EnterLandlock(spec.Landlock, spec.Dir) })
+	})
+	return p, exit, err
+}
+
+// launchConfined starts the program from the calling thread, on which it calls enter first.
+func (init *process) launchConfined(spec *Spec, enter func() error) (*program, wire.Exit, error) {
+	argv, files, err := spec.argv()
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	for _, f := range files {
+		if err := f.write(); err != nil {
+			return nil, wire.Exit{}, err
+		}
+	}
+	if err := confine.SetLimits(spec.limits()...); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	p := &program{}
+	if p.dir, err = os.OpenRoot(spec.Dir); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if err := enter(); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	if spec.Displays {
+		if err := p.dir.Mkdir(DisplayDir, 0o700); err != nil {
+			return nil, wire.Exit{}, err
+		}
+	}
+	fds := []uintptr{0, 1, 2}
+	if spec.Channel {
+		p.driver, fds = init.driver, append(fds, init.theirs.Fd())
+	}
+	var exit wire.Exit
+	if p.pid, exit = init.exec(argv, spec.variables(), fds); p.pid == 0 {
+		return nil, exit, nil
+	}
+	p.wait = func() (wire.Exit, error) { return awaitChild(p.pid) }
+	return p, wire.Exit{}, nil
+}
+
+// exec starts a process. If it returns no pid, the exit says why.
+func (init *process) exec(argv []string, vars map[string]string, fds []uintptr) (int, wire.Exit) {
+	path, err := FindProgram(argv[0], vars)
+	if err != nil {
+		return 0, wire.Exit{Code: 127, Error: err.Error()}
+	}
+	// When memory runs out, the kernel kills the program first, never run-init or the agent.
+	own := make([]byte, 16)
+	n, _ := init.oom.ReadAt(own, 0)
+	_, _ = init.oom.WriteAt([]byte("1000"), 0)
+	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Env:   Environ(vars),
+		Files: fds,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	_, _ = init.oom.WriteAt(bytes.TrimSpace(own[:n]), 0)
+	if err != nil {
+		return 0, wire.Exit{Code: 126, Error: fmt.Sprintf("start %s: %v", path, err)}
+	}
+	return pid, wire.Exit{}
+}
+
+// adopt takes over a program that a zygote forked into run-init's namespaces. It is the zygote's
+// child, so the agent reports its exit; run-init reaps its orphans.
+func (init *process) adopt(spec *Spec) (*program, wire.Exit, error) {
+	dir, err := os.OpenRoot(spec.Dir)
+	if err != nil {
+		return nil, wire.Exit{}, err
+	}
+	p := &program{pid: spec.Adopted, dir: dir}
+	if spec.Channel {
+		p.driver = init.driver
+	}
+	p.wait = func() (wire.Exit, error) {
+		go init.reapOrphans()
+		var exit wire.Exit
+		if err := init.specs.Decode(&exit); err != nil {
+			return wire.Exit{}, fmt.Errorf("learn how the program ended: %w", err)
+		}
+		return exit, nil
+	}
+	return p, wire.Exit{}, nil
+}
+
+// adoptSibling takes over a program where runs share a pid namespace. A zygote cloned itself,
+// forked the program and became this run-init, so the program is a child. It waits at the gate.
+func (init *process) adoptSibling(spec *Spec) (*program, wire.Exit, error) {
+	p, exit, err := init.adopt(spec)
+	if err != nil {
+		return nil, exit, err
+	}
+	if spec.Channel {
+		_ = init.driver.Close()
+		init.driver = os.NewFile(driverFD, "driver")
+		p.driver = init.driver
+	}
+	inherited := MemoryOf(p.pid)
+	p.wait = func() (wire.Exit, error) {
+		exit, err := awaitChild(p.pid)
+		exit.MaxRSSB = max(0, exit.MaxRSSB-inherited)
+		return exit, err
+	}
+	gate := os.NewFile(gateFD, "gate")
+	_, _ = gate.Write([]byte{1}) // if the program has ended, its status says why
+	_ = gate.Close()
+	return p, exit, nil
+}
+
+func (init *process) reapOrphans() {
+	for range init.children {
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && !errors.Is(err, syscall.EINTR) {
+				break
+			}
+		}
+	}
+}
+
+// awaitChild reaps every child until the program itself has ended.
+func awaitChild(pid int) (wire.Exit, error) {
+	for {
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		p, err := syscall.Wait4(-1, &ws, 0, &ru)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return wire.Exit{}, err
+		case p == pid:
+			exit := ExitOf(ws)
+			exit.MaxRSSB = ru.Maxrss << 10
+			return exit, nil
+		}
+	}
+}
+
+// ExitOf converts a wait status.
+func ExitOf(ws syscall.WaitStatus) wire.Exit {
+	if ws.Signaled() {
+		return wire.Exit{Code: 128 + int(ws.Signal()), Signal: int(ws.Signal())}
+	}
+	return wire.Exit{Code: ws.ExitStatus()}
+}

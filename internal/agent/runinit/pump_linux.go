@@ -1,0 +1,51 @@
+package runinit
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+
+	"mcp-code-sandbox/internal/wire"
+)
+
+// MaxLeftover limits what is read from a pipe after its run has ended. A pipe holds at most this
+// much; more can only come from a process of another run that got the descriptor.
+const MaxLeftover = 1 << 20
+
+// Pump sends a pipe's output to the stream until its end or, once the read deadline has passed,
+// until it is empty.
+func Pump(s *wire.Stream, t wire.Type, r *os.File) {
+	buf := make([]byte, wire.MaxData)
+	send := func(p []byte) bool {
+		return s.Send(context.Background(), wire.Frame{Type: t, Data: p}) == nil
+	}
+	for {
+		n, err := r.Read(buf)
+		if n > 0 && !send(buf[:n]) {
+			return
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			Drain(r, buf, send)
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Drain reads what is in a pipe, without waiting for more, until f returns false.
+func Drain(r *os.File, buf []byte, f func([]byte) bool) {
+	raw, err := r.SyscallConn()
+	if err != nil {
+		return
+	}
+	for left := MaxLeftover; left > 0; {
+		n := 0
+		if err := raw.Control(func(fd uintptr) { n, _ = syscall.Read(int(fd), buf) }); err != nil || n <= 0 || !f(buf[:n]) {
+			return
+		}
+		left -= n
+	}
+}
