@@ -1,5 +1,5 @@
-# The server, for the docker backend: one static binary and public certificates. It starts its sandboxes on the engine whose socket it
-# is given; compose.yaml shows how. Build it with: docker build -t mcp-code-sandbox .
+# The server, for the docker backend: one static binary and public certificates. It starts sandboxes
+# on the engine whose socket it has; see compose.yaml. Build it with: docker build -t mcp-code-sandbox .
 ARG GO_BASE=golang:1.26-bookworm
 
 FROM ${GO_BASE} AS build

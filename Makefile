@@ -14,7 +14,7 @@ SERVER  := $(BIN)/mcp-code-sandbox
 SOURCES := go.mod go.sum $(shell find cmd internal runners -type f ! -name '*_test.go' ! -name '.*' ! -path 'internal/agentbin/bin/*')
 PAGE    := web/embed.go $(shell find web/dist -type f)
 
-# What the tests use; see scripts/test-environments.
+# Environments of the tests; see scripts/test-environments.
 CACHE := $(CURDIR)/.cache
 export SANDBOX_TEST_RUNNERS ?= $(CACHE)/runners
 export SANDBOX_TEST_PYTHON  ?= $(CACHE)/clients/bin/python
@@ -26,7 +26,7 @@ help: ## List the targets
 run: ## Set everything up (Debian packages, build, language environments), then serve
 	@scripts/setup run
 	@$(MAKE) --no-print-directory build
-	@$(SERVER) runners install || echo 'make run: going on without what could not be prepared'
+	@$(SERVER) runners install || echo 'make run: continuing without what could not be prepared'
 	@exec $(SERVER) serve
 
 build: $(SERVER) ## Build bin/mcp-code-sandbox, with the agent inside
@@ -56,10 +56,10 @@ lint: ## gofmt, vet for every platform, staticcheck, shellcheck, govulncheck
 	@scripts/setup lint
 	@scripts/lint
 
-bench: bench-tool ## Measure beside plain processes, bwrap and docker into bench/RESULTS.md; BENCH='-run pandas' prints a part
+bench: bench-tool ## Compare with plain processes, bwrap and docker, into bench/RESULTS.md; BENCH='-run pandas' prints a part
 	@scripts/engine run $(CACHE)/bench/bench -server $(SERVER) -root $(CACHE)/bench -runners $(CACHE)/runners $(BENCH)
 
-guard: bench-tool ## Fail if runs have become slower than allowed, beside plain processes
+guard: bench-tool ## Fail if runs are slower than allowed, compared with plain processes
 	@$(CACHE)/bench/bench -server $(SERVER) -root $(CACHE)/bench -runners $(CACHE)/runners -guard
 
 bench-tool:
@@ -68,7 +68,7 @@ bench-tool:
 	@SANDBOX_ROOT=$(CACHE) $(SERVER) runners install
 	@$(GO) build -o $(CACHE)/bench/bench ./bench
 
-web: ## Build the page into web/dist, from which it is embedded
+web: ## Build the page into web/dist, which the server embeds
 	@scripts/setup web
 	@scripts/web build
 

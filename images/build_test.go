@@ -1,6 +1,6 @@
 //go:build unix
 
-// Package images_test holds images/build to what the definitions of the runners and the contracts say.
+// Package images_test checks images/build against the definitions of the runners and the contracts.
 package images_test
 
 import (
@@ -15,7 +15,8 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// A docker that says what it was asked, one argument a line, and knows the versions of all interpreters.
+// recorder is a fake docker that writes its arguments to a file and knows every interpreter's
+// version.
 const recorder = `#!/bin/sh
 case $1 in
 run) case "$*" in *python3*) echo Python 3.12.7 ;; *) echo v22.11.0 ;; esac ;;

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// layers lists this module's packages from the bottom up. A package may import those of lower layers only,
-// never one of its own.
+// layers lists this module's packages from the bottom up. A package may import those of lower
+// layers only, never one of its own.
 var layers = [][]string{
 	{"internal/untrusted", "internal/hostname"},
 	{"internal/sandbox", "internal/wire", "internal/secret", "internal/logging", "internal/logging/logtest", "internal/instance", "internal/store", "internal/signedurl", "internal/workspace", "internal/agentbin", "internal/mediatype", "internal/closednet", "internal/ratelimit", "internal/share", "internal/spelling", "internal/proc", "internal/version", "runners", "web"},

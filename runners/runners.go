@@ -1,16 +1,16 @@
-// Package runners holds the definitions of the language environments: one directory per runner with its runner.json, and
-// one per environment with the locked list of its libraries and what is installed beside them. They are the only source
-// for the jail, the images and the descriptions of the tools.
+// Package runners holds the definitions of the language environments: a directory for each runner
+// with its runner.json, and one for each environment with the lock of its libraries and the
+// programs that are installed beside them. The jail, the images and the tool descriptions use them.
 //
-// The package is data. How definitions are read, and environments found and installed, is internal/runner's business.
+// The package is data. internal/runner reads it, and finds and installs environments.
 package runners
 
 import "embed"
 
-// Files holds everything in this directory but Go code.
+// Files holds the directories of this package.
 //
 //go:embed python node nodejs typescript javascript shell
 var Files embed.FS
 
-// Names returns the runners in the order in which they are listed to clients.
+// Names returns the runners in the order of list_runners.
 func Names() []string { return []string{"python", "typescript", "javascript", "shell"} }
