@@ -89,24 +89,6 @@ func TestStreamsAreShared(t *testing.T) {
 	open("eve", 503)
 }
 
-// memory is a listener for connections within this process.
-type memory struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (m *memory) Accept() (net.Conn, error) {
-	select {
-	case c := <-m.conns:
-		return c, nil
-	case <-m.closed:
-		return nil, net.ErrClosed
-	}
-}
-func (m *memory) Close() error   { m.once.Do(func() { close(m.closed) }); return nil }
-func (m *memory) Addr() net.Addr { return &net.TCPAddr{} }
-
 // TestStalledBodies: users who announce large bodies but do not send them do not block others.
 func TestStalledBodies(t *testing.T) {
 	const limit = 2 << 20
@@ -127,7 +109,7 @@ func TestStalledBodies(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newServer(t, Config{MaxBodyBytes: limit, Operator: "local"})
 				server := &http.Server{Handler: authenticated(f.Handler())}
-				l := &memory{conns: make(chan net.Conn), closed: make(chan struct{})}
+				l := &pipeListener{make(chan net.Conn)}
 				var done sync.WaitGroup
 				done.Go(func() { _ = server.Serve(l) })
 				send := func(user, body string) (net.Conn, chan int) {

@@ -96,7 +96,7 @@ func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('{') {
 		return nil, argumentError("arguments must be an object")
 	}
-	var others unknownArguments
+	var others []argument
 	for dec.More() {
 		key, err := dec.Token()
 		if err != nil {
@@ -109,8 +109,8 @@ func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error
 		arg.name, _ = key.(string)
 		if name, ok := accepted[arg.name]; ok {
 			a.set(name, arg)
-		} else {
-			others.add(arg)
+		} else if len(others) < maxUnknown && len(arg.name) <= maxUnknownName {
+			others = append(others, arg)
 		}
 	}
 	a.checkUnknown(others, accepted)

@@ -45,29 +45,16 @@ var decisive = map[string]string{
 	"content": "make an upload link and no file; content must be base64",
 }
 
-// unknownArguments are the first maxUnknown arguments that the tool does not have.
-type unknownArguments []argument
-
-func (u *unknownArguments) add(arg argument) {
-	if len(*u) < maxUnknown && len(arg.name) <= maxUnknownName {
-		*u = append(*u, arg)
-	}
-}
-
-// fromN8n reports whether n8n's agent sent the call.
-func (u unknownArguments) fromN8n() bool {
-	return slices.ContainsFunc(u, func(arg argument) bool { return slices.Contains(n8nMarks, arg.name) })
-}
-
 // checkUnknown warns about unknown arguments that are probably misspelt, and fails for decisive
 // ones. A correctly spelt argument of the same name takes precedence.
-func (a *arguments) checkUnknown(others unknownArguments, accepted parameters) {
+func (a *arguments) checkUnknown(others []argument, accepted parameters) {
+	fromN8n := slices.ContainsFunc(others, func(arg argument) bool { return slices.Contains(n8nMarks, arg.name) })
 	for _, other := range others {
 		meant := nearMiss(other.name, accepted)
 		if correct, ok := a.members[meant]; meant == "" || ok && !correct.isEmpty() {
 			continue
 		}
-		if other.name == "sessionId" && others.fromN8n() {
+		if other.name == "sessionId" && fromN8n {
 			continue
 		}
 		if effect := decisive[meant]; effect != "" && !other.isEmpty() {

@@ -94,29 +94,23 @@ func newProgress(
 	return p
 }
 
-// output returns a function for executor.Request.Output.
-func (p *progress) output() func(executor.Stream, []byte) {
+// hooks returns the functions for executor.Request.Output and Queued, nil for a nil progress.
+func (p *progress) hooks() (output func(executor.Stream, []byte), queued func(*executor.Queue)) {
 	if p == nil {
-		return nil
+		return nil, nil
 	}
-	return p.add
+	return p.add, p.addNotice
 }
 
-// queued returns a function for executor.Request.Queued.
-func (p *progress) queued() func(*executor.Queue) {
-	if p == nil {
-		return nil
+func (p *progress) addNotice(q *executor.Queue) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.notices) == maxNotices {
+		p.notices = slices.Delete(p.notices, 0, 1)
 	}
-	return func(q *executor.Queue) {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if len(p.notices) == maxNotices {
-			p.notices = slices.Delete(p.notices, 0, 1)
-		}
-		p.total++
-		p.notices = append(p.notices, notice{q, p.total})
-		p.wakeUp()
-	}
+	p.total++
+	p.notices = append(p.notices, notice{q, p.total})
+	p.wakeUp()
 }
 
 // wakeUp makes the goroutine send at once.

@@ -141,7 +141,7 @@ func TestProgressClientGone(t *testing.T) {
 	})
 	// Without a token, progress does nothing.
 	var none *progress
-	if none.output() != nil || none.queued() != nil {
+	if output, queued := none.hooks(); output != nil || queued != nil {
 		t.Error("output of a nil progress")
 	}
 	none.stop()
@@ -157,13 +157,13 @@ func TestProgressQueued(t *testing.T) {
 			return s.send(message, total, 0, nil)
 		})
 		first := &executor.Queue{RunID: "run_1", Tool: "run", Running: 12*time.Second + 345*time.Millisecond, Ahead: 3}
-		p.queued()(first)
+		p.addNotice(first)
 		synctest.Wait()
 		if got := s.all(); !slices.Equal(got, []string{"[queued behind run_1 (run, running for 12 s) and 2 more]\n"}) {
 			t.Errorf("at once: %q", got)
 		}
-		p.queued()(&executor.Queue{RunID: "run_2", Ahead: 1})
-		p.queued()(nil)
+		p.addNotice(&executor.Queue{RunID: "run_2", Ahead: 1})
+		p.addNotice(nil)
 		p.add(executor.Stdout, []byte("out"))
 		synctest.Wait()
 		if got := s.all()[1:]; !slices.Equal(got, []string{"[queued behind run_2 (running for 0 s)]\n", "[started]\n", "out"}) {
@@ -176,7 +176,7 @@ func TestProgressQueued(t *testing.T) {
 		told := 0
 		p = newProgress(nil, func(*executor.Queue, int64) error { <-read; told++; return nil })
 		for range 1000 {
-			p.queued()(first)
+			p.addNotice(first)
 		}
 		close(read)
 		p.stop()

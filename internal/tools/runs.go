@@ -122,7 +122,7 @@ func (t *toolset) handoverFor(c client) time.Duration {
 func (t *toolset) execute(ctx context.Context, c *call, req executor.Request) (executor.Result, error) {
 	progress := startProgress(ctx, c)
 	defer progress.stop()
-	req.Output, req.Queued = progress.output(), progress.queued()
+	req.Output, req.Queued = progress.hooks()
 	if c.wantsDetails() {
 		// The client shows output as it comes: it waits for the end, or follows a background run.
 		req.Handover, req.Followed = 0, req.Background

@@ -42,7 +42,7 @@ func (t *toolset) waitRun(ctx context.Context, c *call, in waitRunArguments) (*m
 	}
 	progress := startProgress(ctx, c)
 	defer progress.stop()
-	req.Output, req.Queued = progress.output(), progress.queued()
+	req.Output, req.Queued = progress.hooks()
 	res, err := t.executor.WaitRun(ctx, c.caller, in.RunID, req)
 	if err != nil {
 		return nil, err
