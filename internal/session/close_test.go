@@ -276,7 +276,7 @@ func TestTwoServersCloseOneSession(t *testing.T) {
 		closeSession(t, one, "x")
 		time.Sleep(2 * time.Minute)
 		wg.Wait()
-		if n := two.Stats().Total().Sessions; n != 0 {
+		if n := total(two).Sessions; n != 0 {
 			t.Errorf("%d sessions after the clean-up", n)
 		}
 	})
@@ -322,7 +322,7 @@ func TestCloseRaces(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	if n := m.Stats().Total().Sessions; n > 1 { // y may have a sandbox
+	if n := total(m).Sessions; n > 1 { // y may have a sandbox
 		t.Errorf("%d sessions are left in memory", n)
 	}
 }

@@ -51,9 +51,6 @@ func (s *Session) interpretersLocked() []string {
 func (sb *sessionSandbox) addInterpreter(key interpreterKey) {
 	sb.s.m.mu.Lock()
 	defer sb.s.m.mu.Unlock()
-	if sb.interpreters == nil {
-		sb.interpreters = map[interpreterKey]bool{}
-	}
 	sb.interpreters[key] = true
 }
 
@@ -77,9 +74,6 @@ type turn struct {
 func (s *Session) takeTurn(ctx context.Context, key interpreterKey, req RunRequest) (done func(), err error) {
 	t := &turn{runID: req.ID, since: time.Now(), moved: make(chan struct{}, 1)}
 	s.m.mu.Lock()
-	if s.turns == nil {
-		s.turns = map[interpreterKey][]*turn{}
-	}
 	s.turns[key] = append(s.turns[key], t)
 	s.m.mu.Unlock()
 	wait := time.NewTimer(turnWait)
@@ -149,9 +143,6 @@ func (s *Session) recordNetwork(r runner.Runner, network bool) (switched bool) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	before, known := s.network[r.Name]
-	if s.network == nil {
-		s.network = map[string]bool{}
-	}
 	s.network[r.Name] = network
 	other := s.sandboxes[sandboxKey{environment(r), !network}]
 	return known && before != network && other != nil &&

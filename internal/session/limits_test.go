@@ -64,7 +64,7 @@ func TestMaxSessions(t *testing.T) {
 			}
 			s.Release()
 		}
-		if st := m.Stats().Total(); st.ActiveRuns != 4 || st.LiveSandboxes != 3 || st.Sessions != 3 {
+		if st := total(m); st.ActiveRuns != 4 || st.LiveSandboxes != 3 || st.Sessions != 3 {
 			t.Errorf("stats %+v", st)
 		}
 		cancel()
@@ -98,7 +98,7 @@ func TestIdleTTL(t *testing.T) {
 		}
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
-		if st := m.Stats().Total(); st != (session.CallerStats{}) {
+		if st := total(m); st != (session.CallerStats{}) {
 			t.Errorf("left: %+v", st)
 		}
 		s, err := m.Lookup(session.Local, "a") // its files are still there
@@ -189,7 +189,7 @@ func TestManySessions(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		if st := m.Stats().Total(); st != (session.CallerStats{}) {
+		if st := total(m); st != (session.CallerStats{}) {
 			t.Errorf("left: %+v", st)
 		}
 		if n := goroutines(); n != before {

@@ -212,9 +212,6 @@ func (s *Session) addActive(background func() bool) (done func()) {
 	r := &activeRun{since: time.Now(), background: background}
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
-	if s.active == nil {
-		s.active = map[*activeRun]struct{}{}
-	}
 	s.active[r] = struct{}{}
 	return func() {
 		s.m.mu.Lock()

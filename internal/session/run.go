@@ -98,8 +98,12 @@ type RunResult struct {
 	Operator   bool            // with the cause cancelled: the operator ended it
 }
 
-func cancelled(byOperator bool) RunResult {
-	return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled, Operator: byOperator}
+// notStarted returns the outcome of a run whose code was not sent because of err.
+func notStarted(ctx context.Context, err error) (RunResult, error) {
+	if ctx.Err() != nil || errors.Is(err, errEnded) {
+		return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
+	}
+	return RunResult{}, err
 }
 
 // Run executes code once, in the session's sandbox for that runner and network. A failure of the
@@ -107,35 +111,29 @@ func cancelled(byOperator bool) RunResult {
 // ErrNotPersistent, ErrMaxSessions, *OverloadError, ErrQuota, *DiskError and the backend's.
 func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
 	req.stops = s.stopCount()
-	if !req.Persistent {
-		return s.runAndEnd(ctx, r, req)
-	}
-	if len(r.Persistent) == 0 {
-		return RunResult{}, ErrNotPersistent
-	}
 	key := interpreterKey{r.Name, req.Network}
-	done, err := s.takeTurn(ctx, key, req)
-	if err != nil {
-		if ctx.Err() != nil {
-			return cancelled(false), nil
+	if req.Persistent {
+		if len(r.Persistent) == 0 {
+			return RunResult{}, ErrNotPersistent
 		}
-		return RunResult{}, err
+		done, err := s.takeTurn(ctx, key, req)
+		if err != nil {
+			return notStarted(ctx, err)
+		}
+		defer done()
 	}
-	defer done()
-	res, err := s.runAndEnd(ctx, r, req)
-	if err == nil {
+	res, err := s.run(ctx, r, req)
+	if err != nil {
+		return res, err
+	}
+	if req.Ended != nil {
+		req.Ended()
+	}
+	if req.Persistent {
 		s.recordInterpreter(key, &res)
 		res.Switched = s.recordNetwork(r, req.Network)
 	}
-	return res, err
-}
-
-func (s *Session) runAndEnd(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
-	res, err := s.run(ctx, r, req)
-	if err == nil && req.Ended != nil {
-		req.Ended()
-	}
-	return res, err
+	return res, nil
 }
 
 func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (RunResult, error) {
@@ -143,10 +141,7 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 	if req.Changes {
 		var err error
 		if before, err = s.snapshot(ctx); err != nil {
-			if ctx.Err() != nil {
-				return cancelled(false), nil
-			}
-			return RunResult{}, err
+			return notStarted(ctx, err)
 		}
 	} else {
 		s.measure(ctx)
@@ -157,10 +152,9 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 	for retried := false; ; retried = true {
 		sb, err := s.m.acquire(ctx, s, r, req.Network, req.stops)
 		if err != nil {
-			if ctx.Err() != nil || errors.Is(err, errEnded) {
-				return cancelled(s.stopCount() != req.stops), nil
-			}
-			return RunResult{}, err
+			res, err := notStarted(ctx, err)
+			res.Operator = err == nil && s.stopCount() != req.stops
+			return res, err
 		}
 		if !retried && sb.conn.Err() != nil {
 			// It died while idle, before this run was sent: nothing has been executed.

@@ -279,7 +279,7 @@ func TestStartFails(t *testing.T) {
 		}
 		s.Release()
 		synctest.Wait()
-		if st := m.Stats().Total(); st != (session.CallerStats{}) {
+		if st := total(m); st != (session.CallerStats{}) {
 			t.Errorf("left: %+v", st)
 		}
 		b.OnStart = nil

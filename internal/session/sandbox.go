@@ -178,7 +178,8 @@ func (m *Manager) addLocked(req sandboxRequest, key sandboxKey, now time.Time) (
 		}
 	}
 	sb := &sessionSandbox{s: s, key: key, sources: req.sources, created: now,
-		ready: make(chan struct{}), gone: make(chan struct{})}
+		ready: make(chan struct{}), gone: make(chan struct{}),
+		interpreters: map[interpreterKey]bool{}, zygotes: map[string]bool{}}
 	sb.ctx, sb.close = context.WithCancel(m.ctx)
 	if len(s.sandboxes) == 0 {
 		m.live++
@@ -239,9 +240,6 @@ func (m *Manager) retireLocked(sb *sessionSandbox) {
 	}
 	s := sb.s
 	delete(s.sandboxes, sb.key)
-	if s.ending == nil {
-		s.ending = map[*sessionSandbox]struct{}{}
-	}
 	s.ending[sb] = struct{}{}
 	m.ending = append(m.ending, sb)
 	if len(s.sandboxes) > 0 {

@@ -165,7 +165,8 @@ func (m *Manager) hold(caller Caller, id, key string, create bool) (*Session, er
 	s := m.sessions[key]
 	if s == nil {
 		s = &Session{m: m, caller: caller, id: id, key: key, dir: filepath.Join(m.cfg.Root, key),
-			sandboxes: map[sandboxKey]*sessionSandbox{}}
+			sandboxes: map[sandboxKey]*sessionSandbox{}, ending: map[*sessionSandbox]struct{}{},
+			active: map[*activeRun]struct{}{}, turns: map[interpreterKey][]*turn{}, network: map[string]bool{}}
 		m.sessions[key] = s
 	}
 	s.refs++

@@ -78,7 +78,7 @@ func TestChanges(t *testing.T) {
 					sb.Die()
 				}
 			}
-			for r.m.Stats().Total().LiveSandboxes > 1 {
+			for total(r.m).LiveSandboxes > 1 {
 				runtime.Gosched()
 			}
 		}, "mine"},

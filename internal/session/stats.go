@@ -59,16 +59,3 @@ func (m *Manager) Stats() Stats {
 	}
 	return st
 }
-
-// Total returns the gauges of all callers together.
-func (st Stats) Total() CallerStats {
-	a, b := st.Local, st.Others
-	return CallerStats{
-		Sessions:      a.Sessions + b.Sessions,
-		LiveSessions:  a.LiveSessions + b.LiveSessions,
-		LiveSandboxes: a.LiveSandboxes + b.LiveSandboxes,
-		Interpreters:  a.Interpreters + b.Interpreters,
-		ActiveRuns:    a.ActiveRuns + b.ActiveRuns,
-		Waiting:       a.Waiting + b.Waiting,
-	}
-}

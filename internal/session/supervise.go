@@ -130,10 +130,7 @@ func (s *Session) supervise(
 	if req.Grant != nil {
 		var err error
 		if granted, err = req.Grant(ctx, sb.id); err != nil {
-			if ctx.Err() != nil {
-				return cancelled(false), nil
-			}
-			return RunResult{}, err
+			return notStarted(ctx, err)
 		}
 	}
 	run := &supervised{sb: sb, interrupt: req.Persistent}
@@ -310,9 +307,6 @@ func (sb *sessionSandbox) zygote(z *sandbox.Zygote) *wire.Zygote {
 	defer sb.s.m.mu.Unlock()
 	if sb.zygotes[z.Name] {
 		return &wire.Zygote{Name: z.Name}
-	}
-	if sb.zygotes == nil {
-		sb.zygotes = map[string]bool{}
 	}
 	sb.zygotes[z.Name] = true
 	w := wire.Zygote(*z)

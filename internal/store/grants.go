@@ -179,7 +179,7 @@ func (g *Grant) columns() []any {
 
 // GetGrant returns a grant that is neither revoked nor expired, or [ErrNotFound].
 func (s *Store) GetGrant(ctx context.Context, id string, now time.Time) (Grant, error) {
-	return queryOne(ctx, cached{s}, (*Grant).columns, selectGrant, id, nanos(now))
+	return queryOne(ctx, hot{s}, (*Grant).columns, selectGrant, id, nanos(now))
 }
 
 // ListGrants returns a user's grants that are neither revoked nor expired, newest first.

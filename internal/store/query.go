@@ -13,7 +13,7 @@ import (
 // ErrNotFound says that the row does not exist, or may no longer be used.
 var ErrNotFound = errors.New("not found")
 
-// querier is what *sql.DB, *sql.Tx and cached have in common.
+// querier is what *sql.DB, *sql.Tx and hot have in common.
 type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
@@ -95,31 +95,14 @@ func (s *Store) transact(ctx context.Context, do func(tx) error) error {
 	return t.Commit()
 }
 
-// statement prepares a statement once.
-func (s *Store) statement(ctx context.Context, query string) (*sql.Stmt, error) {
-	if stmt, ok := s.prepared.Load(query); ok {
-		return stmt.(*sql.Stmt), nil
-	}
-	stmt, err := s.db.PrepareContext(ctx, query)
-	if err != nil {
-		return nil, err
-	}
-	if first, loaded := s.prepared.LoadOrStore(query, stmt); loaded {
-		stmt.Close()
-		return first.(*sql.Stmt), nil
-	}
-	return stmt, nil
-}
+// hotQueries are executed for every run or call. Open prepares them.
+var hotQueries = []string{insertRun, endResult, trimResults, selectGrant, useToken}
 
-// cached is a Store whose statements are prepared once, for those that every call needs.
-type cached struct{ *Store }
+// hot is a querier for hotQueries.
+type hot struct{ *Store }
 
-func (c cached) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	stmt, err := c.statement(ctx, query)
-	if err != nil {
-		return c.db.QueryRowContext(ctx, query, args...) // its error is the same
-	}
-	return stmt.QueryRowContext(ctx, args...)
+func (h hot) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	return h.Store.hot[query].QueryRowContext(ctx, args...)
 }
 
 // nanos stores a time in a column of nanoseconds since 1970. The zero time is 0.

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"database/sql"
 	"time"
 )
 
@@ -40,32 +39,18 @@ const (
 		(SELECT id FROM results WHERE caller = ? AND ended > 0 ORDER BY ended DESC LIMIT -1 OFFSET ?)`
 )
 
-// AddRun records a run.
-func (s *Store) AddRun(ctx context.Context, r Run) error {
-	return s.Record(ctx, []Run{r}, nil, 0, nil)
-}
-
 // EndResult stores how a run ended, and deletes the caller's oldest results beyond keep. It does
 // not change a row of another caller or process.
 func (s *Store) EndResult(ctx context.Context, r Result, keep int) error {
 	return s.Record(ctx, nil, []Result{r}, keep, []string{r.Caller})
 }
 
-// Record is AddRun and EndResult for many runs, all or none. It deletes old results of the callers
-// in trim only.
+// Record stores runs and how they ended, all or none; see EndResult. It deletes old results of the
+// callers in trim only.
 func (s *Store) Record(ctx context.Context, runs []Run, results []Result, keep int, trim []string) error {
-	// Prepare before the transaction, which has the only connection.
-	prepared := map[string]*sql.Stmt{}
-	for _, query := range []string{insertRun, endResult, trimResults} {
-		stmt, err := s.statement(ctx, query)
-		if err != nil {
-			return err
-		}
-		prepared[query] = stmt
-	}
 	return s.transact(ctx, func(t tx) error {
 		exec := func(query string, args ...any) error {
-			_, err := t.StmtContext(ctx, prepared[query]).ExecContext(ctx, args...)
+			_, err := t.StmtContext(ctx, s.hot[query]).ExecContext(ctx, args...)
 			return err
 		}
 		for _, r := range runs {

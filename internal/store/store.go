@@ -16,7 +16,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"modernc.org/sqlite"
@@ -29,8 +28,8 @@ const busyTimeout = 5 * time.Second
 // Store is an open database. It is safe for concurrent use, and any number of processes may have
 // the same file open.
 type Store struct {
-	db       *sql.DB
-	prepared sync.Map // *sql.Stmt by its text
+	db  *sql.DB
+	hot map[string]*sql.Stmt // prepared statements of hotQueries
 }
 
 // Open opens the database at path and brings its tables up to date. It makes a missing file, which
@@ -50,7 +49,7 @@ func Open(ctx context.Context, path string) (*Store, error) {
 	// SQLite has one writer at a time. With one connection, writers of this process queue here, in
 	// order, and only processes compete for the file's lock.
 	db.SetMaxOpenConns(1)
-	s := &Store{db: db}
+	s := &Store{db: db, hot: map[string]*sql.Stmt{}}
 	if err := s.prepare(ctx); err != nil {
 		db.Close()
 		return nil, fmt.Errorf("preparing the database %s: %w", path, err)
@@ -124,7 +123,15 @@ func (s *Store) tryPrepare(ctx context.Context) error {
 	if mode != "wal" {
 		return fmt.Errorf("its file system does not support SQLite's WAL mode (got %q): put it on a local disk", mode)
 	}
-	return s.migrate(ctx)
+	if err := s.migrate(ctx); err != nil {
+		return err
+	}
+	for _, query := range hotQueries {
+		if s.hot[query], err = s.db.PrepareContext(ctx, query); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func isContended(err error) bool {

@@ -108,7 +108,7 @@ func TestRuns(t *testing.T) {
 	ctx := t.Context()
 	s := open(t, filepath.Join(t.TempDir(), "state.db"))
 	want := Run{ID: "r1", Caller: "local", Session: "c", Runner: "python", Started: now, Duration: 1234567 * time.Nanosecond, ExitCode: -1, Cause: "timeout"}
-	if err := s.AddRun(ctx, want); err != nil {
+	if err := s.Record(ctx, []Run{want}, nil, 0, nil); err != nil {
 		t.Fatal(err)
 	}
 	got, err := s.GetRun(ctx, "r1")
@@ -161,7 +161,7 @@ func TestOpenByManyProcesses(t *testing.T) {
 		}
 		defer s.Close()
 		for i := range 20 {
-			if err := s.AddRun(context.Background(), Run{ID: fmt.Sprint(os.Getpid(), "-", i), Started: now}); err != nil {
+			if err := s.Record(context.Background(), []Run{Run{ID: fmt.Sprint(os.Getpid(), "-", i), Started: now}}, nil, 0, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -206,7 +206,7 @@ func TestFilesAreForTheOwnerAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := open(t, path)
-	if err := s.AddRun(t.Context(), Run{ID: "r", Started: now}); err != nil {
+	if err := s.Record(t.Context(), []Run{Run{ID: "r", Started: now}}, nil, 0, nil); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(dir)

@@ -43,7 +43,11 @@ type ExecutionToken struct {
 	Revoked              bool
 }
 
-const tokenColumns = `jti, caller, service, execution, sandbox, instance, paths, methods, issued, expires, max, used, revoked`
+const (
+	tokenColumns = `jti, caller, service, execution, sandbox, instance, paths, methods, issued, expires, max, used, revoked`
+	useToken     = `UPDATE execution_tokens SET used = used + 1
+		WHERE jti = ? AND used < max AND revoked = 0 AND expires > ? RETURNING ` + tokenColumns
+)
 
 func (t *ExecutionToken) columns() []any {
 	return []any{&t.JTI, &t.Caller, &t.Service, &t.Execution, &t.Sandbox, &t.Instance, jsonText{&t.Paths},
@@ -83,9 +87,7 @@ func (s *Store) ExecutionToken(ctx context.Context, jti string, now time.Time) (
 // in any process, at most Max succeed. Its errors are [ErrNotFound], also for a token that is
 // revoked or expired, and [ErrExhausted].
 func (s *Store) UseExecutionToken(ctx context.Context, jti string, now time.Time) (ExecutionToken, error) {
-	t, err := queryOne(ctx, cached{s}, (*ExecutionToken).columns,
-		`UPDATE execution_tokens SET used = used + 1
-		WHERE jti = ? AND used < max AND revoked = 0 AND expires > ? RETURNING `+tokenColumns, jti, nanos(now))
+	t, err := queryOne(ctx, hot{s}, (*ExecutionToken).columns, useToken, jti, nanos(now))
 	if !errors.Is(err, ErrNotFound) {
 		return t, err
 	}

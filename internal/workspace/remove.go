@@ -19,53 +19,39 @@ func RemoveAll(ctx context.Context, dir string) error {
 		return ignoreMissing(err)
 	}
 	defer root.Close()
-	for {
-		entries, err := readSome(root, ".")
-		if err != nil {
+	// Directories move to the top before they are emptied, so that depth costs nothing.
+	moveUp := func(sub string) error { return root.Rename(sub, "d-"+rand.Text()) }
+	err = empty(ctx, root, ".", func(sub string) error {
+		if err := empty(ctx, root, sub, moveUp); err != nil {
 			return err
 		}
-		if len(entries) == 0 {
-			return ignoreMissing(os.Remove(dir))
-		}
-		for _, e := range entries {
-			if e.IsDir() {
-				if err = ignoreMissing(root.Chmod(e.Name(), 0o700)); err == nil {
-					err = flatten(ctx, root, e.Name())
-				}
-			} else {
-				err = ignoreMissing(root.Remove(e.Name()))
-			}
-			if err != nil {
-				return err
-			}
-		}
+		return root.Remove(sub)
+	})
+	if err != nil {
+		return err
 	}
+	return ignoreMissing(os.Remove(dir))
 }
 
-// flatten deletes a directory at the top of root. It moves the directories in it to the top, so
-// that depth costs nothing.
-func flatten(ctx context.Context, root *os.Root, dir string) error {
+// empty removes the files in a directory and calls remove for the directories in it, until it is
+// empty.
+func empty(ctx context.Context, root *os.Root, dir string, remove func(sub string) error) error {
 	for {
 		entries, err := readSome(root, dir)
-		if err != nil {
-			return ignoreMissing(err)
-		}
-		if len(entries) == 0 {
-			return ignoreMissing(root.Remove(dir))
+		if err != nil || len(entries) == 0 {
+			return err
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		for _, e := range entries {
 			path := filepath.Join(dir, e.Name())
-			if e.IsDir() {
-				if err = ignoreMissing(root.Chmod(path, 0o700)); err == nil { // otherwise it cannot be moved
-					err = ignoreMissing(root.Rename(path, "d-"+rand.Text()))
-				}
-			} else {
-				err = ignoreMissing(root.Remove(path))
+			if !e.IsDir() {
+				err = root.Remove(path)
+			} else if err = root.Chmod(path, 0o700); err == nil { // otherwise it cannot be moved
+				err = remove(path)
 			}
-			if err != nil {
+			if ignoreMissing(err) != nil {
 				return err
 			}
 		}
