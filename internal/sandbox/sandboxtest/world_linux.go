@@ -83,6 +83,21 @@ def reach(addr, way=None):
     finally: s.close()
 `
 
+// Attack defines the Python functions send, which sends a packet that must not arrive, and option, which
+// returns a function that sets a socket option.
+const Attack = `
+def send(to, port, set=None, control=[]):
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    u.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    try:
+        if set: set(u)
+        u.sendmsg([b"attack on " + to.encode()], control, 0, (to, port))
+    except OSError: pass
+def option(level, name, value):
+    def f(s): s.setsockopt(level, name, value)
+    return f
+`
+
 // ClosedNetworks is the world's list of what is closed. It follows the host's addresses.
 func ClosedNetworks(t *testing.T, allow ...netip.Prefix) *closednet.List {
 	t.Helper()
@@ -118,6 +133,14 @@ if (got := reach("`+Public+`")) != b"world": breach("the internet is out of reac
 
 // World is the other namespace.
 type World struct{ packets <-chan string }
+
+// WantOnly fails the test for each packet that comes before the wanted one.
+func (w *World) WantOnly(t *testing.T, packet string) {
+	t.Helper()
+	for got := w.Packet(t); got != packet; got = w.Packet(t) {
+		t.Errorf("came through: %q", got)
+	}
+}
 
 // Packet is the next that came.
 func (w *World) Packet(t *testing.T) string {
