@@ -32,7 +32,8 @@ func prepare(t *testing.T, b sandbox.Preparer) sandbox.Prepared {
 	return p
 }
 
-// TestAttach: a workspace that comes late is as one that was there from the start.
+// TestAttach: a sandbox whose workspace is attached has the same mounts as one that was started
+// with it.
 func TestAttach(t *testing.T) {
 	b := open(t, t.TempDir(), sandboxtest.ID())
 	h := harness(t, b)
@@ -53,8 +54,7 @@ func TestAttach(t *testing.T) {
 	}
 	late := &sandboxtest.Box{Sandbox: p, Conn: wire.NewConn(p.Conn(), wire.ServerSide, nil), Workspace: ws}
 	t.Cleanup(func() { _ = late.Conn.Close() })
-	// The first run gets the run-init that had waited before the workspace came, the second one
-	// that was made after.
+	// The first run gets a run-init from before the workspace came, the second one from after.
 	for range 2 {
 		run := sandboxtest.Shell(`pwd; cat old; for d in /data /mnt/data /workspace; do echo > $d/new && ls $d; done; rm new`)
 		run.Limits.TmpBytes = 1 << 20
@@ -63,8 +63,8 @@ func TestAttach(t *testing.T) {
 			t.Errorf("%+v: %s%s", res.Exit, res.Stdout, res.Stderr)
 		}
 	}
-	// Flags and root of each of the three mounts, as the agent has them and runs do; the topmost is
-	// the last.
+	// Flags and root of each of the three mounts, for the agent and for runs. The last line is the
+	// topmost mount.
 	mounted := func(agent string) (found []string) {
 		text, err := os.ReadFile(agent + "/mountinfo")
 		if err != nil {
@@ -92,7 +92,7 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// TestAttachRefusals: what cannot be attached is an error in bounded time, and nothing is left.
+// TestAttachRefusals: Attach fails in bounded time and leaves nothing behind.
 func TestAttachRefusals(t *testing.T) {
 	needRoot(t, "only root's sandboxes can be prepared")
 	b := open(t, t.TempDir(), sandboxtest.ID())
@@ -115,7 +115,8 @@ func TestAttachRefusals(t *testing.T) {
 		"cancelled": {cancelled, sandboxtest.Workspace(t, h.Owner), context.Canceled},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := prepare(t, b).Attach(tt.ctx, tt.path); err == nil || tt.want != nil && !errors.Is(err, tt.want) || errors.Is(err, errors.ErrUnsupported) {
+			err := prepare(t, b).Attach(tt.ctx, tt.path)
+			if err == nil || tt.want != nil && !errors.Is(err, tt.want) || errors.Is(err, errors.ErrUnsupported) {
 				t.Errorf("Attach: %v", err)
 			}
 		})
@@ -143,7 +144,7 @@ func TestAttachRefusals(t *testing.T) {
 	})
 }
 
-// TestFailedStarts: a start that fails leaves no descriptor, whatever the sandbox was to have.
+// TestFailedStarts: a failed start leaves no descriptor open.
 func TestFailedStarts(t *testing.T) {
 	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	b := open(t, t.TempDir(), sandboxtest.ID())
@@ -169,7 +170,7 @@ func TestFailedStarts(t *testing.T) {
 	}
 }
 
-// freeze stops the agent of a sandbox.
+// freeze stops the agent of a sandbox with a signal.
 func freeze(t *testing.T, id string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cgroup")
@@ -198,7 +199,7 @@ func freeze(t *testing.T, id string) {
 	t.Fatal("the agent was not found")
 }
 
-// await waits until something holds that nobody tells of.
+// await polls until holds returns true.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -207,12 +208,12 @@ func await(t *testing.T, what string, holds func() bool) {
 		select {
 		case <-tick.C:
 		case <-limit:
-			t.Fatal("waited for " + what)
+			t.Fatal("timed out: waited for " + what)
 		}
 	}
 }
 
-// reads reports whether a process waits for something to read.
+// reads reports whether a process is blocked in a read.
 func reads(pid int) bool {
 	call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
 	return strings.HasPrefix(string(call), fmt.Sprint(unix.SYS_READ)+" ")

@@ -13,7 +13,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// agentsOf finds the agents of the sandboxes with that workspace: each is process 1 of a pid
+// agentsOf finds the agents of the sandboxes with a workspace. Each is process 1 of a pid
 // namespace.
 func agentsOf(t *testing.T, workspace string) (agents []string) {
 	t.Helper()
@@ -27,8 +27,8 @@ func agentsOf(t *testing.T, workspace string) (agents []string) {
 	return agents
 }
 
-// TestAgentCapabilities: no thread of an agent has, or can get, more than it takes to start runs;
-// CAP_NET_ADMIN goes when the routes are there.
+// TestAgentCapabilities: no thread of an agent has, or can get, more capabilities than runs need.
+// The agent drops CAP_NET_ADMIN after it has set up routes.
 func TestAgentCapabilities(t *testing.T) {
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		sandboxtest.Skip(t, err.Error())
@@ -48,7 +48,7 @@ func TestAgentCapabilities(t *testing.T) {
 			}
 			for _, task := range tasks {
 				for _, set := range []string{"CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd"} {
-					if got := status(task, set); got != runs && got != "" { // a thread may end meanwhile
+					if got := status(task, set); got != runs && got != "" { // the thread has ended
 						t.Errorf("%s of %s: %s, want %s", set, task, got, runs)
 					}
 				}

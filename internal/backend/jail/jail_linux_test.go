@@ -38,7 +38,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// attaching is a backend whose sandboxes all get their workspaces late.
+// attaching is a backend that starts all sandboxes without a workspace and attaches it.
 type attaching struct{ *jail.Backend }
 
 func (b attaching) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -58,7 +58,7 @@ func (b attaching) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 // ordinaryUser is a uid without an account.
 const ordinaryUser = 123456
 
-// open makes a backend under root, which other instances may share.
+// open opens a backend under root, which other instances may share.
 func open(t *testing.T, root, instance string, closed ...*closednet.List) *jail.Backend {
 	t.Helper()
 	b, err := openBackend(root, instance, closed...)
@@ -96,7 +96,7 @@ func harness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
 	return sandboxtest.Harness{Backend: b, Owner: uid, Has: has}
 }
 
-// limited says whether there are cgroups for the backend to use. Root must have them.
+// limited reports whether the backend has cgroups. Root must have them.
 func limited(t *testing.T, b *jail.Backend) bool {
 	t.Helper()
 	for _, c := range b.Probe(t.Context()) {
@@ -109,18 +109,18 @@ func limited(t *testing.T, b *jail.Backend) bool {
 		}
 		return c.Status == 0
 	}
-	t.Fatal("the probe says nothing of cgroups")
+	t.Fatal("the probe has no check for cgroups")
 	return false
 }
 
-// TestProbe: the probe tells the truth about this machine, with a way to mend what is missing.
+// TestProbe: the probe reports what works on this machine, and a fix for what does not.
 func TestProbe(t *testing.T) {
 	b := open(t, t.TempDir(), sandboxtest.ID())
 	seen := map[string]sandbox.Check{}
 	for _, c := range b.Probe(t.Context()) {
 		seen[c.Name] = c
 		if c.Detail == "" || c.Status != sandbox.OK && c.Fix == "" {
-			t.Errorf("the check says too little: %+v", c)
+			t.Errorf("a check has no detail or no fix: %+v", c)
 		}
 	}
 	if c := seen["sandbox"]; c.Status != sandbox.OK || c.Detail == "" {
@@ -131,8 +131,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// needRoot skips what an ordinary user cannot do. A test binary that root started as an ordinary
-// user leaves such tests to root.
+// needRoot skips a test that ordinary users cannot run. If root started this test binary as an
+// ordinary user, root runs the test.
 func needRoot(t *testing.T, why string) {
 	t.Helper()
 	switch {
@@ -144,7 +144,7 @@ func needRoot(t *testing.T, why string) {
 	}
 }
 
-// TestAsOrdinaryUser runs every other test again, not as root.
+// TestAsOrdinaryUser runs all other tests as an ordinary user.
 func TestAsOrdinaryUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("all of it is run as an ordinary user")
@@ -184,7 +184,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	}
 	become := []string{"setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", filepath.Join(dir, "test")}
 	if _, err := os.Stat("/dev/net/tun"); err == nil {
-		// Where root keeps the device to itself, the ordinary user sees another, as on most
+		// If only root may open the device, the ordinary user sees another one, as on most
 		// machines.
 		lend := `mount -t tmpfs none "$0" && mknod -m 666 "$0/tun" c 10 200 && mount --bind "$0/tun" /dev/net/tun && exec "$@"`
 		become = append([]string{"unshare", "--mount", "sh", "-c", lend, filepath.Join(dir, "dev")}, become...)

@@ -7,8 +7,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestMountsAreHidden: no list of mounts that a run can open, of whichever process or thread it
-// sees, has a line: each would name a directory of the host.
+// TestMountsAreHidden: every list of mounts that a run can open is empty. A line would name a
+// directory of the host.
 func TestMountsAreHidden(t *testing.T) {
 	const look = `
 lists = []
@@ -28,7 +28,7 @@ fails("enters a mount namespace", lambda: libc.setns(os.open("/proc/1/ns/mnt", o
 		t.Run(name, func(t *testing.T) {
 			b := sandboxtest.Start(t, h, sandbox.Spec{})
 			b.Probe(t, look)
-			b.Probe(t, look) // by the run-init that waited
+			b.Probe(t, look) // by a prestarted run-init
 			b.Probe(t, look+"\nif subprocess.run(['cat', '/proc/self/mountinfo'], capture_output=True).stdout: breach('a child sees mounts')")
 			res := b.Run(t, sandboxtest.Cell(t, "python", "print(open('/proc/self/mountinfo').read() or 'none', open('/proc/1/mountinfo').read() or 'none')"))
 			if string(res.Stdout) != "none none\n" {

@@ -10,7 +10,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestNetwork proves what a sandbox with network reaches, with servers on every address that
+// TestNetwork checks what a sandbox with network reaches. Servers listen on every address that
 // matters.
 func TestNetwork(t *testing.T) {
 	needRoot(t, "network namespaces")
@@ -27,7 +27,8 @@ func TestNetwork(t *testing.T) {
 		return
 	}
 
-	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID(), sandboxtest.ClosedNetworks(t))), sandbox.Spec{Network: true})
+	backend := open(t, t.TempDir(), sandboxtest.ID(), sandboxtest.ClosedNetworks(t))
+	b := sandboxtest.Start(t, harness(t, backend), sandbox.Spec{Network: true})
 	lists, reach := sandboxtest.WorldLists(), sandboxtest.Reach
 	t.Run("public", func(t *testing.T) {
 		b.Probe(t, lists+reach+`

@@ -21,14 +21,14 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// zygoteHarness is a harness all of whose Python comes from zygotes.
+// zygoteHarness is a harness that forks all Python runs from zygotes.
 func zygoteHarness(t *testing.T, b *jail.Backend) sandboxtest.Harness {
 	t.Helper()
-	t.Setenv("CANARY", "of the server") // none of its forks has it
+	t.Setenv("CANARY", "of the server") // no fork may have it
 	h := harness(t, b)
 	h.Zygote = &wire.Zygote{Name: "python", Argv: []string{"/usr/bin/python3"}, Reads: []string{"PYTHON"}, Source: zygoteSource(t),
 		Preload: []string{"multiprocessing.process"}, OnUse: []string{"xml.dom.minidom"}}
-	h.SharedZygote = os.Geteuid() == 0 // others start their own
+	h.SharedZygote = os.Geteuid() == 0 // other users start their own
 	return h
 }
 
@@ -41,8 +41,7 @@ func zygoteSource(t *testing.T) []byte {
 	return source
 }
 
-// sharedZygotes finds the shared zygotes that this process has started: not their forks, and not
-// bubblewrap.
+// sharedZygotes finds the shared zygotes of this process, without their forks and bubblewrap.
 func sharedZygotes(t *testing.T) (found []int) {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -75,7 +74,7 @@ func theSharedZygote(t *testing.T) int {
 	return found[0]
 }
 
-// killed kills a process, unless it is 0, and returns when victim has ended.
+// killed kills pid, unless it is 0, and returns when victim has ended.
 func killed(t *testing.T, pid, victim int) {
 	t.Helper()
 	fd, err := unix.PidfdOpen(victim, 0)
@@ -89,24 +88,24 @@ func killed(t *testing.T, pid, victim int) {
 		}
 	}
 	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
-		t.Fatalf("process %d lives on: %v", victim, err)
+		t.Fatalf("process %d has not ended: %v", victim, err)
 	}
 }
 
-// described is the harness's zygote as a backend is told it.
+// described returns the harness's zygote for a Spec.
 func described(h sandboxtest.Harness) []sandbox.Zygote {
 	z := h.Zygote
 	return []sandbox.Zygote{sandbox.Zygote(*z)}
 }
 
-// TestTwoZygotes: each run comes from the one that it names.
+// TestTwoZygotes: each run is forked from the zygote that it names.
 func TestTwoZygotes(t *testing.T) {
 	h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
 	light := *h.Zygote
 	light.Name, light.Preload = "light", []string{"colorsys"}
 	spec := sandbox.Spec{}
 	if h.SharedZygote {
-		spec.Zygotes = append(described(h), sandbox.Zygote{Name: light.Name, Argv: light.Argv, Source: light.Source, Preload: light.Preload})
+		spec.Zygotes = append(described(h), sandbox.Zygote(light))
 	}
 	box := sandboxtest.Start(t, sandboxtest.Harness{Backend: h.Backend, Owner: h.Owner}, spec)
 	for _, c := range []struct {
@@ -116,7 +115,7 @@ func TestTwoZygotes(t *testing.T) {
 		run := sandboxtest.Python("import sys; print('multiprocessing.process' in sys.modules, 'colorsys' in sys.modules)")
 		run.Zygote = c.zygote
 		res := box.Run(t, run)
-		for n := 0; n < 1000 && !res.Exit.Forked; n++ { // until it is up
+		for n := 0; n < 1000 && !res.Exit.Forked; n++ { // until the zygote is ready
 			res = box.Run(t, run)
 		}
 		if !res.Exit.Forked || string(res.Stdout) != c.want {
@@ -161,13 +160,13 @@ func TestSharedZygoteLife(t *testing.T) {
 			sandboxtest.Start(t, sandboxtest.Harness{Backend: h.Backend, Owner: h.Owner}, sandbox.Spec{Zygotes: described(h)}).Alive(t)
 		}
 		killed(t, 0, first)
-		if err := old.Close(t.Context()); err != nil { // which waits for its zygote
+		if err := old.Close(t.Context()); err != nil { // waits for its zygote
 			t.Error(err)
 		}
 		sandboxtest.Start(t, h, sandbox.Spec{}).Probe(t, "")
 	})
 	t.Run("closed", func(t *testing.T) {
-		for _, warm := range []bool{false, true} { // in mid-start, and at leisure
+		for _, warm := range []bool{false, true} { // during its start, and later
 			b := open(t, t.TempDir(), sandboxtest.ID())
 			h := zygoteHarness(t, b)
 			box := sandboxtest.Start(t, sandboxtest.Harness{Backend: b, Owner: h.Owner}, sandbox.Spec{Zygotes: described(h)})
@@ -181,7 +180,7 @@ func TestSharedZygoteLife(t *testing.T) {
 			}
 		}
 	})
-	t.Run("runner installed anew", func(t *testing.T) {
+	t.Run("runner reinstalled", func(t *testing.T) {
 		h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
 		dir := filepath.Join(t.TempDir(), "runner")
 		install := func(version string) {
@@ -209,7 +208,7 @@ func TestSharedZygoteLife(t *testing.T) {
 	shares := append([]byte("import mmap\nheld = mmap.mmap(-1, 4096)\n"), zygoteSource(t)...)
 	for says, source := range map[string][]byte{
 		"broken here":       []byte("raise SystemExit('broken here')"),
-		"forks would share": shares, // what one run wrote there, those in other sandboxes would read
+		"forks would share": shares, // one run could write there what others read
 	} {
 		t.Run(says, func(t *testing.T) {
 			log := &lockedLog{wrote: make(chan struct{}, 1)}
@@ -231,9 +230,9 @@ func TestSharedZygoteLife(t *testing.T) {
 	}
 }
 
-// TestSharedZygoteRotation: sandboxes share what a process gets at its start only until the shared
-// zygote is old. No run waits for the new one, sandboxes that have started keep their zygotes, and
-// the old shared zygote ends.
+// TestSharedZygoteRotation: an old shared zygote is replaced, so that later sandboxes get a new
+// address space layout. No run waits for the new one, running sandboxes keep their zygotes, and the
+// old one ends.
 func TestSharedZygoteRotation(t *testing.T) {
 	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	agent, err := sandboxtest.Agent("")
@@ -262,7 +261,7 @@ print(ctypes.string_at(libc.getauxval(25), 16).hex())  # AT_RANDOM
 	old := sandboxtest.Start(t, h, sandbox.Spec{})
 	first, shared := random(old), theSharedZygote(t)
 	for n := 0; ; n++ {
-		b := sandboxtest.Start(t, h, sandbox.Spec{}) // has a successor made, which comes some time later
+		b := sandboxtest.Start(t, h, sandbox.Spec{}) // starts a successor, which is ready some time later
 		now := random(b)
 		if err := b.Close(t.Context()); err != nil {
 			t.Fatal(err)
@@ -278,10 +277,10 @@ print(ctypes.string_at(libc.getauxval(25), 16).hex())  # AT_RANDOM
 		t.Error("a sandbox has lost its zygote")
 	}
 	fd, err := unix.PidfdOpen(shared, 0)
-	if err == nil { // else it has been waited for
+	if err == nil { // otherwise it has been reaped
 		defer unix.Close(fd)
 		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
-			t.Errorf("the old shared zygote lives on: %v", err)
+			t.Errorf("the old shared zygote has not ended: %v", err)
 		}
 	}
 	backend.Close()
@@ -300,7 +299,7 @@ func zygotesOf(t *testing.T, shared int) string {
 	return strings.TrimSpace(string(children))
 }
 
-// TestZygoteLost: a run goes on without the zygote that it came from, and ends as it ends.
+// TestZygoteLost: a run outlives the zygote that forked it, and its exit is reported correctly.
 func TestZygoteLost(t *testing.T) {
 	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
@@ -333,7 +332,7 @@ func TestZygoteLost(t *testing.T) {
 	}
 }
 
-// TestZygoteFails: one that does not come up is not tried again after every run.
+// TestZygoteFails: a zygote that fails to start is not tried again after every run.
 func TestZygoteFails(t *testing.T) {
 	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
 	tries := filepath.Join(b.Workspace, "tries")
@@ -353,9 +352,9 @@ func TestZygoteFails(t *testing.T) {
 	}
 }
 
-// TestForkedAhead: the program of the next run waits without rights and with nothing of the
-// zygote's open; when it dies, nobody loses a run.
-func TestForkedAhead(t *testing.T) {
+// TestPrestartedFork: the prestarted process of the next run has no capabilities and no descriptors
+// of the zygote. If it dies, no run is lost.
+func TestPrestartedFork(t *testing.T) {
 	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	b := sandboxtest.Start(t, zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
 	zygote := zygotesOf(t, theSharedZygote(t))
@@ -397,14 +396,14 @@ func TestForkedAhead(t *testing.T) {
 	forked("print(4)")
 	n, _ := strconv.Atoi(zygote)
 	next()
-	killed(t, n, n) // the agent hears of it though the fork lives
+	killed(t, n, n) // the agent notices although the fork is alive
 	if res := b.Run(t, sandboxtest.Python("print(4)")); string(res.Stdout) != "4\n" {
 		t.Errorf("%+v %s", res.Exit, res.Stderr)
 	}
 }
 
-// TestZygoteFromOutside: a fork of the shared zygote is in everything that its sandbox's agent is
-// in, and has nothing else.
+// TestZygoteFromOutside: a fork of the shared zygote is in all namespaces and cgroups of its
+// sandbox's agent, and has nothing else.
 func TestZygoteFromOutside(t *testing.T) {
 	needRoot(t, "shared zygotes enter sandboxes of another uid")
 	b := open(t, t.TempDir(), sandboxtest.ID())
@@ -467,7 +466,7 @@ func TestZygoteFromOutside(t *testing.T) {
 	}
 }
 
-// status is a line of a process's status.
+// status returns a line of a process's status file.
 func status(proc, name string) string {
 	b, _ := os.ReadFile(proc + "/status")
 	for line := range strings.Lines(string(b)) {

@@ -25,9 +25,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// processes finds the processes of sandboxes whose workspace lies under dir: by their mounts, or,
-// since an ordinary user cannot see an agent's, as descendants of a bubblewrap that was told of it;
-// and the slirp4netns of each.
+// processes finds the processes of sandboxes with a workspace under dir, and their slirp4netns: by
+// their mounts or, because ordinary users cannot read those, as descendants of bubblewrap.
 func processes(t *testing.T, dir string) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -85,8 +84,8 @@ func groups(t *testing.T, instance string) []string {
 	return found
 }
 
-// mounts are the host's mounts that a sandbox could have made: of the test's own directories, or
-// where the launcher has its stage. Others come and go.
+// mounts returns the host's mounts that a sandbox could have made: of the test's directories, or on
+// the launcher's stage.
 func mounts(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -103,7 +102,7 @@ func mounts(t *testing.T) string {
 	return ours.String()
 }
 
-// TestCancelledStart: wherever a start is cut off, nothing of it is left when Start returns.
+// TestCancelledStart: a start that is cancelled at any moment leaves nothing behind.
 func TestCancelledStart(t *testing.T) {
 	instance := sandboxtest.ID()
 	b := open(t, t.TempDir(), instance)
@@ -130,7 +129,7 @@ func TestCancelledStart(t *testing.T) {
 		}
 	}
 	if cancelled < 5 {
-		t.Errorf("only %d starts were cut off", cancelled)
+		t.Errorf("only %d starts were cancelled", cancelled)
 	}
 	if after := mounts(t); after != before {
 		t.Errorf("mounts of the host have changed:\n%s\n%s", before, after)
@@ -140,8 +139,8 @@ func TestCancelledStart(t *testing.T) {
 	}
 }
 
-// TestHostView looks at a sandbox from outside: its processes are nobody's, and nothing of it
-// shows.
+// TestHostView: seen from the host, a sandbox's processes have the sandbox uid and nothing of the
+// server.
 func TestHostView(t *testing.T) {
 	needRoot(t, "reads other users' /proc")
 	before := mounts(t)
@@ -195,7 +194,7 @@ const (
 	envSpace    = "JAILTEST_WORKSPACE"
 )
 
-// roleServer starts a sandbox with a run in it, says so, and waits to be killed.
+// roleServer starts a sandbox with a run in it, prints a line and waits to be killed.
 func roleServer() {
 	err := func() error {
 		b, err := openBackend(os.Getenv(envRoot), os.Getenv(envInstance))
@@ -218,7 +217,7 @@ func roleServer() {
 		f, err := s.Recv(context.Background())
 		fmt.Printf("%s", f.Data)
 		if err == nil {
-			_, err = io.Copy(io.Discard, os.Stdin) // a test that died ends it
+			_, err = io.Copy(io.Discard, os.Stdin) // returns if the test dies
 		}
 		return err
 	}()
@@ -228,8 +227,8 @@ func roleServer() {
 	}
 }
 
-// TestKilledServer: a server that is killed leaves no process and no mount; another removes its
-// cgroups, and touches nothing of a third.
+// TestKilledServer: a killed server leaves no process and no mount. Another one removes its
+// cgroups, and no others.
 func TestKilledServer(t *testing.T) {
 	root, dead := t.TempDir(), sandboxtest.ID()
 	living := sandboxtest.ID()
@@ -259,7 +258,7 @@ func TestKilledServer(t *testing.T) {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "up\n" {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		t.Fatalf("the server to be killed says %q, %v", line, err)
+		t.Fatalf("the server printed %q, %v", line, err)
 	}
 	var ends []unix.PollFd
 	for _, pid := range processes(t, ws) {
@@ -282,7 +281,7 @@ func TestKilledServer(t *testing.T) {
 	_ = cmd.Wait()
 	for i := range ends { // a pidfd is readable when the process has ended
 		if n, err := unix.Poll(ends[i:i+1], 5000); n != 1 {
-			t.Errorf("a process of the killed server's sandbox lives on: %v", err)
+			t.Errorf("a process of the killed server's sandbox has not ended: %v", err)
 		}
 	}
 	if left := processes(t, ws); len(left) > len(processesBefore) {
@@ -296,7 +295,7 @@ func TestKilledServer(t *testing.T) {
 		t.Error("the killed server left no cgroup: the test shows nothing")
 	}
 	reaper := open(t, root, sandboxtest.ID())
-	for range 2 { // the second time there is nothing to do
+	for range 2 { // the second call has nothing to do
 		if err := reaper.Reap(t.Context(), func(instance string) bool { return instance != dead }); err != nil {
 			t.Error(err)
 		}
@@ -326,7 +325,7 @@ func TestKilledServer(t *testing.T) {
 	}
 }
 
-// TestClose: a backend that is closed ends its sandboxes, not those of others, and starts no more.
+// TestClose: a closed backend ends its own sandboxes only, and starts no more.
 func TestClose(t *testing.T) {
 	root := t.TempDir()
 	a, err := openBackend(root, sandboxtest.ID())
@@ -351,34 +350,24 @@ func TestClose(t *testing.T) {
 	boxB.Alive(t)
 }
 
-// TestSpare: the run-init that waits for the next run has no privilege left, and its death costs
-// nobody a run.
-func TestSpare(t *testing.T) {
+// TestPrestartedRunInit: the prestarted run-init has no privileges, and its death costs no run.
+func TestPrestartedRunInit(t *testing.T) {
 	needRoot(t, "reads other users' /proc")
 	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
 	b.Alive(t)
-	spare := awaitSpare(t, b.Workspace)
-	b.Alive(t) // by the spare
-	if next := awaitSpare(t, b.Workspace); next == spare {
-		t.Errorf("the run left the spare %d alone", spare)
-	} else {
-		fd, err := unix.PidfdOpen(next, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer unix.Close(fd)
-		if err := unix.Kill(next, unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
-			t.Fatalf("the spare does not die: %v", err)
-		}
-	}
+	first := awaitRunInit(t, b.Workspace)
+	b.Alive(t) // by the prestarted run-init
+	next := first
+	await(t, "the run's run-init to end", func() bool { // a result may come before its run-init exits
+		next = awaitRunInit(t, b.Workspace)
+		return next != first
+	})
+	killed(t, next, next)
 	b.Alive(t)
 }
 
-// awaitSpare returns the run-init that waits for a run, once it has given up everything.
-func awaitSpare(t *testing.T, workspace string) int {
+// awaitRunInit returns the run-init that waits for a run, once it has dropped all privileges.
+func awaitRunInit(t *testing.T, workspace string) int {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -391,7 +380,7 @@ func awaitSpare(t *testing.T, workspace string) int {
 		}
 		<-tick.C
 	}
-	t.Fatal("no spare run-init without privileges came up")
+	t.Fatal("no run-init without privileges waits")
 	return 0
 }
 

@@ -20,7 +20,7 @@ func prefixes(ss ...string) []netip.Prefix {
 	return ps
 }
 
-// TestTapFilter: what leaves the device of a sandbox with network.
+// TestTapFilter: the filter passes and drops the right packets.
 func TestTapFilter(t *testing.T) {
 	prog := tapFilter(append(closednet.Subtract(closednet.Networks(), prefixes("192.168.7.0/24")), prefixes("21.0.113.2/32")...))
 	packet := func(dst string, proto byte, port uint16, words byte) []byte {
@@ -78,8 +78,7 @@ func TestTapFilter(t *testing.T) {
 	}
 }
 
-// TestLauncherThread: sandboxes are started from a thread that can end, whatever thread New was
-// called on.
+// TestLauncherThread: the launcher is never the main thread, which could not end.
 func TestLauncherThread(t *testing.T) {
 	for range 50 {
 		l, err := newLauncher(false)

@@ -7,47 +7,45 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 	"mcp-code-sandbox/internal/wire"
 )
 
-// ahead is Python that can be started before its code is there. In the code, booted says whether it
-// was.
-const ahead = `
+// program is Python that can be started before its code is there. The code finds in prestarted
+// whether it was.
+const program = `
 import json, os, sys
-file, booted = sys.argv[1], not os.path.exists(sys.argv[1])
-if booted:
+file, prestarted = sys.argv[1], not os.path.exists(sys.argv[1])
+if prestarted:
     %s
     os.write(0, b"ready\n")
     text = b""
     while part := os.read(0, 1 << 16): text += part
-    told = json.loads(text)
+    request = json.loads(text)
     os.write(0, b"taken\n")
     os.close(0)
     os.open("/dev/null", os.O_RDONLY)
     os.environ.clear()
-    os.environ.update(told["env"])
-    file = told["file"]
+    os.environ.update(request["env"])
+    file = request["file"]
 exec(open(file).read())
 `
 
-// bootable is a run by ahead; first is what that does before it is ready.
-func bootable(first, code string) wire.Run {
+// prestartable is a run of program, which executes first before it is ready.
+func prestartable(first, code string) wire.Run {
 	return wire.Run{
-		Argv: []string{"/usr/bin/python3", "-I", "-c", fmt.Sprintf(ahead, first), "{file}"}, File: "ahead.py", Code: []byte(code),
+		Argv: []string{"/usr/bin/python3", "-I", "-c", fmt.Sprintf(program, first), "{file}"}, File: "program.py", Code: []byte(code),
 		Prestart: &wire.Prestart{Env: map[string]string{"OWN": "1"}, Reads: []string{"EARLY_"}},
 	}
 }
 
-// waitingPrograms lists those that wait for their code.
+// waitingPrograms lists the programs that wait for their code.
 func waitingPrograms(t *testing.T, workspace string) (pids []int) {
 	t.Helper()
 	for _, pid := range processes(t, workspace) {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if strings.HasPrefix(string(cmdline), "/usr/bin/python3\x00") && strings.Contains(string(cmdline), "told = json.loads(text)") {
+		if strings.HasPrefix(string(cmdline), "/usr/bin/python3\x00") && strings.Contains(string(cmdline), "request = json.loads(text)") {
 			pids = append(pids, pid)
 		}
 	}
@@ -77,9 +75,9 @@ func parent(t *testing.T, pid int) (ppid int) {
 	return ppid
 }
 
-// TestBoot: a program that waits for the next run is confined as the run will be, has nothing of
-// the one before, is no run's neighbour, and can fail without anybody noticing.
-func TestBoot(t *testing.T) {
+// TestPrestartedProgram: a prestarted program is as confined as its run, has nothing of the run
+// before, runs beside no other, and may fail without consequences.
+func TestPrestartedProgram(t *testing.T) {
 	needRoot(t, "reads other users' /proc")
 	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
 	want := func(t *testing.T, r wire.Run, stdout string) {
@@ -88,10 +86,10 @@ func TestBoot(t *testing.T) {
 			t.Errorf("%+v %s%s, want %s", res.Exit, res.Stdout, res.Stderr, stdout)
 		}
 	}
-	const whether = "print(booted)"
+	const whether = "print(prestarted)"
 
 	t.Run("confined and clean", func(t *testing.T) {
-		r := bootable("pass", "open('/tmp/left', 'w') # s3cr3t")
+		r := prestartable("pass", "open('/tmp/left', 'w') # s3cr3t")
 		r.Env = map[string]string{"OWN": "1", "MINE": "s3cr3t"}
 		want(t, r, "")
 		pid := awaitWaiting(t, b.Workspace)
@@ -113,7 +111,7 @@ func TestBoot(t *testing.T) {
 			}
 		}
 		if score, _ := os.ReadFile(proc + "oom_score_adj"); string(score) != "1000\n" {
-			t.Errorf("when memory runs out, it is worth %s", score)
+			t.Errorf("oom_score_adj is %s", score)
 		}
 		if files, err := os.ReadDir(proc + "root/tmp"); err != nil || len(files) > 0 {
 			t.Errorf("its /tmp: %v, %v", files, err)
@@ -124,24 +122,24 @@ func TestBoot(t *testing.T) {
 				t.Errorf("descriptor %s is %s", filepath.Base(fd), to)
 			}
 		}
-		r = bootable("pass", "import resource\nprint(booted, os.environ.get('OWN'), os.environ.get('NEW'), 'HOME' in os.environ, resource.getrlimit(resource.RLIMIT_FSIZE)[1], os.path.exists('/tmp/left'), os.listdir('/proc/self/fd')[:3])")
+		r = prestartable("pass", "import resource\nprint(prestarted, os.environ.get('OWN'), os.environ.get('NEW'), 'HOME' in os.environ, resource.getrlimit(resource.RLIMIT_FSIZE)[1], os.path.exists('/tmp/left'), os.listdir('/proc/self/fd')[:3])")
 		r.Env = map[string]string{"NEW": "2"}
 		r.Limits.FileBytes = 5000
 		want(t, r, "True None 2 True 5000 False ['0', '1', '2']\n")
 	})
 	t.Run("another name", func(t *testing.T) {
 		awaitWaiting(t, b.Workspace)
-		r := bootable("pass", "print(booted, file[:11], file[-4:])")
+		r := prestartable("pass", "print(prestarted, file[:11], file[-4:])")
 		r.File = "named.txt"
 		want(t, r, "True /tmp/named- .txt\n")
 	})
 	t.Run("variables that are read early", func(t *testing.T) {
 		pid := awaitWaiting(t, b.Workspace)
-		r := bootable("pass", whether)
+		r := prestartable("pass", whether)
 		r.Env = map[string]string{"EARLY_X": "1"}
 		want(t, r, "False\n")
 		if pids := waitingPrograms(t, b.Workspace); len(pids) > 0 && pids[0] == pid {
-			t.Error("it waits on")
+			t.Error("it still waits")
 		}
 	})
 	t.Run("another program", func(t *testing.T) {
@@ -151,11 +149,11 @@ func TestBoot(t *testing.T) {
 		if pids := waitingPrograms(t, b.Workspace); len(pids) > 0 {
 			t.Errorf("%v wait beside a run; %d did before it", pids, pid)
 		}
-		want(t, bootable("pass", whether), "False\n")
-		want(t, bootable("pass", whether), "False\n") // the other run is still going on
+		want(t, prestartable("pass", whether), "False\n")
+		want(t, prestartable("pass", whether), "False\n") // the other run is still going on
 		run.Send(t, wire.TypeKill)
 		run.Wait(t)
-		want(t, bootable("pass", ""), "")
+		want(t, prestartable("pass", ""), "")
 	})
 
 	for name, first := range map[string]string{
@@ -164,28 +162,18 @@ func TestBoot(t *testing.T) {
 		"ends when it is ready": "os.write(0, b'ready\\n'); os._exit(1)",
 	} {
 		t.Run(name, func(t *testing.T) {
-			b.Run(t, bootable(first, ""))
-			want(t, bootable(first, whether), "False\n")
-			want(t, bootable(first, whether), "False\n")
+			b.Run(t, prestartable(first, ""))
+			want(t, prestartable(first, whether), "False\n")
+			want(t, prestartable(first, whether), "False\n")
 		})
 	}
 	t.Run("killed", func(t *testing.T) {
 		const loud = "print('loud', flush=True); print('loud', file=sys.stderr, flush=True)"
-		b.Run(t, bootable("pass", "")) // in the place of what has failed
-		b.Run(t, bootable(loud, ""))
+		b.Run(t, prestartable("pass", "")) // replaces the one that failed
+		b.Run(t, prestartable(loud, ""))
 		pid := awaitWaiting(t, b.Workspace)
-		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer unix.Close(fd)
-		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000); n != 1 {
-			t.Fatalf("it does not die: %v", err)
-		}
-		want(t, bootable(loud, whether), "False\n")
+		killed(t, pid, pid)
+		want(t, prestartable(loud, whether), "False\n")
 	})
 	if err := b.Close(t.Context()); err != nil {
 		t.Fatal(err)
