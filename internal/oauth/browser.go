@@ -114,24 +114,36 @@ func (s *Server) visit(r *http.Request) (visit, error) {
 		return v, err
 	}
 	if session.Caller != localCaller {
-		v.user, err = s.store.GetUser(ctx, session.Caller)
-		if errors.Is(err, store.ErrNotFound) || err == nil && (s.login == nil || !s.allow.email(v.user.Email)) {
-			v.user = store.User{}
+		u, err := s.sessionUser(ctx, session.Caller)
+		if errors.Is(err, errNotVouched) {
 			return v, nil
 		}
 		if err != nil {
 			return v, err
 		}
-		if err := s.vouched(ctx, v.user); err != nil {
-			if !errors.Is(err, errNotVouched) {
-				s.log.Error("user has to log in again: the login provider cannot be asked", "user", v.user.Email, "error", err)
-			}
-			v.user = store.User{}
-			return v, nil
-		}
+		v.user = u
 	}
 	v.session, v.caller = session.ID, session.Caller
 	return v, nil
+}
+
+// sessionUser returns a user who may stay logged in. It returns errNotVouched if the user has to
+// log in again.
+func (s *Server) sessionUser(ctx context.Context, caller string) (store.User, error) {
+	u, err := s.store.GetUser(ctx, caller)
+	if errors.Is(err, store.ErrNotFound) || err == nil && (s.login == nil || !s.allow.email(u.Email)) {
+		return u, errNotVouched
+	}
+	if err != nil {
+		return u, err
+	}
+	if err := s.vouched(ctx, u); err != nil {
+		if !errors.Is(err, errNotVouched) {
+			s.log.Error("user has to log in again: the login provider cannot be asked", "user", u.Email, "error", err)
+		}
+		return u, errNotVouched
+	}
+	return u, nil
 }
 
 // browserSession finds the session of a cookie: a user's, or that of the current API token's

@@ -33,13 +33,7 @@ func Load(dir, name string) (v Value, made bool, err error) {
 	}
 	defer os.Remove(tmp.Name())
 	_, err = tmp.WriteString(text + "\n")
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if cerr := tmp.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
 		return Value{}, false, fmt.Errorf("create key %s: %w", name, err)
 	}
 	switch err := os.Link(tmp.Name(), path); {
@@ -65,10 +59,7 @@ func create(path, text string) (Value, bool, error) {
 		return Value{}, false, fmt.Errorf("create key: %w", err)
 	}
 	_, err = f.WriteString(text + "\n")
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
+	if err := errors.Join(err, f.Close()); err != nil {
 		return Value{}, false, fmt.Errorf("create key: %w", err)
 	}
 	return New(text), true, nil
