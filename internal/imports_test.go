@@ -17,7 +17,7 @@ var layers = [][]string{
 	{"internal/netguard", "internal/cgroup", "internal/agent/confine"},
 	{"internal/agent/runinit"},
 	{"internal/agent/prestart"},
-	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor", "internal/backend/docker/dockertest", "internal/backend/agentless", "internal/pool"},
+	{"internal/agent", "internal/runner", "internal/sandbox/sandboxtest", "internal/doctor", "internal/backend/docker/dockertest", "internal/backend/agentless", "internal/backend/probe", "internal/pool"},
 	{"internal/backend/jail", "internal/backend/wrapper", "internal/backend/docker"},
 	{"internal/executiontoken", "internal/credential"},
 	{"internal/proxy"},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -381,13 +382,7 @@ func (r refusing) Reap(context.Context, func(instance string) bool) error       
 func (r refusing) Close()                                                       {}
 
 func (r refusing) Probe(context.Context) []sandbox.Check {
-	c := sandbox.Check{Name: "backend", Status: sandbox.Fail, Detail: r.err.Error(), Fix: "see above"}
-	var known *sandbox.Error
-	if errors.As(r.err, &known) {
-		c.Detail = known.Op + ": " + known.Err.Error()
-		if known.Fix != "" {
-			c.Fix = known.Fix
-		}
-	}
+	c := sandbox.Failure("backend", r.err)
+	c.Fix = cmp.Or(c.Fix, "see above")
 	return []sandbox.Check{c}
 }

@@ -163,7 +163,7 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_TRUSTED_PROXIES", "10.1.2.3/0", "trusts everybody"},
 		{"SANDBOX_TRUSTED_PROXIES", "::/0", "trusts everybody"},
 		{"SANDBOX_TRUSTED_PROXIES", "::ffff:0:0/96", "trusts everybody"},
-		{"SANDBOX_IMAGES", "runner-python, ", "not the name of an image"},
+		{"SANDBOX_IMAGES", "runner-python, ", "not a valid image name"},
 		{"SANDBOX_RESULT_MEMORY", "100000GB", "half"},
 		{"SANDBOX_CPU_LIMIT", "0", "0.05"},
 		{"SANDBOX_PIDS_LIMIT", "1", "32"},

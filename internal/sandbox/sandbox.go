@@ -1,47 +1,49 @@
 // Package sandbox is the contract between the program and a way to isolate code.
 //
-// A backend (bubblewrap jail, Docker, ...) implements [Backend]: it starts sandboxes. The agent inside each
-// sandbox does everything else. A backend that can do more implements [Preparer], [Prober] or [Reaper],
-// and its sandboxes may implement [Meter] and [Weigher].
+// A backend (bubblewrap jail, Docker, ...) implements [Backend]: it starts sandboxes. The agent
+// inside each sandbox does everything else. A backend that can do more implements [Preparer],
+// [Prober] or [Reaper], and its sandboxes may implement [Meter] and [Weigher].
 //
 // The package knows no MCP, no HTTP and no sessions. It imports only the standard library.
 package sandbox
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 )
 
 // Backend starts sandboxes. It is safe for concurrent use.
 type Backend interface {
-	// Start returns when the agent inside is ready: its hello has been read and checked.
-	// Cancelling ctx aborts the start. It has no effect on a sandbox that was returned.
+	// Start returns when the agent inside is ready: its hello has been read and checked. Cancelling
+	// ctx aborts the start. It has no effect on a sandbox that was returned.
 	//
-	// On error nothing is left behind: no process, mount, cgroup, container or directory.
-	// Errors that a person can fix are of type *Error.
+	// On error nothing is left behind: no process, mount, cgroup, container or directory. Errors
+	// that a person can fix are of type *Error.
 	Start(ctx context.Context, spec Spec) (Sandbox, error)
 }
 
 // Preparer is implemented by backends that can start a sandbox before its workspace is known.
 type Preparer interface {
-	// Prepare is Start for a Spec without a Workspace. A backend makes what sandboxes of one kind share,
-	// such as shared zygotes, when it first prepares or starts one.
-	// The error is errors.ErrUnsupported if Prepare will never succeed here.
+	// Prepare is Start for a Spec without a Workspace. A backend makes what sandboxes of one kind
+	// share, such as shared zygotes, when it first prepares or starts one. The error is
+	// errors.ErrUnsupported if Prepare will never succeed here.
 	Prepare(ctx context.Context, spec Spec) (Prepared, error)
 }
 
 // Prober is implemented by backends that can check whether they work on this machine.
 type Prober interface {
-	// Probe starts a sandbox and reports on each part of the start.
-	// Code can run if no Check has failed.
+	// Probe starts a sandbox and reports on each part of the start. Code can run if no Check has
+	// failed.
 	Probe(ctx context.Context) []Check
 }
 
 // Reaper is implemented by backends whose sandboxes can leave traces when the server is killed.
 type Reaper interface {
-	// Reap removes what dead instances of this installation left: all that belongs to an instance for
-	// which alive returns false. It never touches what a live instance uses, nor another installation.
+	// Reap removes what dead instances of this installation left: all that belongs to an instance
+	// for which alive returns false. It never touches what a live instance uses, nor another
+	// installation.
 	Reap(ctx context.Context, alive func(instance string) bool) error
 }
 
@@ -55,8 +57,8 @@ type Sandbox interface {
 	// Wait blocks until the sandbox has ended and nothing of it is left, and reports why it ended.
 	// It returns an error only if ctx is done.
 	Wait(ctx context.Context) (Exit, error)
-	// Close kills everything inside, unblocks Conn and Wait, and returns when nothing is left.
-	// It is idempotent.
+	// Close kills everything inside, unblocks Conn and Wait, and returns when nothing is left. It
+	// is idempotent.
 	Close(ctx context.Context) error
 }
 
@@ -70,11 +72,11 @@ type Prepared interface {
 
 // Meter is implemented by sandboxes that the server can measure from outside.
 type Meter interface {
-	// Usage returns the totals so far. A session compares two of them to tell a process that
-	// was killed at the memory limit from one that was killed by any other SIGKILL.
+	// Usage returns the totals so far. A session compares two of them to tell a process that was
+	// killed at the memory limit from one that was killed by any other SIGKILL.
 	Usage() (Usage, error)
-	// Held measures the deleted files that processes inside keep open.
-	// The error is errors.ErrUnsupported if only the agent can tell.
+	// Held measures the deleted files that processes inside keep open. The error is
+	// errors.ErrUnsupported if only the agent can tell.
 	Held() (Held, error)
 }
 
@@ -83,7 +85,8 @@ type Meter interface {
 type Weigher interface {
 	// CPUTime returns the CPU time that all processes of the sandbox have used.
 	CPUTime() (time.Duration, error)
-	// Weigh sets the sandbox's weight relative to others: 1 is the weight of a new sandbox, 0 the lowest.
+	// Weigh sets the sandbox's weight relative to others: 1 is the weight of a new sandbox, 0 the
+	// lowest.
 	Weigh(share float64) error
 	// Forking counts the running processes that have a child and whose parent is running, too.
 	Forking() (int, error)
@@ -116,8 +119,8 @@ func WorkspacePaths() []string { return []string{WorkspaceDir, "/mnt/data", "/wo
 // ForwardAddr is where a process inside reaches the server, if Spec.Forward is set.
 const ForwardAddr = "127.0.0.1:8099"
 
-// Zygote describes an interpreter that imports libraries once and forks a process for each run.
-// It has the fields of wire.Zygote.
+// Zygote describes an interpreter that imports libraries once and forks a process for each run. It
+// has the fields of wire.Zygote.
 type Zygote struct {
 	Name    string
 	Argv    []string // the path of Source is appended
@@ -150,8 +153,8 @@ type Exit struct {
 	Detail string // one line for the log, such as bubblewrap's last message
 }
 
-// Cause is the machine-readable reason why something ended other than by its own exit.
-// It is empty if it exited by itself.
+// Cause is the machine-readable reason why something ended other than by its own exit. It is empty
+// if it exited by itself.
 type Cause string
 
 // The causes appear verbatim in results.
@@ -174,8 +177,8 @@ type Usage struct {
 	PIDsRefused uint64 // forks refused at the process limit
 }
 
-// Held is the disk space of files in the workspace's file system that are deleted but still open inside
-// a sandbox. Walking the directory tree does not find them.
+// Held is the disk space of files in the workspace's file system that are deleted but still open
+// inside a sandbox. Walking the directory tree does not find them.
 type Held struct {
 	Bytes int64
 	// Hidden reports that there may be more: in a process that cannot be inspected, in a mapping,
@@ -220,3 +223,12 @@ const (
 	Warn
 	Fail
 )
+
+// Failure returns the failed Check of an error.
+func Failure(name string, err error) Check {
+	c := Check{Name: name, Status: Fail, Detail: err.Error()}
+	if known := (*Error)(nil); errors.As(err, &known) {
+		c.Detail, c.Fix = known.Op+": "+known.Err.Error(), known.Fix
+	}
+	return c
+}

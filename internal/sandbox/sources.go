@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// Sources are what mounts have shown at one moment; nil what was not there. A runner that is installed anew is another directory in
-// the place of the old one, which a sandbox that is there would go on to see, with nothing left in it.
+// Sources are what mounts have shown at one moment; nil what was not there. A runner that is
+// installed anew is another directory in the place of the old one, which a sandbox that is there
+// would go on to see, with nothing left in it.
 type Sources []fs.FileInfo
 
 // SourcesOf returns what mounts would show now.

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Tail keeps the last TailBytes written to it: what a process had to say when it ended, for Exit.Detail. The zero value is
-// ready; it is safe for concurrent use.
+// Tail keeps the last TailBytes written to it: what a process had to say when it ended, for
+// Exit.Detail. The zero value is ready; it is safe for concurrent use.
 type Tail struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

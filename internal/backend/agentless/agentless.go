@@ -1,6 +1,6 @@
-// Package agentless runs code in environments without an agent, such as plain images and wrappers, which take
-// code on their standard input. It speaks the agent's side of the wire protocol for them, over a pipe
-// within the server, so sessions cannot tell the difference.
+// Package agentless runs code in environments without an agent, such as plain images and wrappers,
+// which take code on their standard input. It speaks the agent's side of the wire protocol for
+// them, over a pipe within the server, so sessions cannot tell the difference.
 //
 // The package knows no engine and no process: an [Environment] starts and ends the programs.
 package agentless
@@ -18,10 +18,11 @@ import (
 
 // Environment executes runs. Its methods are safe for concurrent use.
 type Environment interface {
-	// Run executes one run and returns how it ended. When ctx is done, the sandbox ends and Run returns soon.
+	// Run executes one run and returns how it ended. When ctx is done, the sandbox ends and Run
+	// returns soon.
 	//
-	// A *Refused error says that no code was executed. After any other error nobody knows whether the code
-	// was executed: the sandbox is lost.
+	// A *Refused error says that no code was executed. After any other error nobody knows whether
+	// the code was executed: the sandbox is lost.
 	Run(ctx context.Context, r *Run) (wire.Exit, error)
 	// Usage returns the totals of all runs.
 	Usage() sandbox.Usage
@@ -45,11 +46,12 @@ type Run struct {
 	stop    context.Context
 }
 
-// OnStop calls kill when the server wants the run to end, or the sandbox ends, unless release is called
-// before. An interrupt kills, too: what the program would make of another signal is unknown.
+// OnStop calls kill when the server wants the run to end, or the sandbox ends, unless release is
+// called before. An interrupt kills, too: what the program would make of another signal is unknown.
 func (r *Run) OnStop(kill func()) (release func() bool) { return context.AfterFunc(r.stop, kill) }
 
-// Background calls f in a goroutine, which may outlive the run. The sandbox has not ended before f returns.
+// Background calls f in a goroutine, which may outlive the run. The sandbox has not ended before f
+// returns.
 func (r *Run) Background(f func()) { r.sandbox.work.Go(f) }
 
 // Sandbox is a session's place in an environment without an agent.
@@ -76,7 +78,8 @@ var (
 	_ sandbox.Meter   = (*Sandbox)(nil)
 )
 
-// Start returns a sandbox in env, all of whose runs end when ctx is done. It starts no program: a run does.
+// Start returns a sandbox in env, all of whose runs end when ctx is done. It starts no program: a
+// run does.
 func Start(ctx context.Context, id string, env Environment) *Sandbox {
 	near, far := net.Pipe()
 	s := &Sandbox{id: id, env: env, far: far, ended: make(chan struct{}), exit: sandbox.Exit{Cause: sandbox.CauseKilled}}

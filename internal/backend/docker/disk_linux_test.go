@@ -14,8 +14,9 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestFullDisk: without space on the engine's disk a start fails, says why and leaves nothing; what runs goes on; with space
-// again all is well. A full disk of the workspace is the program's own trouble.
+// TestFullDisk: without space on the engine's disk a start fails, says why and leaves nothing; what
+// runs goes on; with space again all is well. A full disk of the workspace is the program's own
+// trouble.
 func TestFullDisk(t *testing.T) {
 	e := startEngine(t, `
 for name in data small; do

@@ -12,7 +12,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// envHost names the engine to test with. It is not DOCKER_HOST, lest a test by accident use somebody's own.
+// envHost names the engine to test with. It is not DOCKER_HOST, lest a test by accident use
+// somebody's own.
 const envHost = "SANDBOX_TEST_DOCKER_HOST"
 
 // engineHost is the address of the engine, or the end of the test.
@@ -71,7 +72,8 @@ func config(t *testing.T, root string, change ...func(*docker.Config)) docker.Co
 	return cfg
 }
 
-// imageID finds the image of a language that the engine has for the agent, or one that takes code on its stdin.
+// imageID finds the image of a language that the engine has for the agent, or one that takes code
+// on its stdin.
 func imageID(t *testing.T, b *docker.Backend, language string) string {
 	t.Helper()
 	set, _, problems, err := b.Runners(t.Context())

@@ -80,7 +80,8 @@ func startEngine(t *testing.T, setup string, flags ...string) *ownEngine {
 	return e
 }
 
-// start starts the engine and waits until it answers. Its mounts are in a namespace that ends with it.
+// start starts the engine and waits until it answers. Its mounts are in a namespace that ends with
+// it.
 func (e *ownEngine) start(t *testing.T) {
 	t.Helper()
 	script := e.setup + "\nexec \"$@\""
@@ -202,7 +203,8 @@ func TestEngineRestarts(t *testing.T) {
 	eventually(t, "only the new container to be left", func() bool { return len(containers(t, c, inst)) == 1 })
 }
 
-// TestMappedUsers: on an engine with userns-remap the workspace is the mapped user's, and nobody else's.
+// TestMappedUsers: on an engine with userns-remap the workspace is the mapped user's, and nobody
+// else's.
 func TestMappedUsers(t *testing.T) {
 	dir, err := os.MkdirTemp("", "dtm-")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// explain turns an engine's failure into an error that says what to do. A done ctx is told as such, with its cause.
+// explain adds advice to an engine's error. If ctx is done, it returns the cause instead.
 func (b *Backend) explain(ctx context.Context, op string, err error) error {
 	if err == nil {
 		return nil
@@ -21,39 +21,47 @@ func (b *Backend) explain(ctx context.Context, op string, err error) error {
 	cause := context.Cause(ctx)
 	switch {
 	case cause != nil && !errors.Is(cause, errHangs):
-		return cause // somebody's wish
+		return cause // the caller no longer wants it
 	case cause != nil:
-		return &sandbox.Error{Op: op, Err: cause, Fix: "see whether the engine is well: docker info; restart it if that hangs"}
+		return &sandbox.Error{Op: op, Err: cause, Fix: "check the engine with docker info; restart it if that hangs"}
 	}
-	var known *sandbox.Error
-	if errors.As(err, &known) {
+	if known := (*sandbox.Error)(nil); errors.As(err, &known) {
 		return err
 	}
-	text := err.Error()
-	fix := ""
-	switch {
-	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EACCES) || strings.Contains(text, "permission denied while trying to connect"):
-		fix = "let this user use the engine: sudo usermod -aG docker $USER, then log in anew; or use a rootless engine"
-	case b.unreachable(err):
+	if b.unreachable(err) {
 		b.forget()
-		fix = "start the engine (systemctl start docker), or set DOCKER_HOST to its address"
-	case strings.Contains(text, "client version") && strings.Contains(text, "is too new"):
-		fix = "update the engine: Docker 20.10 or newer"
-	case strings.Contains(text, "no space left on device"):
-		fix = "free disk space on the engine's machine: docker system prune, docker image prune"
-	case cerrdefs.IsNotFound(err) && strings.Contains(strings.ToLower(text), "no such image"):
-		fix = "build it again: make images; a running server sees new images by itself"
-	case strings.Contains(text, "invalid mount config") && strings.Contains(text, "permission denied"):
-		fix = "the engine's user cannot reach SANDBOX_ROOT: run the server as the user whose engine it is"
-	case strings.Contains(text, "bind source path does not exist"), strings.Contains(text, "Mounts denied"), strings.Contains(text, "not shared"):
-		fix = "the engine cannot see SANDBOX_ROOT: if the server is in a container, set SANDBOX_HOST_PATH to the host's path of it; on Docker Desktop, share it (Settings, Resources, File sharing)"
-	case strings.Contains(strings.ToLower(text), "unknown runtime"), strings.Contains(text, "unknown or invalid runtime"):
-		fix = "set SANDBOX_DOCKER_RUNTIME to a runtime that docker info lists, or unset it"
 	}
-	return &sandbox.Error{Op: op, Err: err, Fix: fix}
+	return &sandbox.Error{Op: op, Err: err, Fix: b.advice(err)}
 }
 
-// unreachable says whether there was nobody to ask.
+// advice returns what to do about an error. Where the engine describes a failure only in words, the
+// words choose the advice. They never decide what the program does.
+func (b *Backend) advice(err error) string {
+	text := strings.ToLower(err.Error())
+	has := func(words string) bool { return strings.Contains(text, words) }
+	switch {
+	case errors.Is(err, fs.ErrPermission), has("permission denied while trying to connect"):
+		return "let this user use the engine: sudo usermod -aG docker $USER, then log in again; or use a rootless engine"
+	case b.unreachable(err):
+		return "start the engine (systemctl start docker), or set DOCKER_HOST to its address"
+	case has("client version") && has("is too new"):
+		return "update the engine: Docker 20.10 or newer"
+	case has("no space left on device"):
+		return "free disk space on the engine's machine: docker system prune, docker image prune"
+	case cerrdefs.IsNotFound(err) && has("no such image"):
+		return "build it again: make images; a running server sees new images by itself"
+	case has("invalid mount config") && has("permission denied"):
+		return "the engine's user cannot reach SANDBOX_ROOT: run the server as the user whose engine it is"
+	case has("bind source path does not exist"), has("mounts denied"), has("not shared"):
+		return "the engine cannot see SANDBOX_ROOT: if the server is in a container, set SANDBOX_HOST_PATH to the host's " +
+			"path of it; on Docker Desktop, share it (Settings, Resources, File sharing)"
+	case has("unknown runtime"), has("unknown or invalid runtime"):
+		return "set SANDBOX_DOCKER_RUNTIME to a runtime that docker info lists, or unset it"
+	}
+	return ""
+}
+
+// unreachable reports whether the engine did not get the request.
 func (b *Backend) unreachable(err error) bool {
 	for _, e := range []error{syscall.ECONNREFUSED, syscall.ENOENT, syscall.ECONNRESET, syscall.EPIPE, fs.ErrNotExist} {
 		if errors.Is(err, e) {
@@ -61,11 +69,4 @@ func (b *Backend) unreachable(err error) bool {
 		}
 	}
 	return client.IsErrConnectionFailed(err) || cerrdefs.IsUnavailable(err)
-}
-
-// forget makes the next start ask the engine again what it is: it may come back as another one.
-func (b *Backend) forget() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.engine = nil
 }

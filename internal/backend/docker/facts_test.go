@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestFacts: who code may be, and what limits it, follow from what an engine says of itself, each in its own words.
+// TestFacts: who code may be, and what limits it, follow from what an engine says of itself, each
+// in its own words.
 func TestFacts(t *testing.T) {
 	const (
 		docker = `{"Components":[{"Name":"Engine","Version":"20.10.24"}]}`

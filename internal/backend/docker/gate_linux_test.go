@@ -11,7 +11,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// gate stands between a backend and the engine, so that a test can make the engine hang, go away and come back.
+// gate stands between a backend and the engine, so that a test can make the engine hang, go away
+// and come back.
 type gate struct {
 	Host string
 

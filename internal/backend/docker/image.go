@@ -27,21 +27,21 @@ const (
 	protocolAgent = "agent"
 )
 
-// image is what a start must know of an image.
+// image is what a start must know about an image.
 type image struct {
 	ID      string
 	agent   bool
 	goarch  string
-	volumes []string // that the image declares
+	volumes []string // declared by the image
 	labels  map[string]string
 	tags    []string
-	digests []string // name@sha256:…, of registries
+	digests []string // name@sha256:…, from registries
 	created time.Time
 }
 
-// Runners lists the images on the engine that are runners, as runners. notes are for the log.
+// Runners implements runner.Catalogue: the runners are labelled images on the engine.
 func (b *Backend) Runners(ctx context.Context) (set runner.Set, notes []string, problems []runner.Problem, err error) {
-	own := false
+	hasOwn := false
 	found, err := b.labelled(ctx)
 	if err != nil {
 		return nil, nil, nil, err
@@ -53,7 +53,7 @@ func (b *Backend) Runners(ctx context.Context) (set runner.Set, notes []string, 
 	for _, img := range found {
 		described := img.describe(img.labels[labelLanguage], false)
 		described.Listed = len(b.cfg.Images) > 0
-		own = own || img.agent && described.Bundled()
+		hasOwn = hasOwn || img.agent && described.Bundled()
 		images = append(images, described)
 	}
 	if b.cfg.Image != "" {
@@ -61,7 +61,8 @@ func (b *Backend) Runners(ctx context.Context) (set runner.Set, notes []string, 
 		switch {
 		case cerrdefs.IsNotFound(err):
 			problems = append(problems, runner.Problem{
-				Runner: "python", Problem: "the image of SANDBOX_IMAGE, " + b.cfg.Image + ", is not on the engine", Fix: "make images, or docker pull " + b.cfg.Image,
+				Runner: "python", Problem: "the image of SANDBOX_IMAGE, " + b.cfg.Image + ", is not on the engine",
+				Fix: "make images, or docker pull " + b.cfg.Image,
 			})
 		case err != nil:
 			return nil, nil, nil, err
@@ -73,13 +74,13 @@ func (b *Backend) Runners(ctx context.Context) (set runner.Set, notes []string, 
 		}
 	}
 	b.mu.Lock()
-	b.images, b.own = found, own
+	b.images, b.hasOwn = found, hasOwn
 	b.mu.Unlock()
 	set, notes, more := runner.FromImages(images)
 	return set, notes, append(problems, more...), nil
 }
 
-// narrow keeps the images that Config.Images lists, and says which entries match nothing.
+// narrow keeps the images that Config.Images lists, and reports entries that match none.
 func (b *Backend) narrow(ctx context.Context, found map[string]image) (map[string]image, []runner.Problem, error) {
 	if len(b.cfg.Images) == 0 {
 		return found, nil, nil
@@ -87,23 +88,27 @@ func (b *Backend) narrow(ctx context.Context, found map[string]image) (map[strin
 	kept := map[string]image{}
 	var problems []runner.Problem
 	for _, entry := range b.cfg.Images {
-		w, err := parseImage(entry)
+		ref, err := parseImage(entry)
 		if err != nil {
 			return nil, nil, fmt.Errorf("SANDBOX_IMAGES: %q: %w", entry, err)
 		}
 		matched := false
 		for id, img := range found {
-			if w.matches(img) {
+			if ref.matches(img) {
 				kept[id], matched = img, true
 			}
 		}
 		if matched {
 			continue
 		}
-		p := runner.Problem{Runner: "images", Problem: "SANDBOX_IMAGES has " + entry + ", which is not on the engine", Fix: "make images, or docker pull " + entry}
+		p := runner.Problem{
+			Runner: "images", Problem: "SANDBOX_IMAGES has " + entry + ", which is not on the engine",
+			Fix: "make images, or docker pull " + entry,
+		}
 		switch _, err := b.inspect(ctx, entry); {
 		case err == nil:
-			p.Problem, p.Fix = "SANDBOX_IMAGES has "+entry+", which is not labelled as a runner", "build it with the labels sandbox.runner=true and sandbox.language"
+			p.Problem = "SANDBOX_IMAGES has " + entry + ", which is not labelled as a runner"
+			p.Fix = "build it with the labels sandbox.runner=true and sandbox.language"
 		case !cerrdefs.IsNotFound(err):
 			return nil, nil, err
 		}
@@ -112,16 +117,18 @@ func (b *Backend) narrow(ctx context.Context, found map[string]image) (map[strin
 	return kept, problems, nil
 }
 
-// HasOwn reports whether Runners has last found an image of this project's own: one with its name and with the agent's label.
+// HasOwn reports whether the last Runners found an image of this project: one with its name and the
+// agent's label.
 func (b *Backend) HasOwn() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.own
+	return b.hasOwn
 }
 
 func (i image) describe(language string, chosen bool) runner.Image {
 	out := runner.Image{
-		ID: i.ID, Tags: i.tags, Language: language, Agent: i.agent, Version: i.labels[labelInterpreter], Created: i.created, Chosen: chosen,
+		ID: i.ID, Tags: i.tags, Language: language, Agent: i.agent, Version: i.labels[labelInterpreter],
+		Created: i.created, Chosen: chosen,
 	}
 	if l := i.labels[labelLibraries]; l != "" {
 		out.Libraries = strings.Split(l, ",")
@@ -129,7 +136,7 @@ func (i image) describe(language string, chosen bool) runner.Image {
 	return out
 }
 
-// labelled looks at every image with contract 1's label. What is known of an image by its id does not change.
+// labelled returns the images with contract 1's label, by id.
 func (b *Backend) labelled(ctx context.Context) (map[string]image, error) {
 	lctx, cancel := timeout(ctx, callTimeout)
 	defer cancel()
@@ -141,12 +148,12 @@ func (b *Backend) labelled(ctx context.Context) (map[string]image, error) {
 	for _, summary := range list.Items {
 		img, err := b.inspect(ctx, summary.ID)
 		if cerrdefs.IsNotFound(err) {
-			continue // removed in between
+			continue // removed meanwhile
 		}
 		if err != nil {
 			return nil, err
 		}
-		if len(img.tags)+len(img.digests) > 0 || len(b.cfg.Images) > 0 { // another is what an earlier build has left
+		if len(img.tags)+len(img.digests) > 0 || len(b.cfg.Images) > 0 { // otherwise an earlier build left it
 			found[img.ID] = img
 		}
 	}
@@ -161,10 +168,10 @@ func (b *Backend) inspect(ctx context.Context, ref string) (image, error) {
 		return image{}, err
 	}
 	if err != nil {
-		return image{}, b.explain(ctx, "look at the image "+ref, err)
+		return image{}, b.explain(ctx, "inspect the image "+ref, err)
 	}
 	img := image{ID: res.ID, goarch: goarch(res.Architecture)}
-	img.created, _ = time.Parse(time.RFC3339Nano, res.Created) // without one it is the oldest
+	img.created, _ = time.Parse(time.RFC3339Nano, res.Created) // if invalid, it counts as the oldest
 	for _, tag := range res.RepoTags {
 		if tag != "<none>:<none>" {
 			img.tags = append(img.tags, shortName(tag))
@@ -183,7 +190,7 @@ func (b *Backend) inspect(ctx context.Context, ref string) (image, error) {
 	return img, nil
 }
 
-// image returns what is known of an image, and asks the engine only about one that discovery has not seen.
+// image returns a known image. It asks the engine only about one that Runners has not seen.
 func (b *Backend) image(ctx context.Context, id string) (image, error) {
 	b.mu.Lock()
 	img, ok := b.images[id]
@@ -192,11 +199,16 @@ func (b *Backend) image(ctx context.Context, id string) (image, error) {
 		return img, nil
 	}
 	if id == "" {
-		return image{}, &sandbox.Error{Op: "choose an image", Err: errors.New("this runner has none"), Fix: "build the images: make images"}
+		return image{}, &sandbox.Error{
+			Op: "choose an image", Err: errors.New("this runner has none"), Fix: "build the images: make images",
+		}
 	}
 	img, err := b.inspect(ctx, id)
 	if cerrdefs.IsNotFound(err) {
-		return image{}, &sandbox.Error{Op: "start a container", Err: fmt.Errorf("the image %s is gone", id), Fix: "build it again: make images; the server sees it by itself"}
+		return image{}, &sandbox.Error{
+			Op: "start a container", Err: fmt.Errorf("the image %s no longer exists", id),
+			Fix: "build it again: make images; the server sees it by itself",
+		}
 	}
 	if err != nil {
 		return image{}, err
@@ -207,10 +219,10 @@ func (b *Backend) image(ctx context.Context, id string) (image, error) {
 	return img, nil
 }
 
-// settle is how long images must not have changed before they are looked at: a build makes many events.
+// settle is how long images must not change before they are listed: a build causes many events.
 const settle = 250 * time.Millisecond
 
-// Watch calls changed when the images on the engine may have changed, and when an engine that was away is back, until ctx ends.
+// Watch implements runner.Catalogue. It also calls changed when an engine is available again.
 func (b *Backend) Watch(ctx context.Context, changed func()) {
 	wait := 500 * time.Millisecond
 	for {
@@ -228,12 +240,12 @@ func (b *Backend) Watch(ctx context.Context, changed func()) {
 	}
 }
 
-// watch follows the engine's events until they end.
+// watch follows the engine's events until the stream ends.
 func (b *Backend) watch(ctx context.Context, changed func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events := b.client.Events(ctx, client.EventsListOptions{Filters: make(client.Filters).Add("type", "image")})
-	// An engine that is back, or was never looked at: its answer is the event. Images that came before the stream are seen, too.
+	// The first answer counts as an event: images may have changed before the stream began.
 	var quiet <-chan time.Time
 	if _, err := b.client.Ping(ctx, client.PingOptions{}); err == nil {
 		quiet = time.After(settle)

@@ -204,7 +204,8 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestEngineHangs: a start, an end and a question do not wait for ever, and all is well when the engine is.
+// TestEngineHangs: a start, an end and a question do not wait for ever, and all is well when the
+// engine is.
 func TestEngineHangs(t *testing.T) {
 	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))
@@ -235,7 +236,8 @@ func TestEngineHangs(t *testing.T) {
 	sandboxtest.Start(t, h, sandbox.Spec{}).Alive(t)
 }
 
-// TestEngineAway: an engine that goes away loses the runs; one that comes back is used again, and cleaned.
+// TestEngineAway: an engine that goes away loses the runs; one that comes back is used again, and
+// cleaned.
 func TestEngineAway(t *testing.T) {
 	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))
@@ -331,7 +333,8 @@ func TestOrphans(t *testing.T) {
 	mine.Alive(t)
 }
 
-// TestServerDies: a server that is gone without a word takes its processes with it; the container waits to be removed.
+// TestServerDies: a server that is gone without a word takes its processes with it; the container
+// waits to be removed.
 func TestServerDies(t *testing.T) {
 	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))

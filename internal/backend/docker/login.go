@@ -14,11 +14,11 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// maxPasswd bounds how much of a list of accounts is read.
+// maxPasswd bounds how much of /etc/passwd is read.
 const maxPasswd = 16 << 20
 
-// checkUser warns where code is, outside its container, a user who can log in to this machine. It returns nothing where that
-// is not so, or cannot be known: the engine's machine is another one.
+// checkUser warns if code has, outside its container, the uid of a user who can log in to this
+// machine. It returns nothing if the engine's machine is another one.
 func (b *Backend) checkUser(e *engine) []sandbox.Check {
 	_, owner := e.user()
 	if owner.uid < 0 || e.mapped || e.rootless || !b.sharesMachine(e) {
@@ -35,8 +35,10 @@ func (b *Backend) checkUser(e *engine) []sandbox.Check {
 	}
 	return []sandbox.Check{{
 		Name: "user", Status: sandbox.Warn,
-		Detail: fmt.Sprintf("code in containers is uid %d, which on this machine is %s, who can log in: code that escapes has what that user has, also sudo", owner.uid, name),
-		Fix:    `map users: put "userns-remap": "default" into /etc/docker/daemon.json and restart the engine; then uids in containers are others outside, which own nothing (make images once more: the engine starts with none)`,
+		Detail: fmt.Sprintf("code in containers is uid %d, which on this machine is %s, who can log in: "+
+			"code that escapes has what that user has, also sudo", owner.uid, name),
+		Fix: `map users: put "userns-remap": "default" into /etc/docker/daemon.json and restart the engine; then uids in ` +
+			"containers are other ones outside, which own nothing (run make images again: the engine starts with none)",
 	}}
 }
 
@@ -46,15 +48,15 @@ func (b *Backend) sharesMachine(e *engine) bool {
 		return false
 	}
 	host, err := os.Hostname()
-	_, derr := os.Stat(e.dir) // not there in a container or beside a virtual machine
+	_, derr := os.Stat(e.dir) // it does not exist in a container or beside a virtual machine
 	return err == nil && host == e.machine && e.dir != "" && derr == nil
 }
 
-// noLogin are the programs that end a login at once.
+// noLogin lists shells that end a login at once.
 var noLogin = []string{"nologin", "false", "true", "sync", "halt", "shutdown"}
 
-// loginOf returns the name of the account with the uid that has a shell, of a list like /etc/passwd; empty: there is none.
-// Lines that are not accounts are left out.
+// loginOf returns the quoted name of the account in a passwd file that has the uid and a shell, or
+// "". It skips invalid lines.
 func loginOf(passwd io.Reader, uid int) string {
 	lines := bufio.NewScanner(io.LimitReader(passwd, maxPasswd))
 	lines.Buffer(nil, maxPasswd)
@@ -67,7 +69,7 @@ func loginOf(passwd io.Reader, uid int) string {
 		if err != nil || int64(n) != int64(uid) {
 			continue
 		}
-		if shell := strings.TrimSpace(f[6]); !slices.Contains(noLogin, path.Base(shell)) { // none is /bin/sh
+		if shell := strings.TrimSpace(f[6]); !slices.Contains(noLogin, path.Base(shell)) { // an empty one is /bin/sh
 			return fmt.Sprintf("%.64q", f[0])
 		}
 	}

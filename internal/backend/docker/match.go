@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// wanted is an entry of Config.Images: a name with a tag, a digest, or a name with a digest.
-type wanted struct{ name, digest string }
+// reference is an entry of Config.Images: a name with a tag, a digest, or a name with a digest.
+type reference struct{ name, digest string }
 
 var (
 	imageName   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]*(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$`)
@@ -16,40 +16,41 @@ var (
 	bareHex     = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
 )
 
-// ParseImage checks an entry of Config.Images. A digest is matched whole, against an image's id and its registry digests.
+// ParseImage checks an entry of Config.Images. A digest must match an image's id or one of its
+// registry digests.
 func ParseImage(s string) error {
 	_, err := parseImage(s)
 	return err
 }
 
-func parseImage(s string) (w wanted, err error) {
+func parseImage(s string) (ref reference, err error) {
 	name, digest, both := strings.Cut(s, "@")
 	if !both && strings.HasPrefix(s, "sha256:") {
 		name, digest = "", s
 	}
 	switch {
 	case len(s) > 512, digest != "" && !imageDigest.MatchString(digest), both && (name == "" || digest == ""):
-		return w, errors.New("a digest is sha256: and 64 hexadecimal digits")
+		return ref, errors.New("a digest is sha256: and 64 hexadecimal digits")
 	case digest == "" && bareHex.MatchString(s):
-		return w, errors.New("an id is written whole, with sha256: before it")
+		return ref, errors.New("an id must be complete and start with sha256:")
 	case name != "" && !imageName.MatchString(name), name == "" && digest == "":
-		return w, errors.New("it is not the name of an image")
+		return ref, errors.New("it is not a valid image name")
 	}
 	if digest != "" {
-		return wanted{repository(name), digest}, nil
+		return reference{repository(name), digest}, nil
 	}
 	if !strings.Contains(name[strings.LastIndex(name, "/")+1:], ":") {
 		name += ":latest"
 	}
-	return wanted{name: shortName(name)}, nil
+	return reference{name: shortName(name)}, nil
 }
 
-// shortName is how people call an image that engines call by a longer name.
+// shortName strips the prefixes that engines add to the name of an image.
 func shortName(tag string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(tag, "localhost/"), "docker.io/library/")
 }
 
-// repository is an image's name without its tag.
+// repository strips the tag of a name.
 func repository(name string) string {
 	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {
 		name = name[:i]
@@ -57,13 +58,13 @@ func repository(name string) string {
 	return shortName(name)
 }
 
-// matches reports whether an image is the one that is wanted.
-func (w wanted) matches(img image) bool {
+// matches reports whether the entry names the image.
+func (ref reference) matches(img image) bool {
 	switch {
-	case w.digest == "":
-		return slices.Contains(img.tags, w.name)
-	case w.name == "":
-		return img.ID == w.digest || slices.ContainsFunc(img.digests, func(d string) bool { return strings.HasSuffix(d, "@"+w.digest) })
+	case ref.digest == "":
+		return slices.Contains(img.tags, ref.name)
+	case ref.name == "":
+		return img.ID == ref.digest || slices.ContainsFunc(img.digests, func(d string) bool { return strings.HasSuffix(d, "@"+ref.digest) })
 	}
-	return slices.Contains(img.digests, w.name+"@"+w.digest)
+	return slices.Contains(img.digests, ref.name+"@"+ref.digest)
 }

@@ -15,8 +15,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestNetwork proves what a sandbox with network reaches, with servers on every address that matters, and an engine that has
-// no other network than theirs.
+// TestNetwork proves what a sandbox with network reaches, with servers on every address that
+// matters, and an engine that has no other network than theirs.
 func TestNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		sandboxtest.Skip(t, "needs root: network namespaces")

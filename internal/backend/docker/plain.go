@@ -16,7 +16,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// plain is a session's place in an image of contract 1, which takes code on its stdin: each run is a container.
+// plain is a session's place in an image of contract 1, which takes code on its stdin: each run is
+// a container.
 type plain struct {
 	b    *Backend
 	spec sandbox.Spec
@@ -44,7 +45,8 @@ func (p *plain) Run(ctx context.Context, r *agentless.Run) (wire.Exit, error) {
 	if err != nil {
 		return wire.Exit{}, &agentless.Refused{Err: p.b.forgetMissing(ctx, p.img, err)}
 	}
-	// The result does not wait for the removal: the container has ended by then, with all its processes.
+	// The result does not wait for the removal: the container has ended by then, with all its
+	// processes.
 	defer r.Background(func() { p.b.remove(id, opt.Name) })
 	j, err := p.start(ctx, id)
 	if err != nil {

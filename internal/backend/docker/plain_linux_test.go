@@ -21,8 +21,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// tenLines is an image of contract 1, as somebody else would write it. It runs as root, declares a volume and has a health
-// check: none of that may matter.
+// tenLines is an image of contract 1, as somebody else would write it. It runs as root, declares a
+// volume and has a health check: none of that may matter.
 const tenLines = `FROM BASE
 LABEL sandbox.runner=true
 LABEL sandbox.language=LANGUAGE
@@ -58,7 +58,8 @@ func baseImage(t *testing.T, b *docker.Backend) string {
 	return r.Image
 }
 
-// Images are labelled, built and removed on an engine of the test's own: servers under other tests see those of theirs.
+// Images are labelled, built and removed on an engine of the test's own: servers under other tests
+// see those of theirs.
 
 func TestStdinImage(t *testing.T) {
 	e := startEngine(t, "", noNetwork...)
@@ -206,7 +207,8 @@ func insideUID() int {
 	return 1000
 }
 
-// TestStdinImageAway: an engine that goes away in the middle of a run loses the sandbox; nobody says that the run ended.
+// TestStdinImageAway: an engine that goes away in the middle of a run loses the sandbox; nobody
+// says that the run ended.
 func TestStdinImageAway(t *testing.T) {
 	e := startEngine(t, "", noNetwork...)
 	g := newGate(t, e.Host)
@@ -241,7 +243,8 @@ func TestStdinImageAway(t *testing.T) {
 	}
 }
 
-// TestDiscovery: images are seen when they come, change and go, without a restart; a chosen one wins.
+// TestDiscovery: images are seen when they come, change and go, without a restart; a chosen one
+// wins.
 func TestDiscovery(t *testing.T) {
 	e := startEngine(t, "", noNetwork...)
 	c := api(t, e.Host)

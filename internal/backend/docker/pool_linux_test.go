@@ -15,7 +15,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestPool: a container that was ready becomes a new session's, with the directory that it stands on.
+// TestPool: a container that was ready becomes a new session's, with the directory that it stands
+// on.
 func TestPool(t *testing.T) {
 	engineHost(t)
 	root := t.TempDir()

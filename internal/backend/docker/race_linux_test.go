@@ -17,8 +17,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestSweepWhileStarting: a sandbox that is started after a clean-up has begun, and before that has seen what is on the engine,
-// is nobody's remains.
+// TestSweepWhileStarting: a sandbox that is started after a clean-up has begun, and before that has
+// seen what is on the engine, is nobody's remains.
 func TestSweepWhileStarting(t *testing.T) {
 	engine, ok := strings.CutPrefix(engineHost(t), "unix://")
 	if !ok {

@@ -17,14 +17,17 @@ import (
 )
 
 const (
-	// envRootless is the engine's address, in the process that stands for a server of the same ordinary user.
+	// envRootless is the engine's address, in the process that stands for a server of the same
+	// ordinary user.
 	envRootless = "DOCKERTEST_ROOTLESS"
-	// rootlessUser is the uid and gid of that user, who has no account outside of the engine's mount namespace.
+	// rootlessUser is the uid and gid of that user, who has no account outside of the engine's
+	// mount namespace.
 	rootlessUser = 54321
 	rootlessBase = 400000 // of the user's subordinate ids
 )
 
-// asRootless makes the engine's command one of an ordinary user, the way dockerd-rootless.sh does. There is no network but loopback.
+// asRootless makes the engine's command one of an ordinary user, the way dockerd-rootless.sh does.
+// There is no network but loopback.
 const asRootless = `
 cp /etc/passwd /etc/group "$dir"
 echo "rootless:x:$user:$user::$dir/home:/bin/sh" >>"$dir/passwd"
@@ -40,8 +43,9 @@ set -- unshare --net env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/b
 	sh -c 'rm -f /run/docker /run/containerd /run/xtables.lock; exec "$@"' sh "$@" --rootless
 `
 
-// TestRootless runs on a rootless engine, by a server of the engine's own user, those parts of the suite that depend on who
-// code is inside. Its limits are read, not tried: those that processes carry themselves let a bomb take much of the machine.
+// TestRootless runs on a rootless engine, by a server of the engine's own user, those parts of the
+// suite that depend on who code is inside. Its limits are read, not tried: those that processes
+// carry themselves let a bomb take much of the machine.
 func TestRootless(t *testing.T) {
 	if host := os.Getenv(envRootless); host != "" {
 		testRootless(t, host)

@@ -11,7 +11,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// envRuntime names a runtime of the engine whose containers have a kernel of their own: gVisor's runsc.
+// envRuntime names a runtime of the engine whose containers have a kernel of their own: gVisor's
+// runsc.
 const envRuntime = "SANDBOX_TEST_DOCKER_RUNTIME"
 
 func ownKernel(t *testing.T) func(*docker.Config) {
@@ -35,7 +36,8 @@ func TestConformanceOwnKernel(t *testing.T) {
 	})
 }
 
-// TestUnknownRuntime: a runtime that the engine does not have is named at once, with those that there are.
+// TestUnknownRuntime: a runtime that the engine does not have is named at once, with those that
+// there are.
 func TestUnknownRuntime(t *testing.T) {
 	b := open(t, t.TempDir(), func(c *docker.Config) { c.Runtime = "runcs" })
 	want := func(what string, err error) {
@@ -53,7 +55,8 @@ func TestUnknownRuntime(t *testing.T) {
 	}
 }
 
-// TestDoctorOwnKernel: doctor says that the runtime works, what keeps runs apart there, and that there is no network.
+// TestDoctorOwnKernel: doctor says that the runtime works, what keeps runs apart there, and that
+// there is no network.
 func TestDoctorOwnKernel(t *testing.T) {
 	b := open(t, t.TempDir(), ownKernel(t))
 	said := map[string]sandbox.Check{}

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -65,7 +64,7 @@ func TestAgentConn(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			near, far := net.Pipe()
 			over := 0
-			c := &agentConn{Conn: near, r: bufio.NewReader(near), over: func() { over++ }}
+			c := newAgentConn(near, func() { over++ })
 			go func() {
 				_, _ = io.WriteString(far, test.sent)
 				_ = far.Close()

@@ -2,12 +2,8 @@ package jail
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
-	"time"
 
+	"mcp-code-sandbox/internal/backend/probe"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
@@ -41,39 +37,12 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 
 // probeRun starts a sandbox, runs a program in it and reports the outcome.
 func (b *Backend) probeRun(ctx context.Context, name string, network bool) sandbox.Check {
-	start := time.Now()
-	if err := b.tryRun(ctx, "probe-"+name, network); err != nil {
-		c := sandbox.Check{Name: name, Status: sandbox.Fail, Detail: err.Error()}
-		if known, ok := errors.AsType[*sandbox.Error](err); ok {
-			c.Detail, c.Fix = known.Op+": "+known.Err.Error(), known.Fix
-		}
-		return c
+	trial := probe.Trial{
+		Name: name, Dir: b.files, UID: -1, GID: -1, Spec: sandbox.Spec{Network: network},
+		Run: wire.Run{Argv: []string{"true"}},
 	}
-	return sandbox.Check{Name: name, Detail: fmt.Sprintf("started, ran a program and ended in %d ms", time.Since(start).Milliseconds())}
-}
-
-func (b *Backend) tryRun(ctx context.Context, id string, network bool) error {
-	dir, err := os.MkdirTemp(b.files, id+"-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
 	if b.credential() != nil {
-		if err := os.Lchown(dir, b.uid, b.uid); err != nil {
-			return err
-		}
+		trial.UID, trial.GID = b.uid, b.uid
 	}
-	sb, err := b.Start(ctx, sandbox.Spec{ID: filepath.Base(dir), Workspace: dir, Network: network})
-	if err != nil {
-		return err
-	}
-	defer sb.Close(context.WithoutCancel(ctx))
-	exit, err := wire.Execute(ctx, sb.Conn(), &wire.Run{Argv: []string{"true"}})
-	if err != nil {
-		return err
-	}
-	if exit.Error != "" || exit.Code != 0 {
-		return fmt.Errorf("a run in the sandbox ended with %d %s", exit.Code, exit.Error)
-	}
-	return nil
+	return probe.Start(ctx, b, trial)
 }

@@ -178,7 +178,8 @@ func (in *interpreter) send(m message) error {
 	return nil
 }
 
-// next returns the next frame and answers pings before it. With a nil timeout it waits until the process ends.
+// next returns the next frame and answers pings before it. With a nil timeout it waits until the
+// process ends.
 func (in *interpreter) next(timeout <-chan time.Time) (message, error) {
 	for {
 		select {
@@ -223,7 +224,8 @@ func (in *interpreter) execute(language string, code []byte) (message, error) {
 	return m, err
 }
 
-// isAlive reports whether the interpreter can take another cell. It pings one that was idle for long.
+// isAlive reports whether the interpreter can take another cell. It pings one that was idle for
+// long.
 func (in *interpreter) isAlive(idle, limit time.Duration) bool {
 	select {
 	case <-in.p.done:

@@ -29,7 +29,8 @@ const (
 	sweepTime = 2 * time.Second
 )
 
-// launch sets the limits of a process, in kilobytes and in blocks of 512 bytes, and executes the program.
+// launch sets the limits of a process, in kilobytes and in blocks of 512 bytes, and executes the
+// program.
 const launch = `ulimit -c 0
 if [ -n "$1" ]; then ulimit -d "$1" || exit 126; fi
 if [ -n "$2" ]; then ulimit -f "$2" || exit 126; fi
@@ -103,8 +104,8 @@ func (b *Backend) start(spec sandbox.Spec, number int, program string) (_ *proce
 	return p, nil
 }
 
-// connect makes pipes for the program and returns its ends of them. These are not os/exec's pipes: the
-// output may be read after Wait, and reads and writes have deadlines.
+// connect makes pipes for the program and returns its ends of them. These are not os/exec's pipes:
+// the output may be read after Wait, and reads and writes have deadlines.
 func (p *process) connect() (theirs []*os.File, err error) {
 	ends := make([]*os.File, 3)
 	for i, ours := range []**os.File{&p.stdin, &p.stdout, &p.stderr} {

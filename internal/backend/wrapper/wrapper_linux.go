@@ -18,12 +18,14 @@ import (
 
 // Config configures a Backend.
 type Config struct {
-	// NewGroup makes a group for the processes of one run. If it is nil or returns nil, each process
-	// has limits of its own instead.
+	// NewGroup makes a group for the processes of one run. If it is nil or returns nil, each
+	// process has limits of its own instead.
 	NewGroup func(id string, l sandbox.Limits) (Group, error)
-	// ProjectDir and ProjectMount are passed to wrappers as PROJECT_DIR and PROJECT_MOUNT, if not empty.
+	// ProjectDir and ProjectMount are passed to wrappers as PROJECT_DIR and PROJECT_MOUNT, if not
+	// empty.
 	ProjectDir, ProjectMount string
-	// ReadyTimeout bounds how long session-run may take to be ready, or to answer a ping. Zero means 20 s.
+	// ReadyTimeout bounds how long session-run may take to be ready, or to answer a ping. Zero
+	// means 20 s.
 	ReadyTimeout time.Duration
 	// PingAfter is how long session-run may be idle before it is pinged. Zero means a minute.
 	PingAfter time.Duration
@@ -63,7 +65,8 @@ func New(cfg Config) *Backend {
 	return b
 }
 
-// Close releases what New took. Every sandbox must be closed before; wrappers that are still running die.
+// Close releases what New took. Every sandbox must be closed before; wrappers that are still
+// running die.
 func (b *Backend) Close() { b.thread.Close() }
 
 // Start implements sandbox.Backend. It starts no process: a run does.

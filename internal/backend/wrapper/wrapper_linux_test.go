@@ -269,7 +269,8 @@ func TestStateLivesOn(t *testing.T) {
 	f.gone("self")
 }
 
-// A wrapper, or the code that has taken it over, that breaks the protocol loses its state and nothing else.
+// A wrapper, or the code that has taken it over, that breaks the protocol loses its state and
+// nothing else.
 func TestHostileSession(t *testing.T) {
 	raw := func(s string) string {
 		return fmt.Sprintf("out.write(%s); out.flush(); import time; time.sleep(1000)", s)
