@@ -49,8 +49,9 @@ func (e *fakeExecutor) Run(ctx context.Context, caller session.Caller, req execu
 	res, err, run := e.result, e.err, e.run
 	e.mu.Unlock()
 	if run != nil {
-		return run(ctx, req)
+		res, err = run(ctx, req)
 	}
+	res.Tool, res.Once = req.Tool, req.Once
 	return res, err
 }
 

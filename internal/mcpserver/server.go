@@ -31,7 +31,7 @@ type Config struct {
 	Version      string            // of the program, sent to clients; default "1.0.0"
 	Instructions string            // tell the client's model when to use which tool
 	Tools        func(*mcp.Server) // adds the tools to the server; required
-	Operator     string            // a user who keeps sessions in use and streams whatever others need; default none
+	Operator     string            // a user who loses only idle sessions to other users; default none
 	// MaxBodyBytes limits the body of a request and a line of stdio. Default 70 MiB: a 50 MB file
 	// in base64.
 	MaxBodyBytes int64

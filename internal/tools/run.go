@@ -70,7 +70,7 @@ func (t *toolset) run(ctx context.Context, c *call, in runArguments) (*mcp.CallT
 	if in.Session == "" {
 		req.Session, req.Persistent, req.Once = session.NewID(), false, true
 	}
-	if err := in.addTo(&req, t); err != nil {
+	if err := t.applyOptions(in.runOptions, &req); err != nil {
 		return nil, err
 	}
 	t.log.Info(fmt.Sprintf("[MCP] run: env=%s, codeLen=%d, persistent=%t, network=%t",

@@ -42,7 +42,7 @@ func (t *toolset) runCode(ctx context.Context, c *call, in runCodeArguments) (*m
 		Handover: t.handoverFor(c.client),
 		Tool:     "run_code",
 	}
-	if err := in.addTo(&req, t); err != nil {
+	if err := t.applyOptions(in.runOptions, &req); err != nil {
 		return nil, err
 	}
 	runners := t.executor.Runners()

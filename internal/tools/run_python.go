@@ -56,7 +56,7 @@ func (t *toolset) runPython(ctx context.Context, c *call, in runPythonArguments)
 		Handover:  t.handoverFor(c.client),
 		Tool:      "run_python",
 	}
-	if err := in.addTo(&req, t); err != nil {
+	if err := t.applyOptions(in.runOptions, &req); err != nil {
 		return nil, err
 	}
 	id := logSession(req.Session)

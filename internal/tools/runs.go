@@ -14,8 +14,8 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// This file has the steps that run, run_code and run_python share: their common arguments, running
-// the code, and choosing the form of the result.
+// The steps that run, run_code and run_python share: their common arguments, running the code, and
+// choosing the form of the result.
 
 const (
 	defaultMaxTimeout = 10 * time.Minute
@@ -29,7 +29,7 @@ type runOptions struct {
 	Services       servicesArgument `json:"services,omitempty"`
 }
 
-// withRunOptions completes the schema of runOptions by the server's settings.
+// withRunOptions adapts the schema of runOptions to the server's settings.
 func (t *toolset) withRunOptions(tool *tool) *tool {
 	tool.limit("timeout_seconds", minTimeout.Seconds(), t.maxTimeout.Seconds())
 	if !t.offers("wait_run") {
@@ -49,8 +49,8 @@ func (t *toolset) withRunOptions(tool *tool) *tool {
 	return tool
 }
 
-// addTo adds the options to a request.
-func (o runOptions) addTo(req *executor.Request, t *toolset) error {
+// applyOptions adds the options to a request.
+func (t *toolset) applyOptions(o runOptions, req *executor.Request) error {
 	if o.Background && !t.offers("wait_run") {
 		return argumentError("background is not available: this server does not run code in the background")
 	}
@@ -136,9 +136,7 @@ func (t *toolset) execute(ctx context.Context, c *call, req executor.Request) (e
 		}
 	}
 	req.Observer = &runLog{log: t.log, session: req.Session, network: req.Network, envVars: len(req.Env)}
-	res, err := t.executor.Run(ctx, c.caller, req)
-	res.Tool, res.Once = req.Tool, req.Once
-	return res, err
+	return t.executor.Run(ctx, c.caller, req)
 }
 
 // report returns the result of a run tool: that of the code, or the state of a run that goes on in

@@ -34,7 +34,7 @@ func TestServicesArgument(t *testing.T) {
 		var options runOptions
 		var got executor.Request
 		if err = args.decode(schemaFor[runOptions](), &options); err == nil {
-			err = options.addTo(&got, &toolset{})
+			err = (&toolset{}).applyOptions(options, &got)
 		}
 		if refused := want != nil && len(want) == 0; refused != (err != nil) || !refused && !reflect.DeepEqual(got.Services, want) {
 			t.Errorf("%s: %+v, %v", in, got.Services, err)
