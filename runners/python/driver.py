@@ -1,9 +1,10 @@
-"""Runs a user's Python cell by cell, as a notebook does. The agent starts it; see internal/agent/cells_linux.go for the lines it
-reads and writes on descriptor 3.
+"""Runs a user's Python cell by cell, like a notebook. The agent starts it and exchanges lines with
+it on descriptor 3; see internal/agent.
 
-Variables, imports, the working directory and os.environ live on in one namespace. Each cell has its own stdout and stderr: pipes
-that the agent reads, also what a child process prints later. The value of a cell's last expression is shown. What threads and tasks of an earlier
-cell print is late output: the next cell's stdout has it, between two lines that say so.
+Variables, imports, the working directory and os.environ persist. Each cell has its own stdout and
+stderr: pipes that the agent reads, including what a child process prints later. The driver shows the
+value of a cell's last expression. What threads and tasks of an earlier cell print is late output:
+the next cell's stdout has it, between two lines that mark it.
 """
 
 import ast
@@ -18,15 +19,15 @@ import threading
 import types
 
 CHANNEL_FD = 3
-MAX_DISPLAYS = 64  # of a cell: the agent takes no more
-MAX_MARKUP = 256 << 10  # bytes of a value's HTML or Markdown, and of the text in whose place a page shows it
+MAX_DISPLAYS = 64  # per cell, the agent's limit
+MAX_MARKUP = 256 << 10  # bytes of a value's HTML or Markdown, and of the text that it replaces on the page
 MAX_LATE = 8 << 10  # bytes of late output that are kept
 MAX_FRAMES = 20  # of an interrupted cell
 BUNDLE = "application/vnd.mcp-code-sandbox.bundle+json"
 
 
 class Cell:
-    """The cell that runs: where it lives, and what was shown so far."""
+    """The present cell, its namespace, and how much it has displayed."""
 
     number = 0
     directory = None
@@ -35,7 +36,7 @@ class Cell:
 
 
 def show_bytes(mime, data):
-    """Hands something to the agent to be displayed."""
+    """Hands something to the agent to display."""
     if Cell.directory is None or os.getpid() != PID or Cell.shown >= MAX_DISPLAYS:
         return
     Cell.shown += 1
@@ -53,13 +54,13 @@ def tell(line):
 
 
 def display(*values):
-    """Shows values as a notebook would: pictures, or what the interpreter prints."""
+    """Shows values like a notebook: images, or what the interpreter prints."""
     for value in values:
         show(value)
 
 
 def show(value):
-    """Shows a picture, or prints the value's repr, of which a page may show HTML or Markdown instead."""
+    """Shows an image, or prints the repr, which a page may replace with HTML or Markdown."""
     if FIGURES is not None and _is(value, "matplotlib.figure", "Figure"):
         try:
             FIGURES.show_figure(value)
@@ -78,7 +79,7 @@ def show(value):
 
 
 def show_markup(value, text):
-    """Sends the value's HTML or Markdown together with the text that was printed for it."""
+    """Sends the value's HTML or Markdown, with the text that was printed for it."""
     for method, mime in (("_repr_html_", "text/html"), ("_repr_markdown_", "text/markdown")):
         data = represent(value, method)
         if isinstance(data, str) and data and len(data) <= MAX_MARKUP:
@@ -94,8 +95,8 @@ def _is(value, module, name):
 
 
 def represent(value, method):
-    """Calls one of the methods by which objects describe themselves to notebooks. None if there is none, or it fails. It must be the
-    type's: objects that have every attribute (mocks, proxies, a frame with such a column) mean nothing by it."""
+    """Calls a method by which objects describe themselves to notebooks. Returns None if it is missing
+    or fails. It must be a method of the type: mocks and proxies have every attribute."""
     found = getattr(type(value), method, None)
     if found is None or isinstance(value, type):
         return None
@@ -109,7 +110,7 @@ def represent(value, method):
 
 
 class PandasFinder:
-    """Gives display.max_columns of pandas the default of a notebook. In a terminal, pandas shows as many columns as fit into a line."""
+    """Sets pandas' display.max_columns to the default of a notebook instead of a terminal's."""
 
     MODULE, OPTION, DEFAULT = "pandas.core.config_init", "display.max_columns", 20
 
@@ -146,7 +147,7 @@ class PandasFinder:
             if option.defval == 0:
                 config._registered_options[cls.OPTION] = option._replace(defval=cls.DEFAULT)
                 config.set_option(cls.OPTION, cls.DEFAULT)
-        except Exception:  # a pandas that keeps its options elsewhere
+        except Exception:  # a pandas with other options
             pass
 
 
@@ -170,7 +171,7 @@ def run(code, filename, namespace):
 
 def execute(compiled, namespace):
     value = eval(compiled, namespace)
-    if compiled.co_flags & 0x80:  # a coroutine: there was an await at the top level
+    if compiled.co_flags & 0x80:  # a coroutine, because of an await at the top level
         try:
             return loop().run_until_complete(value)
         except KeyboardInterrupt as e:
@@ -193,7 +194,7 @@ class Loop:
 
 
 def cell_exit_code(code, filename, namespace):
-    """Runs a cell to its end and returns its exit code; what went wrong is on its stderr."""
+    """Runs a cell to its end and returns its exit code. Errors go to its stderr."""
     try:
         run(code, filename, namespace)
         return 0
@@ -211,7 +212,7 @@ def cell_exit_code(code, filename, namespace):
 
 
 def user_frames(tb):
-    """Takes the driver's own frames out of a traceback."""
+    """Removes the driver's frames from a traceback."""
     frames = []
     while tb is not None:
         if tb.tb_frame.f_code.co_filename != __file__:
@@ -240,11 +241,11 @@ def print_exception(e):
 
 
 def print_interrupt(e):
-    """Says where the cell was interrupted: the outermost and the innermost of the user's frames."""
+    """Prints where the cell was interrupted: the outermost and the innermost of the user's frames."""
     import traceback
 
     coroutine, waits = getattr(e, "sandbox_coroutine", None), []
-    while getattr(coroutine, "cr_frame", None) is not None:  # then the traceback shows the event loop alone
+    while getattr(coroutine, "cr_frame", None) is not None:  # the traceback shows only the event loop
         waits.append((coroutine.cr_frame, coroutine.cr_frame.f_lineno))
         coroutine = coroutine.cr_await
     frames, half = list(traceback.StackSummary.extract(waits) or traceback.extract_tb(user_frames(e.__traceback__))), MAX_FRAMES // 2
@@ -258,7 +259,7 @@ def print_interrupt(e):
 
 
 def remember_source(filename, code):
-    """Lets tracebacks quote the cell. Each line ends with a newline, as in linecache's own entries: carets depend on it."""
+    """Lets tracebacks quote the cell. Carets need a newline at the end of each line."""
     import linecache
 
     lines = [line + "\n" for line in code.split("\n")]
@@ -266,8 +267,8 @@ def remember_source(filename, code):
 
 
 class Late:
-    """What was printed by threads and tasks whose cell had ended. It takes no lock: any thread prints, at any time, and a signal or
-    a fork may come in between."""
+    """Output of threads and tasks whose cell had ended. It takes no lock, because a signal or a fork
+    may interrupt any thread that prints."""
 
     pieces = []  # (number of the cell, data)
     size = 0
@@ -283,7 +284,7 @@ class Late:
 
     @classmethod
     def take(cls):
-        """Returns what has come since the last time, cell by cell, between lines that say what it is."""
+        """Returns the output since the last call, by cell, between lines that mark it."""
         pieces, cls.pieces, omitted, cls.omitted, cls.size = cls.pieces, [], cls.omitted, 0, 0
         cells = {}
         for number, data in pieces:
@@ -297,14 +298,14 @@ class Late:
 
 
 def print_late():
-    """Puts late output into the stdout of the cell that runs."""
+    """Writes late output to the stdout of the present cell."""
     pipe, text = Output.pipes[1], Late.take()
     if pipe is not None and text:
         pipe.write(text if pipe.at_line_start else b"\n" + text)
 
 
 class Pipe:
-    """One end of a cell's output. It has a descriptor of its own: descriptors 1 and 2 lead to the next cell's pipes at once."""
+    """A cell's output pipe, with its own descriptor: 1 and 2 soon lead to the next cell's pipes."""
 
     def __init__(self, number, fd):
         self.number, self.file, self.at_line_start = number, io.FileIO(fd, "w"), True
@@ -317,12 +318,12 @@ class Pipe:
             rest = rest[self.file.write(rest):]
 
     def end(self, null):
-        """Has what still comes go nowhere. The descriptor's number is free when nobody is writing to it any more."""
+        """Discards further output. The descriptor is freed when no thread writes to it any more."""
         os.dup2(null, self.file.fileno(), inheritable=False)
 
 
 class Output(io.RawIOBase):
-    """What the cell that runs has for descriptor fd. What a thread or task of an earlier cell writes is late output."""
+    """Descriptor fd of the present cell. What threads and tasks of earlier cells write is late output."""
 
     pipes = {1: None, 2: None}
 
@@ -336,7 +337,7 @@ class Output(io.RawIOBase):
         return self.fd
 
     def close(self):
-        """Does nothing: what a cell has wrapped around it closes it when it is freed, be it in a later cell."""
+        """Does nothing: a wrapper that a cell made may close this when a later cell frees it."""
 
     def write(self, data):
         data = memoryview(data).cast("B")
@@ -349,13 +350,13 @@ class Output(io.RawIOBase):
 
 
 def printing_cell():
-    """The number of the cell to which belongs what runs in this thread now."""
+    """The number of the cell that this thread or task belongs to."""
     number = Cell.started_by.get(None)
     return getattr(threading.current_thread(), "sandbox_cell", Cell.number) if number is None else number
 
 
 class Stream(io.TextIOWrapper):
-    """An unbuffered text stream: output is seen as it is produced. One that an earlier cell has kept writes to the cell that runs."""
+    """An unbuffered text stream. One that an earlier cell kept writes to the present cell."""
 
     FORMAT = {"encoding": "utf-8", "errors": "backslashreplace", "newline": None, "line_buffering": False, "write_through": True}
     current = {}
@@ -366,8 +367,8 @@ class Stream(io.TextIOWrapper):
 
     @classmethod
     def of(cls, fd):
-        """The stream of descriptor fd: the same for all cells, unless one has taken it apart. None is ever freed: a print in another thread may be
-        using it without a reference of its own (in CPython before 3.14), and the interpreter would crash."""
+        """The stream of descriptor fd, the same for all cells unless one detached it. It is never freed:
+        before CPython 3.14, a print in another thread uses it without a reference."""
         try:
             cls.current[fd].reset()
         except Exception:
@@ -376,7 +377,7 @@ class Stream(io.TextIOWrapper):
         return cls.current[fd]
 
     def reset(self):
-        """Takes back what a cell has changed."""
+        """Reverts what a cell has changed."""
         self.reconfigure(**self.FORMAT)
         for own in (vars(self), vars(self.buffer)):
             for name in own.keys() - {"fd"}:
@@ -384,13 +385,13 @@ class Stream(io.TextIOWrapper):
 
 
 def start_thread(thread, start=threading.Thread.start):
-    """Thread.start, remembering the cell to which the thread belongs: that of what starts it."""
+    """Thread.start that also assigns the thread to the cell that starts it."""
     thread.sandbox_cell = printing_cell()
     start(thread)
 
 
 def adopt_pools():
-    """Has the work of a thread pool belong to the cell that submits it: the pool's threads may be those of an earlier one."""
+    """Assigns work in a thread pool to the cell that submits it, not to the one that made the pool."""
     pools = sys.modules.get("concurrent.futures.thread")
     submit = getattr(getattr(pools, "ThreadPoolExecutor", None), "submit", None)
     if submit is None or submit.__code__.co_filename == __file__:
@@ -411,7 +412,7 @@ def adopt_pools():
 
 
 def redirect(directory):
-    """Points descriptors 1 and 2, and what is printed, at the cell's pipes; without a cell they lead nowhere."""
+    """Points descriptors 1 and 2, and print, at the cell's pipes, or at nothing without a cell."""
     for fd, name in ((1, "stdout"), (2, "stderr")):
         if directory is not None:
             opened = os.open(os.path.join(directory, name), os.O_WRONLY)
@@ -427,7 +428,7 @@ def redirect(directory):
 
 
 def apply_environment(directory):
-    """Sets the variables that a cell has for itself, and returns what takes them away again."""
+    """Sets the variables of one cell, and returns a function that reverts them."""
     path = os.path.join(directory, "env")
     if not os.path.exists(path):
         return lambda: None
@@ -439,7 +440,7 @@ def apply_environment(directory):
     def restore():
         for name, value in given.items():
             if os.environ.get(name) != value:
-                continue  # the cell has set it to something else
+                continue  # the cell has changed it
             if before[name] is None:
                 del os.environ[name]
             else:
@@ -476,7 +477,7 @@ def main():
             continue
         Cell.number, Cell.directory, Cell.shown = int(number), directory, 0
         Cell.started_by.set(Cell.number)
-        sys.stdout, sys.stderr = Stream.of(1), Stream.of(2)  # what is still in those before is late
+        sys.stdout, sys.stderr = Stream.of(1), Stream.of(2)  # what the old ones still hold is late
         redirect(directory)
         attempt(print_late)
         sys.stdin = open(os.devnull)
@@ -491,7 +492,7 @@ def main():
             exit_code = cell_exit_code(code, filename, namespace)
             if FIGURES is not None:
                 FIGURES.show_forgotten_figures()
-        except KeyboardInterrupt as e:  # that came late
+        except KeyboardInterrupt as e:  # from a late signal
             print_interrupt(e)
             exit_code = 130
         except BaseException as e:  # a figure that cannot be drawn
@@ -499,7 +500,7 @@ def main():
             exit_code = 1
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if os.getpid() != PID:  # a child that the code has forked and not ended: it must not take the next cells
+        if os.getpid() != PID:  # a child that the code forked must not run the next cells
             attempt(flush)
             os._exit(exit_code)
         end_cell(restore_environment)
@@ -507,7 +508,7 @@ def main():
 
 
 def attempt(*steps):
-    """Takes each step that there is, whatever the user's code has put in place of what it uses."""
+    """Takes every step that works, whatever the user's code has replaced."""
     for step in steps:
         try:
             if step is not None:
@@ -524,7 +525,7 @@ def end_cell(restore_environment):
 
 
 try:
-    import sandbox_runner as FIGURES  # of the environment with the libraries; a bare interpreter has no figures
+    import sandbox_runner as FIGURES  # an interpreter without libraries has no figures
 
     FIGURES.emit = show_bytes
 except ImportError:

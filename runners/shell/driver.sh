@@ -1,17 +1,17 @@
-# Runs a user's shell code cell by cell in one bash. The agent starts it; see internal/agent/cells_linux.go for the lines it reads
-# and writes on descriptor 3. Variables, functions, options and the working directory live on, also when a cell ends its shell
-# (exit, a failure under set -e, an unset variable under set -u): see __leave.
+# Runs a user's shell code cell by cell in one bash. The agent starts it and exchanges lines with it
+# on descriptor 3; see internal/agent. Variables, functions, options and the working directory
+# persist, even if a cell ends its shell (exit, set -e, set -u): see __leave.
 
-# __leave is what the trap on EXIT does while a cell runs: bash cannot be kept from ending any more, so it writes its state to a file
-# and becomes a new bash, which goes on with it. The process stays the same, with its children and its open files.
+# __leave is the trap on EXIT while a cell runs. Bash must end then, so it writes its state to a file
+# and execs a new bash, which resumes it. The process keeps its children and open files.
 __leave() { # status, positional parameters
-	if [ "$BASHPID" != "$$" ]; then exit "$1"; fi # a child that a signal has ended
+	if [ "$BASHPID" != "$$" ]; then exit "$1"; fi # a child that a signal ended
 	set +o >|"$__dir/options"
 	set +eux
 	__status=$1
 	shift
-	# Where bash has not undone the redirections, descriptor 3 is closed, and its copy would be closed by exec, as would be every copy
-	# of that but for 0, 1 and 2.
+	# If bash has not undone the redirections, descriptor 3 is closed, and exec would close its copy and
+	# every copy of that except 0, 1 and 2.
 	if [ -S "/proc/$$/fd/$__copy" ]; then exec <&"$__copy" 3<&0 </dev/null; fi
 	if [ -n "${__exit_trap+set}" ]; then
 		__trap=$__exit_trap
@@ -36,14 +36,14 @@ __leave() { # status, positional parameters
 		if [ $# -gt 0 ]; then printf ' %q' "$@"; fi
 		printf '\n__resumed=1\n'
 		mapfile -t __options <"$__dir/options"
-		printf '%s\n' "${__options[@]}" # last: they hold for what reads this
+		printf '%s\n' "${__options[@]}" # last, because they affect what reads this file
 	} >|"$__dir/state" 2>/dev/null
 	BASH_ENV='' exec /proc/self/exe "$__driver" resume "$__dir" "$__status" >/dev/null 2>&1
 }
 
 __set_status() { return "$1"; }
 
-# __trap is the trap of cells that set one on EXIT: __leave must stay, and runs theirs.
+# __trap replaces trap in cells: a trap on EXIT must not remove __leave, which runs the cell's trap.
 __trap() {
 	if [ "$BASHPID" != "$$" ]; then
 		builtin trap "$@"
@@ -72,8 +72,8 @@ __trap() {
 if [ "${1-}" = resume ]; then
 	set +eu
 	__status=$3
-	. "$2/state" 2>/dev/null # readonly variables of bash itself cannot be set, and need not be
-	if [ -z "${__resumed-}" ]; then exit "$__status"; fi # there was no room for all of it
+	. "$2/state" 2>/dev/null # fails for bash's own readonly variables
+	if [ -z "${__resumed-}" ]; then exit "$__status"; fi # the state was cut: no room
 else
 	__driver=$0 __resumed=''
 	builtin trap 'return 130' INT # out of the cell, back to the loop
@@ -82,7 +82,7 @@ fi
 while [ -n "$__resumed" ] || IFS=' ' read -r __verb __cell __dir <&3; do
 	if [ -z "$__resumed" ]; then
 		if [ "$__verb" != execute ]; then continue; fi
-		# Variables that the cell has for itself, and what they were before.
+		# The cell's own variables, and their previous values.
 		declare -A __given=() __before=()
 		if [ -f "$__dir/env" ]; then
 			while IFS= read -r -d '' __line; do
@@ -96,17 +96,17 @@ while [ -n "$__resumed" ] || IFS=' ' read -r __verb __cell __dir <&3; do
 		mapfile -d '' -n 1 __text <"$__dir/code"
 		if [[ ${__text-} =~ trap[^$'\n']*(EXIT|exit|0) ]]; then trap() { __trap "$@"; }; fi
 		unset -v __text
-		__copy=10 # the first descriptor that is free there gets what the redirections take away first
+		__copy=10 # the first free descriptor, for the copy
 		while [ -e "/proc/$$/fd/$__copy" ]; do __copy=$((__copy + 1)); done
 		builtin trap '{ __leave "$?" "$@"; } 2>/dev/null' EXIT
-		# The redirections hold for the cell alone; descriptor 3 is not the cell's.
+		# The redirections apply to the cell only, which must not have descriptor 3.
 		. "$__dir/code" 3>&- </dev/null >"$__dir/stdout" 2>"$__dir/stderr"
 		__status=$?
 		builtin trap - EXIT
 	fi
 	__resumed=''
 	for __name in "${!__given[@]}"; do
-		if [ "${!__name-}" != "${__given[$__name]}" ]; then continue; fi # the cell has set it to something else
+		if [ "${!__name-}" != "${__given[$__name]}" ]; then continue; fi # the cell has changed it
 		unset -v "$__name" 2>/dev/null || :
 		if [ -n "${__before[$__name]+set}" ]; then export "$__name=${__before[$__name]}" 2>/dev/null || :; fi
 	done
