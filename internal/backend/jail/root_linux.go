@@ -1,11 +1,11 @@
 package jail
 
 import (
+	"embed"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"mcp-code-sandbox/internal/sandbox"
 )
@@ -26,40 +26,10 @@ var etcPaths = []string{
 	"/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted", "/etc/localtime", "/etc/fonts", "/etc/mime.types",
 }
 
-// etcFiles are the sandbox's own files in /etc.
-var etcFiles = map[string]string{
-	"passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:1000:1000:sandbox:/tmp:/bin/bash\n" +
-		"nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
-	"group":         "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
-	"hosts":         "127.0.0.1 localhost sandbox\n::1 localhost\n",
-	"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-	"resolv.conf":   "nameserver " + slirpDNS + "\n",
-	"protocols":     "ip 0 IP\nicmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6 41 IPv6\nipv6-icmp 58 IPv6-ICMP\n",
-	"services":      services(),
-}
-
-// services is an /etc/services with the names that programs look up.
-func services() string {
-	var b strings.Builder
-	for _, s := range []struct {
-		names string
-		port  int
-	}{
-		{"echo", 7}, {"discard", 9}, {"daytime", 13}, {"ftp-data", 20}, {"ftp", 21}, {"ssh", 22}, {"telnet", 23},
-		{"smtp mail", 25}, {"time", 37}, {"domain", 53}, {"tftp", 69}, {"gopher", 70}, {"finger", 79},
-		{"http www", 80}, {"kerberos", 88}, {"pop3", 110}, {"sunrpc", 111}, {"nntp", 119}, {"ntp", 123},
-		{"imap2 imap", 143}, {"snmp", 161}, {"irc", 194}, {"ldap", 389}, {"https", 443},
-		{"submissions ssmtp smtps", 465}, {"syslog", 514}, {"submission", 587}, {"ldaps", 636}, {"domain-s", 853},
-		{"ftps", 990}, {"imaps", 993}, {"pop3s", 995}, {"mysql", 3306}, {"postgresql", 5432}, {"amqp", 5672},
-		{"redis", 6379}, {"http-alt", 8080},
-	} {
-		name, aliases, _ := strings.Cut(s.names, " ")
-		for _, protocol := range []string{"tcp", "udp"} {
-			fmt.Fprintf(&b, "%s %d/%s %s\n", name, s.port, protocol, aliases)
-		}
-	}
-	return b.String()
-}
+// etc holds the sandbox's own files in /etc.
+//
+//go:embed etc
+var etc embed.FS
 
 // writeFiles writes the files that sandboxes mount into the instance's directory.
 func (b *Backend) writeFiles() error {
@@ -69,12 +39,24 @@ func (b *Backend) writeFiles() error {
 	if err := os.WriteFile(filepath.Join(b.files, "agent"), b.cfg.AgentBinary, 0o755); err != nil {
 		return err
 	}
-	for name, text := range etcFiles {
-		if err := os.WriteFile(filepath.Join(b.files, name), []byte(text), 0o644); err != nil {
+	for _, name := range etcNames() {
+		text, err := etc.ReadFile("etc/" + name)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(b.files, name), text, 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func etcNames() (names []string) {
+	files, _ := etc.ReadDir("etc") // it was embedded
+	for _, f := range files {
+		names = append(names, f.Name())
+	}
+	return names
 }
 
 // agentCaps are the agent's capabilities in the sandbox's user namespace. With them it makes and
@@ -157,7 +139,7 @@ func (b *Backend) sharedZygoteArgs(spec sandbox.Spec, interpreter []string, sour
 // thread.
 func (b *Backend) rootArgs(mounts []sandbox.Mount, network bool) ([]string, error) {
 	var all []sandbox.Mount
-	for name := range etcFiles {
+	for _, name := range etcNames() {
 		if name != "resolv.conf" || network {
 			all = append(all, sandbox.Mount{Source: filepath.Join(b.files, name), Target: "/etc/" + name})
 		}

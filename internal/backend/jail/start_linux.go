@@ -208,8 +208,8 @@ func (s *jailed) explain(ctx context.Context, err error) error {
 
 // canUnshare reports whether bubblewrap can make namespaces and a root here, with nothing in them.
 func (b *Backend) canUnshare(ctx context.Context) bool {
-	cmd := exec.CommandContext(ctx, b.bwrap, append(append(unshareArgs(), systemArgs()...), "true")...)
-	cmd.Dir = "/"
+	cmd := exec.CommandContext(ctx, b.bwrap, append(append(unshareArgs(), systemArgs()...), "/usr/bin/true")...)
+	cmd.Dir, cmd.Env = "/", []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential()}
 	return cmd.Run() == nil
 }
