@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
@@ -24,15 +25,15 @@ func HeldFiles(root string, own func(pid int) bool) (sandbox.Held, error) {
 	if err := unix.Stat(root+sandbox.WorkspaceDir, &ws); err != nil {
 		return sandbox.Held{}, fmt.Errorf("look at the workspace: %w", err)
 	}
-	proc, err := unix.Open(root+"/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	procDir, err := unix.Open(root+"/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return sandbox.Held{}, fmt.Errorf("list processes: %w", err)
 	}
-	defer unix.Close(proc)
+	defer unix.Close(procDir)
 	h := heldFiles{dev: ws.Dev, uid: ws.Uid, seen: map[uint64]bool{}, left: maxDescriptors}
-	err = eachNumber(proc, func(pid int) bool {
+	err = proc.EachNumber(procDir, 8<<10, func(pid int) bool {
 		if !own(pid) {
-			h.process(proc, strconv.Itoa(pid))
+			h.process(procDir, strconv.Itoa(pid))
 		}
 		return h.left > 0
 	})
@@ -59,25 +60,25 @@ type heldFiles struct {
 	left int             // descriptors that are still looked at
 }
 
-func (h *heldFiles) process(proc int, pid string) {
-	dir, err := unix.Openat(proc, pid+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+func (h *heldFiles) process(procDir int, pid string) {
+	dir, err := unix.Openat(procDir, pid+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		h.Hidden = h.Hidden || err == unix.EACCES || err == unix.EPERM
 		return
 	}
 	defer unix.Close(dir)
-	err = eachNumber(dir, func(fd int) bool {
-		h.descriptor(proc, dir, pid, strconv.Itoa(fd))
+	err = proc.EachNumber(dir, 8<<10, func(fd int) bool {
+		h.descriptor(procDir, dir, pid, strconv.Itoa(fd))
 		h.left--
 		return h.left > 0
 	})
 	if err == unix.EACCES || err == unix.EPERM {
 		h.Hidden = true
 	}
-	h.mappings(proc, pid)
+	h.mappings(procDir, pid)
 }
 
-func (h *heldFiles) descriptor(proc, dir int, pid, fd string) {
+func (h *heldFiles) descriptor(procDir, dir int, pid, fd string) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, fd, &st, 0); err != nil {
 		h.Hidden = h.Hidden || err == unix.EACCES || err == unix.EPERM
@@ -85,7 +86,7 @@ func (h *heldFiles) descriptor(proc, dir int, pid, fd string) {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT == unix.S_IFSOCK:
-		h.Hidden = h.Hidden || carriesFiles(proc, pid+"/fdinfo/"+fd)
+		h.Hidden = h.Hidden || carriesFiles(procDir, pid+"/fdinfo/"+fd)
 	case st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 0:
 		h.add(&st)
 	}
@@ -99,8 +100,8 @@ func (h *heldFiles) add(st *unix.Stat_t) {
 }
 
 // carriesFiles reports whether descriptors wait in a socket to be received.
-func carriesFiles(proc int, info string) bool {
-	text := readAt(proc, info, 4096)
+func carriesFiles(procDir int, info string) bool {
+	text := readAt(procDir, info, 4096)
 	_, rest, found := bytes.Cut(text, []byte("scm_fds:"))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	return found && string(bytes.TrimSpace(line)) != "0"
@@ -108,8 +109,8 @@ func carriesFiles(proc int, info string) bool {
 
 // mappings looks at files that are mapped, which need not be open. Only the host's root can tell
 // their size.
-func (h *heldFiles) mappings(proc int, pid string) {
-	maps := readAt(proc, pid+"/maps", 1<<20)
+func (h *heldFiles) mappings(procDir int, pid string) {
+	maps := readAt(procDir, pid+"/maps", 1<<20)
 	for line := range bytes.Lines(maps) {
 		if !bytes.HasSuffix(line, []byte(" (deleted)\n")) {
 			continue
@@ -122,7 +123,7 @@ func (h *heldFiles) mappings(proc int, pid string) {
 		if err != nil || h.seen[inode] || !h.onWorkspace(f[3]) {
 			continue
 		}
-		dir, err := unix.Openat(proc, pid+"/map_files", unix.O_PATH|unix.O_CLOEXEC, 0)
+		dir, err := unix.Openat(procDir, pid+"/map_files", unix.O_PATH|unix.O_CLOEXEC, 0)
 		var st unix.Stat_t
 		if err == nil {
 			err = unix.Fstatat(dir, string(f[0]), &st, 0)
@@ -162,22 +163,4 @@ func readAt(dir int, name string, most int) []byte {
 		text = append(text, buf[:n]...)
 	}
 	return text
-}
-
-// eachNumber calls f with every entry of a directory that is a number, until f returns false.
-func eachNumber(dir int, f func(n int) bool) error {
-	buf := make([]byte, 8<<10)
-	var names []string
-	for {
-		n, err := unix.Getdents(dir, buf)
-		if err != nil || n == 0 {
-			return err
-		}
-		_, _, names = unix.ParseDirent(buf[:n], -1, names[:0])
-		for _, name := range names {
-			if number, err := strconv.Atoi(name); err == nil && !f(number) {
-				return nil
-			}
-		}
-	}
 }

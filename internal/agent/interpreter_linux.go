@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"mcp-code-sandbox/internal/agent/prestart"
+	"mcp-code-sandbox/internal/agent/runinit"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -96,8 +98,8 @@ func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, err
 	// Only its output before the first cell goes to these pipes.
 	var output startOutput
 	var pumps sync.WaitGroup
-	pumps.Go(func() { output.read(run.Stdout) })
-	pumps.Go(func() { output.read(run.Stderr) })
+	pumps.Go(func() { _, _ = io.Copy(&output, run.Stdout) })
+	pumps.Go(func() { _, _ = io.Copy(&output, run.Stderr) })
 	go func() {
 		status, err := run.Wait()
 		in.exit = status.Exit
@@ -136,7 +138,9 @@ func (in *interpreter) cell(s *wire.Stream, r *wire.Run) wire.Exit {
 		return in.wait()
 	}
 	defer inner.Close()
-	go in.forwardSignals(s, inner)
+	go runinit.ForwardSignals(s, in.run.Kill, func() {
+		_ = inner.Send(context.Background(), wire.Frame{Type: wire.TypeInterrupt})
+	})
 	for {
 		f, err := inner.Recv(context.Background())
 		if err != nil {
@@ -163,40 +167,17 @@ func (in *interpreter) wait() wire.Exit {
 	return in.exit
 }
 
-// forwardSignals forwards kills and interrupts from the server until the cell's stream ends.
-func (in *interpreter) forwardSignals(s, inner *wire.Stream) {
-	for {
-		f, err := s.Recv(context.Background())
-		switch {
-		case err != nil:
-			return
-		case f.Type == wire.TypeKill:
-			in.run.Kill()
-		case f.Type == wire.TypeInterrupt:
-			_ = inner.Send(context.Background(), f)
-		}
-	}
-}
-
 // startOutput keeps the start of an interpreter's output outside cells.
 type startOutput struct {
 	mu sync.Mutex
 	b  strings.Builder
 }
 
-func (o *startOutput) read(f *os.File) {
-	buf := make([]byte, 4096)
-	for {
-		n, err := f.Read(buf)
-		o.mu.Lock()
-		if o.b.Len() < 2048 {
-			o.b.Write(buf[:n])
-		}
-		o.mu.Unlock()
-		if err != nil {
-			return
-		}
-	}
+func (o *startOutput) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.b.Write(p[:min(len(p), max(0, 6<<10-o.b.Len()))])
+	return len(p), nil
 }
 
 func (o *startOutput) String() string {

@@ -82,9 +82,8 @@ func Main(configJSON, version string) error {
 }
 
 // MainLandlock runs the agent of a sandbox that grants no capability and no namespace, such as a
-// container. It is process 1 there. Its connection is standard input and output. See
-// [prestart.Landlock] for what it keeps apart. On a kernel without Landlock that grants namespaces
-// to everybody, it starts a nested agent.
+// container. It is process 1 there, and its connection is standard input and output. On a kernel
+// without Landlock that grants namespaces to everybody, it starts a nested agent.
 func MainLandlock(configJSON, version string) error {
 	cfg, err := parseConfig(configJSON)
 	if err != nil {

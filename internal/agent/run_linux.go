@@ -51,7 +51,7 @@ func (a *agent) runProgram(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 		return wire.Exit{}, err
 	}
 	defer run.Close()
-	go forwardSignals(s, run)
+	go runinit.ForwardSignals(s, run.Kill, run.Interrupt)
 
 	var pumps sync.WaitGroup
 	pumps.Go(func() { runinit.Pump(s, wire.TypeStdout, run.Stdout) })
@@ -82,19 +82,4 @@ func (a *agent) start(spec *runinit.Spec) (*prestart.Run, error) {
 		return nil, err
 	}
 	return p.HandOver(spec)
-}
-
-// forwardSignals kills or interrupts the run when the server asks, until the stream ends.
-func forwardSignals(s *wire.Stream, run *prestart.Run) {
-	for {
-		f, err := s.Recv(context.Background())
-		switch {
-		case err != nil:
-			return
-		case f.Type == wire.TypeKill:
-			run.Kill()
-		case f.Type == wire.TypeInterrupt:
-			run.Interrupt()
-		}
-	}
 }

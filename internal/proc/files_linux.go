@@ -27,8 +27,8 @@ func SendFiles(conn *os.File, message string, files ...*os.File) error {
 	return errors.Join(err, sendErr)
 }
 
-// ReceiveFiles receives a one-byte message with exactly n descriptors from a non-blocking unix socket. It
-// returns io.EOF when the peer has closed the socket.
+// ReceiveFiles receives a one-byte message with exactly n descriptors from a non-blocking unix
+// socket. It returns io.EOF when the peer has closed the socket.
 func ReceiveFiles(conn *os.File, n int) ([]*os.File, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

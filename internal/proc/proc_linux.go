@@ -1,6 +1,6 @@
-// Package proc holds the few Linux process primitives that the agent and the backends share: a thread
-// that outlives its jobs, waiting for a child without holding a thread, and reading kernel counters.
-// It knows nothing of sandboxes.
+// Package proc holds the few Linux process primitives that the agent and the backends share: a
+// thread that outlives its jobs, waiting for a child without holding a thread, and reading kernel
+// counters. It knows nothing of sandboxes.
 package proc
 
 import (
@@ -17,8 +17,9 @@ import (
 // ErrThreadClosed is returned by [Thread.Do] after [Thread.Close].
 var ErrThreadClosed = errors.New("the thread is closed")
 
-// Thread is an OS thread that calls functions, one at a time. Use it to start processes that must die
-// with their parent thread (PDEATHSIG), or to keep namespaces of its own. It is never the main thread.
+// Thread is an OS thread that calls functions, one at a time. Use it to start processes that must
+// die with their parent thread (PDEATHSIG), or to keep namespaces of its own. It is never the main
+// thread.
 type Thread struct {
 	jobs chan func()
 	quit chan struct{}
@@ -63,8 +64,8 @@ func (t *Thread) Close() {
 	<-t.done
 }
 
-// OnNewThread calls f on a thread that is not the main thread and ends with f. Whatever f changes for
-// its thread alone (namespaces, seccomp, Landlock) ends with it.
+// OnNewThread calls f on a thread that is not the main thread and ends with f. Whatever f changes
+// for its thread alone (namespaces, seccomp, Landlock) ends with it.
 func OnNewThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -80,8 +81,9 @@ func OnNewThread(f func()) {
 	<-done
 }
 
-// AwaitExit returns when a child has exited. It neither reaps the child nor holds a thread meanwhile.
-// It returns at once if the kernel cannot watch the child; the caller's own wait blocks then.
+// AwaitExit returns when a child has exited. It neither reaps the child nor holds a thread
+// meanwhile. It returns at once if the kernel cannot watch the child; the caller's own wait blocks
+// then.
 func AwaitExit(pid int) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -135,9 +137,9 @@ func ReadCounter(path, name string) (n uint64, ok bool) {
 	return 0, false
 }
 
-// ReserveThreads makes the Go runtime create n threads, which it keeps when they are idle, and limits how
-// many run at once. The runtime ends the program when the kernel refuses it a thread, so a process that
-// must survive a full pid limit creates its threads before there is user code.
+// ReserveThreads makes the Go runtime create n threads, which it keeps when they are idle, and
+// limits how many run at once. The runtime ends the program when the kernel refuses it a thread, so
+// a process that must survive a full pid limit creates its threads before there is user code.
 func ReserveThreads(n int) {
 	const running = 2
 	runtime.GOMAXPROCS(running)
@@ -152,4 +154,27 @@ func ReserveThreads(n int) {
 		})
 	}
 	done.Wait()
+}
+
+// EachNumber calls f with each entry of a directory that is a number, such as a pid in /proc, until
+// f returns false. It reads size bytes of entries at a time; a small size gives fresher entries.
+func EachNumber(dir, size int, f func(n int) bool) error {
+	buf := make([]byte, size)
+	var names []string
+	for {
+		n, err := unix.Getdents(dir, buf)
+		if err == unix.EINVAL && len(buf) < 1024 { // the next name is longer
+			buf = make([]byte, 1024)
+			continue
+		}
+		if err != nil || n == 0 {
+			return err
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names[:0])
+		for _, name := range names {
+			if number, err := strconv.Atoi(name); err == nil && !f(number) {
+				return nil
+			}
+		}
+	}
 }

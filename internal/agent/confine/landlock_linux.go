@@ -153,7 +153,8 @@ func allow(rules int, path string, rights uint64) error {
 		rights uint64
 		fd     int32
 	}{rights, int32(fd)}
-	_, _, e := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(rules), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
+	_, _, e := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(rules), unix.LANDLOCK_RULE_PATH_BENEATH,
+		uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
 	if e != 0 {
 		return fmt.Errorf("add a Landlock rule for %s: %w", path, e)
 	}

@@ -51,10 +51,9 @@ func emptyRoot() error {
 	return unix.Unmount(".", unix.MNT_DETACH) // the old one, which lies on top
 }
 
-// HideMounts moves every thread into the empty namespace, and back to its root by the descriptor
-// root. Now /proc/<pid>/mountinfo, which reveals the host's path of the workspace, lists nothing.
-// The namespace that root belongs to must stay open while processes use it, or its mounts
-// disappear.
+// HideMounts moves every thread into the empty namespace and back to root, a descriptor. Then
+// mountinfo in /proc, which reveals the host's path of the workspace, is empty. The namespace of
+// root must stay open while processes use it, or its mounts disappear.
 func HideMounts(empty, root int) error {
 	dot := []byte(".\x00")
 	if _, _, e := syscall.AllThreadsSyscall(unix.SYS_UNSHARE, unix.CLONE_FS, 0, 0); e != 0 {

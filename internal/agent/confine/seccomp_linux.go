@@ -212,7 +212,9 @@ func PeerFilter() Filter {
 			b.ret(errno(unix.EPERM))
 		})
 	}
-	for _, call := range []uint32{unix.SYS_SCHED_SETAFFINITY, unix.SYS_SCHED_SETATTR, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETSCHEDULER} {
+	for _, call := range []uint32{
+		unix.SYS_SCHED_SETAFFINITY, unix.SYS_SCHED_SETATTR, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETSCHEDULER,
+	} {
 		f.when(call, func(b *Filter) {
 			b.load(arg(0))
 			b.skipIf(0, 1)

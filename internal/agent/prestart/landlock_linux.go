@@ -19,11 +19,8 @@ import (
 )
 
 // Landlock starts runs in the agent's own pid namespace, where the sandbox grants no capability.
-// Landlock keeps them apart. Run-init is a child subreaper, so every process of a run stays below
-// it; when it ends, the orphans become the agent's children, and the agent kills them: see sweep.
-//
 // Runs that overlap see each other's processes and share /tmp, /dev/shm and System V objects, which
-// the agent empties when no run is left.
+// the agent empties when no run is left. See docs/notes-agent.md for how a run ends.
 type Landlock struct {
 	base
 	version int // of Landlock; 0: none, and nothing keeps runs apart
@@ -126,10 +123,6 @@ func (p besideOthers) HandOver(spec *runinit.Spec) (*Run, error) {
 	return p.Run, nil
 }
 
-func (p besideOthers) suits(*runinit.Spec) bool { return true }
-func (p besideOthers) life() time.Duration      { return bareLife }
-func (p besideOthers) isBooted() bool           { return false }
-
 // Prestart implements Launcher. Where runs could signal each other, no process waits beside them.
 func (l *Landlock) Prestart(r *wire.Run, _ bool) {
 	if r.Zygote == nil {
@@ -143,7 +136,7 @@ func (l *Landlock) Prestart(r *wire.Run, _ bool) {
 	}
 	spec := l.Spec(r)
 	if z := l.readyZygote(spec); z != nil {
-		l.slot.fill(func() (Process, error) { return l.fork(z, spec, requestPrestart) }, nil)
+		l.slot.fill(func() (waiting, error) { return l.fork(z, spec, requestPrestart) }, nil)
 	}
 }
 
@@ -168,10 +161,10 @@ type cloned struct {
 	rules       *os.File // of its Landlock domain, without the private directory
 }
 
-var _ Process = (*cloned)(nil)
+var _ waiting = (*cloned)(nil)
 
 // fork has the zygote make a run-init and its program.
-func (l *Landlock) fork(z *zygote, spec *runinit.Spec, request string) (Process, error) {
+func (l *Landlock) fork(z *zygote, spec *runinit.Spec, request string) (waiting, error) {
 	p := &cloned{launcher: l, zygote: z, tmpBytes: spec.TmpBytes}
 	run, err := l.newRun(func(run *Run, files []*os.File) error {
 		r, w, err := os.Pipe()

@@ -44,7 +44,7 @@ func (n *Namespaces) AdoptZygote(w *wire.Zygote, conn *os.File, soon bool) {
 // process waits as long as the sandbox does.
 func (n *Namespaces) PrestartFirst(tmpBytes int64, zygote string) {
 	n.life = 365 * 24 * time.Hour
-	go n.slot.fill(func() (Process, error) { return n.prestart(tmpBytes, zygote) }, nil)
+	go n.slot.fill(func() (waiting, error) { return n.prestart(tmpBytes, zygote) }, nil)
 }
 
 // Spec implements Launcher.
@@ -106,11 +106,11 @@ func (n *Namespaces) Prestart(r *wire.Run, quiet bool) {
 	if r.Zygote != nil {
 		zygote = r.Zygote.Name
 	}
-	n.slot.fill(func() (Process, error) { return n.prestart(r.Limits.TmpBytes, zygote) }, bootFor(r))
+	n.slot.fill(func() (waiting, error) { return n.prestart(r.Limits.TmpBytes, zygote) }, bootFor(r))
 }
 
 // prestart starts a run-init and has the zygote, if there is one, fork a program into it.
-func (n *Namespaces) prestart(tmpBytes int64, zygote string) (Process, error) {
+func (n *Namespaces) prestart(tmpBytes int64, zygote string) (waiting, error) {
 	p, err := n.start(tmpBytes)
 	if err != nil {
 		return nil, err
@@ -163,7 +163,7 @@ type isolated struct {
 	booted   *bootedProgram
 }
 
-var _ Process = (*isolated)(nil)
+var _ waiting = (*isolated)(nil)
 
 func (p *isolated) isBooted() bool { return p.booted != nil }
 
@@ -229,12 +229,12 @@ type bootedProgram struct {
 
 // bootFor returns a function that boots the program of runs like r. It is nil if the program cannot
 // wait for its code.
-func bootFor(r *wire.Run) func(Process) bool {
+func bootFor(r *wire.Run) func(waiting) bool {
 	if r.Prestart == nil {
 		return nil
 	}
 	spec := &runinit.Spec{Prestart: true, Argv: r.Argv, File: r.File, Env: r.Prestart.Env, Dir: "/tmp"}
-	return func(p Process) bool { return p.(*isolated).boot(spec, r.Prestart.Reads) }
+	return func(p waiting) bool { return p.(*isolated).boot(spec, r.Prestart.Reads) }
 }
 
 // maxBootSpec fits into a pipe that nobody reads yet.

@@ -36,19 +36,13 @@ type Launcher interface {
 	Owns(pid int) bool
 }
 
-// Process waits, isolated, for its run. The caller hands it over or discards it, once.
+// Process waits, isolated, for its run. The caller hands over the run or discards the process,
+// once.
 type Process interface {
 	// HandOver gives the process its run. On an error the process is discarded.
 	HandOver(spec *runinit.Spec) (*Run, error)
 	// Discard ends a process that gets no run. It returns when nothing is left of it.
 	Discard()
-
-	// suits reports whether the process is alive and was started as this run needs it.
-	suits(spec *runinit.Spec) bool
-	// life returns how long the process may wait for a run.
-	life() time.Duration
-	// isBooted reports whether its program was started from the start, not forked.
-	isBooted() bool
 }
 
 // How long a prestarted process waits. Those that hold much memory wait a minute.

@@ -8,15 +8,25 @@ import (
 	"mcp-code-sandbox/internal/agent/runinit"
 )
 
-// slot holds the process that waits for the next run, if there is one.
-//
-// A booted program never waits beside a run, whose memory and processes it would use: it starts
-// when no run is active, and the next run takes it or ends it.
+// waiting is a Process in the slot.
+type waiting interface {
+	Process
+	// suits reports whether the process is alive and was started as this run needs it.
+	suits(spec *runinit.Spec) bool
+	// life returns how long the process may wait for a run.
+	life() time.Duration
+	// isBooted reports whether it runs a booted program.
+	isBooted() bool
+}
+
+// slot holds the process that waits for the next run, if there is one. A booted program never waits
+// beside a run, whose memory and processes it would use: it starts when no run is active, and the
+// next run takes it or ends it.
 type slot struct {
 	running atomic.Int64 // runs
 
 	mu      sync.Mutex
-	process Process
+	process waiting
 	expiry  *time.Timer
 }
 
@@ -37,7 +47,7 @@ func (s *slot) beginRun(cell bool) (end func()) {
 
 // fill starts a process if none waits. boot, unless nil, has it start its program, if no run is
 // active. A failure leaves the start to the next run.
-func (s *slot) fill(start func() (Process, error), boot func(Process) bool) {
+func (s *slot) fill(start func() (waiting, error), boot func(waiting) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.process == nil {
@@ -61,7 +71,7 @@ func (s *slot) fill(start func() (Process, error), boot func(Process) bool) {
 }
 
 // drop discards p if it still waits.
-func (s *slot) drop(p Process) bool {
+func (s *slot) drop(p waiting) bool {
 	s.mu.Lock()
 	waits := s.process == p
 	if waits {

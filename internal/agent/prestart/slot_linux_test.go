@@ -56,7 +56,7 @@ func TestSlotLives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s slot
 		var all []*isolated
-		start := func() (Process, error) {
+		start := func() (waiting, error) {
 			p := &isolated{Run: &Run{}, bareLife: bareLife}
 			var err error
 			var theirs *os.File
@@ -70,7 +70,7 @@ func TestSlotLives(t *testing.T) {
 			}
 			return p, err
 		}
-		fill := func(boot func(Process) bool) {
+		fill := func(boot func(waiting) bool) {
 			s.fill(start, boot)
 			synctest.Wait()
 		}

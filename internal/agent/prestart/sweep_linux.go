@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/proc"
 )
 
 const (
@@ -129,8 +131,8 @@ func (l *Landlock) isStray(pid int, parents map[int]int) (stray, certain bool) {
 	return false, false
 }
 
-// eachProcess calls f with each pid as soon as the kernel reports it. It returns whether all calls
-// returned true.
+// eachProcess calls f with each pid as soon as the kernel reports it: at the end of a longer list,
+// its first entries are out of date. It returns whether all calls returned true.
 func eachProcess(f func(pid int) bool) bool {
 	fd, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -138,26 +140,12 @@ func eachProcess(f func(pid int) bool) bool {
 	}
 	defer unix.Close(fd)
 	all := true
-	var names []string
-	buf := make([]byte, 64) // one or two processes: at the end of a longer list its first entries are out of date
-	for {
-		n, err := unix.Getdents(fd, buf)
-		switch {
-		case err == unix.EINVAL && len(buf) < 1024: // a longer name, before the processes
-			buf = make([]byte, 1024)
-			continue
-		case err != nil:
-			return false
-		case n == 0:
-			return all
-		}
-		_, _, names = unix.ParseDirent(buf[:n], -1, names[:0])
-		for _, name := range names {
-			if pid, err := strconv.Atoi(name); err == nil {
-				all = f(pid) && all
-			}
-		}
-	}
+	const oneOrTwo = 64 // bytes
+	err = proc.EachNumber(fd, oneOrTwo, func(pid int) bool {
+		all = f(pid) && all
+		return true
+	})
+	return err == nil && all
 }
 
 // parentOf returns the pid of a process's parent.

@@ -41,7 +41,6 @@ type zygote struct {
 
 	mu       sync.Mutex
 	pid      int // of a successor, as it reports
-	started  bool
 	gone     bool
 	asked    []chan forked          // one for each unanswered request
 	children map[int]chan wire.Exit // by pid
@@ -219,8 +218,7 @@ func (z *zygote) handle(message string) {
 }
 
 func (z *zygote) markReadyLocked() {
-	if !z.started {
-		z.started = true
+	if !z.isReady() {
 		close(z.ready)
 	}
 }
@@ -271,7 +269,7 @@ func (z *zygote) reapSuccessor() {
 func (z *zygote) endIfIdle() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if len(z.children) > 0 || len(z.asked) > 0 || !z.started {
+	if len(z.children) > 0 || len(z.asked) > 0 || !z.isReady() {
 		z.idle.Reset(zygoteLife)
 		return
 	}
@@ -312,7 +310,7 @@ func (z *zygote) fork(request string, files ...*os.File) (forked, error) {
 func (z *zygote) ask(request string, answer chan forked, files ...*os.File) error {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.gone || !z.started {
+	if z.gone || !z.isReady() {
 		return errNoZygote
 	}
 	if err := proc.SendFiles(z.conn, request, files...); err != nil {
@@ -358,5 +356,5 @@ func (z *zygote) isReady() bool {
 func (z *zygote) isIdle() bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.started && !z.gone && len(z.children) == 0 && len(z.asked) == 0
+	return z.isReady() && !z.gone && len(z.children) == 0 && len(z.asked) == 0
 }

@@ -26,10 +26,9 @@ const maxLine = 4 << 10
 var errLongLine = fmt.Errorf("the interpreter was killed: it sent the agent a line of more than %d bytes. "+
 	"Code must not write to descriptors that it has not opened", maxLine)
 
-// cells is run-init's side of a live interpreter. It speaks with the driver over the driver's
-// descriptor 3; docs/warm-start.md has the protocol. Malformed lines are ignored, since user code
-// may have written them. A line of more than maxLine bytes cannot be skipped safely: it ends the
-// interpreter with errLongLine.
+// cells is run-init's side of a live interpreter. docs/notes-agent.md has the driver's protocol.
+// User code may write to the driver's socket, too: malformed lines are ignored, and a line of more
+// than maxLine bytes ends the interpreter with errLongLine.
 type cells struct {
 	pid    int // of the interpreter, and of its process group
 	driver *os.File
@@ -244,7 +243,7 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 		c.current = cell
 	}
 	c.mu.Unlock()
-	go c.forwardInterrupts(s)
+	go ForwardSignals(s, func() {}, func() { _ = syscall.Kill(-c.pid, syscall.SIGINT) })
 	if late := c.late.take(); len(late) > 0 {
 		_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeStdout, Data: late})
 	}
@@ -266,19 +265,6 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 		return 0, errInterpreterEnded
 	}
 	return exit, nil
-}
-
-// forwardInterrupts interrupts the interpreter and its foreground processes when the server asks.
-func (c *cells) forwardInterrupts(s *wire.Stream) {
-	for {
-		f, err := s.Recv(context.Background())
-		if err != nil {
-			return
-		}
-		if f.Type == wire.TypeInterrupt {
-			_ = syscall.Kill(-c.pid, syscall.SIGINT)
-		}
-	}
 }
 
 // fifo makes a named pipe and opens both ends. It fails if code has replaced the pipe.

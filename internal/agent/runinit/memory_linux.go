@@ -1,7 +1,6 @@
 package runinit
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"strconv"
@@ -20,20 +19,13 @@ func peakMemory(pid int) int64 { return memoryStatus(pid, "VmHWM:") }
 // MemoryOf returns the memory of a process in bytes, or 0 if it has ended.
 func MemoryOf(pid int) int64 { return memoryStatus(pid, "VmRSS:") }
 
-// memoryStatus reads a line of the process's status.
+// memoryStatus reads a line of the process's status, such as "VmRSS:	    1234 kB".
 func memoryStatus(pid int, name string) int64 {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if value, ok := strings.CutPrefix(lines.Text(), name); ok {
-			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-			if err != nil || kb < 0 {
-				return 0
-			}
-			return kb << 10
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, name); ok {
+			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			return max(0, kb) << 10
 		}
 	}
 	return 0

@@ -35,6 +35,21 @@ func Pump(s *wire.Stream, t wire.Type, r *os.File) {
 	}
 }
 
+// ForwardSignals calls kill or interrupt when the server asks for it, until the stream ends.
+func ForwardSignals(s *wire.Stream, kill, interrupt func()) {
+	for {
+		f, err := s.Recv(context.Background())
+		switch {
+		case err != nil:
+			return
+		case f.Type == wire.TypeKill:
+			kill()
+		case f.Type == wire.TypeInterrupt:
+			interrupt()
+		}
+	}
+}
+
 // Drain reads what is in a pipe, without waiting for more, until f returns false.
 func Drain(r *os.File, buf []byte, f func([]byte) bool) {
 	raw, err := r.SyscallConn()
