@@ -30,8 +30,7 @@ type run struct {
 	markBegun func()        // closes begun, once
 	done      chan struct{} // closed when the run has ended and, of a background run, its result is stored
 
-	memory   memory
-	tapeHold *hold
+	memory memory
 
 	mu         sync.Mutex
 	tape       tape
@@ -99,7 +98,7 @@ func (r *run) begin() {
 
 // output passes on what the program prints.
 func (r *run) output(stream Stream, p []byte) {
-	r.growTape(len(p))
+	r.tape.grow(&r.mu, func() int64 { return r.tape.end() + int64(len(p)) })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.tape.limit > 0 {
@@ -110,26 +109,6 @@ func (r *run) output(stream Stream, p []byte) {
 		if l.output != nil {
 			l.output(stream, p)
 		}
-	}
-}
-
-// growTape asks for the memory that the tape needs to keep n more bytes.
-func (r *run) growTape(n int) {
-	for {
-		r.mu.Lock()
-		limit, next := r.tape.limit, r.tape.wants(n)
-		r.mu.Unlock()
-		if next == 0 {
-			return
-		}
-		ok := r.tapeHold.grow(2 * int64(next-limit)) // its buffer has up to twice the limit
-		r.mu.Lock()
-		if ok && next <= r.tape.full { // it did not shrink meanwhile
-			r.tape.limit = next
-		} else {
-			r.tape.full = min(r.tape.full, limit)
-		}
-		r.mu.Unlock()
 	}
 }
 

@@ -139,100 +139,121 @@ func (r *redactor) redact(p []byte) []byte {
 	return p
 }
 
-// collector keeps the head and the tail of a stream in bounded memory. One goroutine writes to it;
-// any may call cut.
-type collector struct {
-	hold *hold // nil: it may grow up to limit
+// allowance is how many bytes a buffer may keep. It grows as far as its hold gets memory.
+type allowance struct {
+	hold  *hold // nil: no limit on memory
+	limit int   // bytes to keep now
+	full  int   // bytes to keep if there is memory for them
+}
 
-	mu    sync.Mutex
-	limit int // bytes to keep, if there is memory for them
-	half  int // bytes kept of the head, and of the tail
+func newAllowance(full int, h *hold) allowance {
+	a := allowance{hold: h, limit: full, full: full}
+	if h != nil {
+		a.limit = min(full, freeOutput)
+	}
+	return a
+}
+
+// grow raises the limit until it covers needs(), or there is no memory. mu guards a, but not while
+// the hold grows.
+func (a *allowance) grow(mu *sync.Mutex, needs func() int64) {
+	for {
+		mu.Lock()
+		limit, full, needed := a.limit, a.full, needs()
+		mu.Unlock()
+		if limit >= full || needed <= int64(limit) {
+			return
+		}
+		next := min(full, max(4*limit, int(needed)))
+		ok := a.hold.grow(2 * int64(next-limit)) // a buffer and its copies need up to twice the limit
+		mu.Lock()
+		if ok && next <= a.full { // it did not shrink meanwhile
+			a.limit = next
+		} else {
+			a.full = min(a.full, limit)
+		}
+		mu.Unlock()
+	}
+}
+
+// collector keeps the head and the tail of a stream in bounded memory, each half of its allowance.
+// One goroutine writes to it; any may call cut.
+type collector struct {
+	mu sync.Mutex
+	allowance
 	head  []byte
-	tail  []byte // at least the last half bytes after head, at most twice as many
+	tail  []byte // at least the last half after head, at most twice as much
 	total int64
 }
 
 // newCollector makes a collector whose memory m accounts for.
 func newCollector(limit int, m *memory) *collector {
-	c := &collector{limit: max(limit, 2*utf8.UTFMax)}
-	c.half = c.limit / 2
-	if c.hold = m.hold(c.cut); c.hold != nil {
-		c.half = min(c.limit, freeOutput) / 2
-	}
+	c := &collector{}
+	c.allowance = newAllowance(max(limit, 2*utf8.UTFMax), m.hold(c.cut))
 	return c
 }
 
-func (c *collector) write(p []byte) {
-	for {
-		c.mu.Lock()
-		size := 2 * c.half
-		if c.total > int64(size) || c.total+int64(len(p)) <= int64(size) || size >= c.limit/2*2 {
-			break
-		}
-		next := min(c.limit, max(4*size, int(c.total)+len(p)))
-		c.mu.Unlock()
-		c.resize(size, next, c.hold.grow(2*int64(next-size))) // 1.5 times for the buffers, once for the result
-	}
-	defer c.mu.Unlock()
-	c.append(p)
-}
+func (c *collector) half() int { return c.limit / 2 }
 
-// resize makes the collector keep next bytes instead of size, or never more than size if there is
-// no memory. It has not left out anything yet.
-func (c *collector) resize(size, next int, ok bool) {
+// isComplete reports whether the collector has the whole stream.
+func (c *collector) isComplete() bool { return c.total == int64(len(c.head)+len(c.tail)) }
+
+func (c *collector) write(p []byte) {
+	c.grow(&c.mu, func() int64 {
+		if !c.isComplete() {
+			return 0
+		}
+		return c.total + int64(len(p))
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !ok || c.limit < next { // or cut was called meanwhile
-		c.limit = min(c.limit, size)
+	half := c.half()
+	if len(c.head) < half && len(c.tail) > 0 && c.isComplete() { // it has grown
+		c.split(append(c.head, c.tail...))
+	}
+	c.total += int64(len(p))
+	if room := half - len(c.head); room > 0 {
+		n := min(room, len(p))
+		c.head = append(c.head, p[:n]...)
+		p = p[n:]
+	}
+	if len(p) >= half {
+		c.tail = append(c.tail[:0], p[len(p)-half:]...)
 		return
 	}
-	all := append(c.head, c.tail...)
-	c.half, c.head, c.tail = next/2, nil, nil
-	c.total = 0
-	c.append(all)
+	if len(c.tail)+len(p) > 2*half {
+		keep := half - len(p)
+		c.tail = c.tail[:copy(c.tail, c.tail[len(c.tail)-keep:])]
+	}
+	c.tail = append(c.tail, p...)
 }
 
 // cut drops what needs a hold: the pool has taken its memory.
 func (c *collector) cut() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.limit = min(c.limit, freeOutput)
-	half := c.limit / 2
-	if c.half <= half {
-		return
+	c.full = min(c.full, freeOutput)
+	if c.limit > c.full {
+		c.limit = c.full
+		c.split(append(c.head, c.tail...))
 	}
-	c.half = half
-	all := append(c.head, c.tail...)
-	c.head = slices.Clone(all[:min(half, len(all))])
-	c.tail = slices.Clone(all[max(len(c.head), len(all)-half):])
 }
 
-func (c *collector) append(p []byte) {
-	c.total += int64(len(p))
-	if room := c.half - len(c.head); room > 0 {
-		n := min(room, len(p))
-		c.head = append(c.head, p[:n]...)
-		p = p[n:]
-	}
-	if len(p) >= c.half {
-		c.tail = append(c.tail[:0], p[len(p)-c.half:]...)
-		return
-	}
-	if len(c.tail)+len(p) > 2*c.half {
-		keep := c.half - len(p)
-		c.tail = c.tail[:copy(c.tail, c.tail[len(c.tail)-keep:])]
-	}
-	c.tail = append(c.tail, p...)
+// split sets head and tail to both ends of p.
+func (c *collector) split(p []byte) {
+	half := c.half()
+	c.head = slices.Clone(p[:min(half, len(p))])
+	c.tail = slices.Clone(p[max(len(c.head), len(p)-half):])
 }
 
 // bytes returns the stream, or its head and tail with a line between them. It splits no character.
 func (c *collector) bytes() (out []byte, truncated bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.total <= int64(2*c.half) && c.total == int64(len(c.head)+len(c.tail)) {
+	if c.total <= int64(2*c.half()) && c.isComplete() {
 		return slices.Concat(c.head, c.tail), false
 	}
-	head, tail := cutEnd(c.head), cutStart(c.tail[max(0, len(c.tail)-c.half):])
+	head, tail := cutEnd(c.head), cutStart(c.tail[max(0, len(c.tail)-c.half()):])
 	omitted := c.total - int64(len(head)) - int64(len(tail))
 	out = fmt.Appendf(slices.Clip(head), "\n… [%d bytes omitted] …\n", omitted)
 	return append(out, tail...), true

@@ -48,7 +48,7 @@ func FuzzCollector(f *testing.F) {
 		for range times % 1000 {
 			c.write(piece)
 		}
-		if cap(c.tail) > 16*(c.half+len(piece))+64 {
+		if cap(c.tail) > 16*(c.half()+len(piece))+64 {
 			t.Errorf("a tail of %d bytes for a limit of %d", cap(c.tail), limit)
 		}
 		got, truncated := c.bytes()

@@ -129,7 +129,7 @@ func TestRecentRuns(t *testing.T) {
 
 // TestTapeStreams: a tape knows the stream of each kept byte, however much it has dropped.
 func TestTapeStreams(t *testing.T) {
-	tp := tape{limit: 10}
+	tp := tape{allowance: allowance{limit: 10}}
 	for i := range 5 * maxMarks {
 		tp.write(Stdout, []byte("o"))
 		tp.write(Stderr, []byte("e"))
@@ -145,7 +145,7 @@ func TestTapeStreams(t *testing.T) {
 	if got := tp.since(tp.end()-1, true); fmt.Sprint(got.Stderr) != "[[0 1]]" {
 		t.Errorf("the last byte: %v", got.Stderr)
 	}
-	wide := tape{limit: 100 * maxMarks}
+	wide := tape{allowance: allowance{limit: 100 * maxMarks}}
 	for range 2 * maxMarks {
 		wide.write(Stderr, []byte("e"))
 		wide.write(Stdout, []byte("o"))

@@ -75,14 +75,11 @@ func (e *Executor) newRun(caller session.Caller, rn runner.Runner, req Request, 
 	r.req.Code, r.req.Env, r.req.Services = "", nil, nil
 	r.req.Observer, r.req.Begun, r.req.Queued, r.req.Output = nil, nil, nil, nil
 	if req.Background || req.Handover > 0 {
-		r.tape.full = e.cfg.MaxOutputBytes
+		full := e.cfg.MaxOutputBytes
 		if req.Followed {
-			r.tape.full = max(r.tape.full, followedOutput)
+			full = max(full, followedOutput)
 		}
-		r.tape.limit = r.tape.full
-		if r.tapeHold = r.memory.hold(r.shrinkTape); r.tapeHold != nil {
-			r.tape.limit = min(r.tape.full, freeOutput)
-		}
+		r.tape.allowance = newAllowance(full, r.memory.hold(r.shrinkTape))
 	}
 	return r
 }

@@ -33,8 +33,7 @@ func (o Output) last(n int) Output {
 // tape keeps the last bytes of what a program prints, both streams in the order of arrival, in
 // bounded memory. A position counts from the program's first byte.
 type tape struct {
-	limit int    // bytes it keeps now
-	full  int    // bytes it may keep, if there is memory for them
+	allowance
 	start int64  // the position of data[0]
 	data  []byte // at least the last limit bytes, at most twice as many
 	marks []mark // where the stream changes, in order
@@ -68,19 +67,11 @@ func (t *tape) write(stream Stream, p []byte) {
 	t.dropMarks()
 }
 
-// wants returns how much the tape should keep to lose nothing of n more bytes, or 0 if that is not
-// more than now.
-func (t *tape) wants(n int) int {
-	if t.limit == 0 || t.limit >= t.full || t.end()+int64(n) <= int64(t.limit) {
-		return 0
-	}
-	return min(t.full, max(4*t.limit, int(t.end())+n))
-}
-
 // shrink makes the tape keep at most n bytes.
 func (t *tape) shrink(n int) {
 	if t.full = min(t.full, n); t.limit > n {
-		*t = t.last(n)
+		last := t.last(n)
+		t.limit, t.start, t.data, t.marks = n, last.start, last.data, last.marks
 	}
 }
 
@@ -94,10 +85,10 @@ func (t *tape) dropMarks() {
 	t.marks = slices.Delete(t.marks, 0, n)
 }
 
-// last returns a copy of the tape that keeps at most n bytes.
+// last returns a copy of the tape's last n bytes.
 func (t *tape) last(n int) tape {
 	drop := max(0, len(t.data)-n)
-	out := tape{limit: n, full: n, start: t.start + int64(drop), data: slices.Clone(t.data[drop:]), marks: slices.Clone(t.marks)}
+	out := tape{start: t.start + int64(drop), data: slices.Clone(t.data[drop:]), marks: slices.Clone(t.marks)}
 	out.dropMarks()
 	return out
 }

@@ -6,10 +6,10 @@ import (
 )
 
 func TestTape(t *testing.T) {
-	short := &tape{limit: 10}
+	short := &tape{allowance: allowance{limit: 10}}
 	short.write(Stdout, []byte("ab"))
 	short.write(Stdout, []byte("c\xe2\x82")) // the first part of a euro sign
-	long := &tape{limit: 10}
+	long := &tape{allowance: allowance{limit: 10}}
 	var all []byte
 	for i := range 100 {
 		p := bytes.Repeat([]byte{byte('a' + i%26)}, i%17)
@@ -20,7 +20,7 @@ func TestTape(t *testing.T) {
 		}
 	}
 	end := long.end()
-	cut := &tape{limit: 4}
+	cut := &tape{allowance: allowance{limit: 4}}
 	cut.write(Stdout, []byte("xx€yz")) // the euro sign loses its head
 	for _, tt := range []struct {
 		name            string
