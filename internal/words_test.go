@@ -7,15 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 )
 
-// unclean are directories that do not keep the rules yet. The list must only get shorter.
+// unclean are the starts of paths that do not keep the rules yet. The list must only get shorter.
 var unclean = []string{
-	"cmd/mcp-code-sandbox", "internal/agent", "internal/backend", "internal/executor", "internal/instance", "internal/mcpserver",
-	"internal/mediatype", "internal/proc", "internal/proxy", "internal/sandbox", "internal/session", "internal/wire",
+	"cmd/mcp-code-sandbox/backend", "internal/agent/", "internal/backend/", "internal/proc/", "internal/sandbox/", "internal/wire/",
 }
 
 // privateWords are words that a reader from outside this project would not know in this sense.
@@ -118,7 +118,7 @@ func eachSource(t *testing.T, check func(path string, lines []string, file *ast.
 	fset := token.NewFileSet()
 	for _, top := range []string{"bench", "cmd", "images", "integration", "internal", "runners", "web"} {
 		for _, path := range goPaths(t, top) {
-			if isUnclean(path) {
+			if slices.ContainsFunc(unclean, func(start string) bool { return strings.HasPrefix(path, start) }) {
 				continue
 			}
 			source, err := os.ReadFile(filepath.Join("..", path))
@@ -134,13 +134,4 @@ func eachSource(t *testing.T, check func(path string, lines []string, file *ast.
 			}
 		}
 	}
-}
-
-func isUnclean(path string) bool {
-	for _, dir := range unclean {
-		if strings.HasPrefix(path, dir+"/") {
-			return true
-		}
-	}
-	return false
 }

@@ -33,9 +33,9 @@ const (
 // errStopped is the reason for cancelling a run when the server stops.
 var errStopped = errors.New("the server stops")
 
-// Run executes code. It returns when no process of the run is left, or, for a background run, with a
-// Result that is Running. A program or sandbox that fails is a Result; a refusal or a sandbox that
-// cannot start is an *Error. A done ctx cancels a run that is not in the background.
+// Run executes code. It returns when no process of the run is left, or, for a background run, with
+// a Result that is Running. A program or sandbox that fails is a Result; a refusal or a sandbox
+// that cannot start is an *Error. A done ctx cancels a run that is not in the background.
 func (e *Executor) Run(ctx context.Context, caller session.Caller, req Request) (Result, error) {
 	rn, err := e.check(ctx, caller, &req)
 	if err != nil {

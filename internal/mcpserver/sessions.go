@@ -10,8 +10,8 @@ import (
 	"mcp-code-sandbox/internal/share"
 )
 
-// sessions bounds the SDK's sessions over HTTP: many clients, such as n8n, initialize and never come
-// back. It ends idle ones and, when a new one needs the room, one of the caller with the most.
+// sessions bounds the SDK's sessions over HTTP: many clients, such as n8n, initialize and never
+// come back. It ends idle ones and, when a new one needs the room, one of the caller with the most.
 // A client whose session is gone gets status 404 and initializes again.
 type sessions struct {
 	pool *share.Pool

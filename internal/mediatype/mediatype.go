@@ -1,4 +1,5 @@
-// Package mediatype returns the media type of a file by its name. It is the only place that decides.
+// Package mediatype returns the media type of a file by its name. It is the only place that
+// decides.
 //
 // It ignores the content, which the file's author controls, and the host's table of types, which
 // differs from machine to machine.

@@ -51,7 +51,8 @@ func dropped(name string) bool {
 		strings.HasPrefix(name, "Access-Control-") || strings.HasPrefix(name, "X-Accel-")
 }
 
-// privateCacheControl returns an answer's Cache-Control without what lets shared caches keep the answer.
+// privateCacheControl returns an answer's Cache-Control without what lets shared caches keep the
+// answer.
 func privateCacheControl(values []string) string {
 	kept := []string{"private"}
 	for _, v := range values {

@@ -20,9 +20,9 @@ type path struct {
 	plain    string   // "/a b/c"
 }
 
-// parsePath decodes each segment of an escaped path once and encodes it canonically. It refuses what
-// two programs may read differently, such as dot segments and encoded percent signs; see parseSegment.
-// With encodedSlash, a segment may contain %2F.
+// parsePath decodes each segment of an escaped path once and encodes it canonically. It refuses
+// what two programs may read differently, such as dot segments and encoded percent signs; see
+// parseSegment. With encodedSlash, a segment may contain %2F.
 func parsePath(escaped string, encodedSlash bool) (path, error) {
 	if escaped == "" {
 		escaped = "/"

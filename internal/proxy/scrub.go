@@ -251,8 +251,8 @@ func (s *scrubber) unfinished(buf []byte) (start, matched int) {
 	return len(buf), 0
 }
 
-// matchEscaped matches needle, with any escapes, at the start of buf. On a whole match, n is its length
-// in buf. If buf ends first, n is the number of matched characters. On a mismatch, n is -1.
+// matchEscaped matches needle, with any escapes, at the start of buf. On a whole match, n is its
+// length in buf. If buf ends first, n is the number of matched characters. On a mismatch, n is -1.
 func matchEscaped(needle, buf []byte) (n int, whole bool) {
 	i := 0
 	for k, want := range needle {

@@ -11,7 +11,8 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// Build builds an image from a Dockerfile alone, which is removed with the test, and returns its id.
+// Build builds an image from a Dockerfile alone, which is removed with the test, and returns its
+// id.
 func Build(t *testing.T, c *client.Client, tag, dockerfile string) (id string) {
 	t.Helper()
 	var buf bytes.Buffer
