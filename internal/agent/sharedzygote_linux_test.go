@@ -107,7 +107,7 @@ chmod 0 /.runs/* /.runs`))
 }
 
 // zygoteOf finds a sandbox's zygote.
-func zygoteOf(t *testing.T, b *sandboxtest.Box) int {
+func zygoteOf(t *testing.T, b *sandboxtest.Sandbox) int {
 	t.Helper()
 	pids := zygotesBelow(t, b.Sandbox.(*container).cmd.Process.Pid)
 	if len(pids) == 0 {

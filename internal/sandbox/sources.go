@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// Sources are what mounts have shown at one moment; nil what was not there. A runner that is
-// installed anew is another directory in the place of the old one, which a sandbox that is there
-// would go on to see, with nothing left in it.
+// Sources identifies the directories behind mounts; nil if one is missing. If they change,
+// sandboxes that mount the old ones are stale: a runner that was installed again is a new directory
+// at the same path.
 type Sources []fs.FileInfo
 
-// SourcesOf returns what mounts would show now.
+// SourcesOf returns the current sources of mounts.
 func SourcesOf(mounts []Mount) Sources {
 	all := make(Sources, len(mounts))
 	for i, m := range mounts {
@@ -20,7 +20,7 @@ func SourcesOf(mounts []Mount) Sources {
 	return all
 }
 
-// Same reports whether all of them are what they were.
+// Same reports whether none has changed.
 func (s Sources) Same(now Sources) bool {
 	return slices.EqualFunc(s, now, func(a, b fs.FileInfo) bool {
 		return a == nil && b == nil || a != nil && b != nil && os.SameFile(a, b)

@@ -6,14 +6,14 @@ import (
 	"sync"
 )
 
-// Tail keeps the last TailBytes written to it: what a process had to say when it ended, for
-// Exit.Detail. The zero value is ready; it is safe for concurrent use.
+// Tail keeps the last TailBytes written to it, such as a process's last messages for Exit.Detail.
+// The zero value is ready to use. It is safe for concurrent use.
 type Tail struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-// TailBytes is how much a Tail keeps.
+// TailBytes is the capacity of a Tail.
 const TailBytes = 4096
 
 func (t *Tail) Write(p []byte) (int, error) {
@@ -26,7 +26,8 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrom spares each sandbox the large buffer of io.Copy, for an output that hardly ever comes.
+// ReadFrom implements io.ReaderFrom. It saves each sandbox the 32 KB buffer of io.Copy, for rare
+// output.
 func (t *Tail) ReadFrom(r io.Reader) (n int64, err error) {
 	var buf [512]byte
 	for {

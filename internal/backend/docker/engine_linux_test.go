@@ -179,8 +179,7 @@ func TestEngineRestarts(t *testing.T) {
 	inst := installation(t)
 	b, h := e.open(t, t.TempDir(), func(c *docker.Config) { c.Installation = inst })
 	box := sandboxtest.Start(t, h, sandbox.Spec{Mounts: usr})
-	run := box.Begin(t, sandboxtest.Shell("echo up; sleep 1000"))
-	run.Until(t, "up\n")
+	box.BeginUntil(t, "up\n", sandboxtest.Shell("echo up; sleep 1000"))
 	e.stop(t)
 	select {
 	case <-box.Conn.Done():

@@ -128,8 +128,7 @@ func TestKilledFromOutside(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			box := sandboxtest.Start(t, h, sandbox.Spec{})
-			run := box.Begin(t, sandboxtest.Shell("echo up; sleep 1000"))
-			run.Until(t, "up\n")
+			box.BeginUntil(t, "up\n", sandboxtest.Shell("echo up; sleep 1000"))
 			if err := kill("mcp-sandbox-" + box.ID()); err != nil {
 				t.Fatal(err)
 			}
@@ -245,8 +244,7 @@ func TestEngineAway(t *testing.T) {
 	b := open(t, cfg.Root, func(c *docker.Config) { c.Installation, c.Host = cfg.Installation, g.Host })
 	h := harness(t, b)
 	box := sandboxtest.Start(t, h, sandbox.Spec{})
-	run := box.Begin(t, sandboxtest.Shell("echo up; sleep 1000"))
-	run.Until(t, "up\n")
+	box.BeginUntil(t, "up\n", sandboxtest.Shell("echo up; sleep 1000"))
 
 	g.Away()
 	select {

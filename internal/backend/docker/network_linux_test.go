@@ -38,7 +38,7 @@ func TestNetwork(t *testing.T) {
 	lists, reach := sandboxtest.WorldLists(), sandboxtest.Reach
 	// A server on the same bridge.
 	neighbour := sandboxtest.Start(t, h, spec)
-	serving := neighbour.Begin(t, sandboxtest.Python(`
+	serving := neighbour.BeginUntil(t, "\n", sandboxtest.Python(`
 ip = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()[0]
 l = socket.create_server(("0.0.0.0", 8000))
 u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(("0.0.0.0", 5001))
@@ -46,7 +46,6 @@ print(ip, flush=True)
 u.settimeout(1000)
 print("GOT", u.recv(100), flush=True)
 `))
-	serving.Until(t, "\n")
 	peer := strings.TrimSpace(string(serving.Stdout()))
 	addr, err := netip.ParseAddr(peer)
 	if err != nil {

@@ -139,8 +139,7 @@ print("end")`))
 		}
 	})
 	t.Run("kill", func(t *testing.T) {
-		run := box.Begin(t, code("import signal, time\nfor s in (signal.SIGTERM, signal.SIGINT): signal.signal(s, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)"))
-		run.Until(t, "up\n")
+		run := box.BeginUntil(t, "up\n", code("import signal, time\nfor s in (signal.SIGTERM, signal.SIGINT): signal.signal(s, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)"))
 		run.Send(t, wire.TypeKill)
 		if res := run.WaitFor(t, patience); res.Exit.Signal != 9 || res.Exit.Code != 137 {
 			t.Errorf("%+v", res.Exit)

@@ -47,7 +47,7 @@ func TestPool(t *testing.T) {
 	if !strings.HasPrefix(sb.ID(), "pool-") {
 		t.Errorf("%s was started for the session", sb.ID())
 	}
-	box := &sandboxtest.Box{Sandbox: sb, Conn: wire.NewConn(sb.Conn(), wire.ServerSide, nil), Workspace: files}
+	box := &sandboxtest.Sandbox{Sandbox: sb, Conn: wire.NewConn(sb.Conn(), wire.ServerSide, nil), Workspace: files}
 	if res := box.Run(t, sandboxtest.Shell("ls -A /data; echo mine > /workspace/file; cat /mnt/data/file")); string(res.Stdout) != "mine\n" || res.Exit.Code != 0 {
 		t.Errorf("%+v: %s%s", res.Exit, res.Stdout, res.Stderr)
 	}

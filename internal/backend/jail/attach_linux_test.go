@@ -52,7 +52,7 @@ func TestAttach(t *testing.T) {
 	if err := p.Attach(t.Context(), ws); err != nil {
 		t.Fatal(err)
 	}
-	late := &sandboxtest.Box{Sandbox: p, Conn: wire.NewConn(p.Conn(), wire.ServerSide, nil), Workspace: ws}
+	late := &sandboxtest.Sandbox{Sandbox: p, Conn: wire.NewConn(p.Conn(), wire.ServerSide, nil), Workspace: ws}
 	t.Cleanup(func() { _ = late.Conn.Close() })
 	// The first run gets a run-init from before the workspace came, the second one from after.
 	for range 2 {

@@ -246,7 +246,7 @@ func TestSharedZygoteRotation(t *testing.T) {
 	}
 	t.Cleanup(backend.Close)
 	h := zygoteHarness(t, backend)
-	random := func(b *sandboxtest.Box) string {
+	random := func(b *sandboxtest.Sandbox) string {
 		t.Helper()
 		res := b.Run(t, sandboxtest.Python(`
 import ctypes

@@ -11,8 +11,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// testApart: runs that share a pid namespace cannot read, change or, where the kernel can forbid it, signal each other, the
-// agent or their own init.
+// testApart: runs that share a pid namespace cannot read or change each other, the agent or their
+// own init, nor signal them if the kernel can forbid it.
 func (s *suite) testApart(t *testing.T) {
 	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 200}})
 	r := Python(`
@@ -26,11 +26,9 @@ print("here", flush=True)
 signal.pause()
 `)
 	r.Env = map[string]string{"MARK": "other-run"}
-	other := b.Begin(t, r)
-	other.Until(t, "here\n")
-	// An interpreter, with the pipes and the code of its cell.
-	cell := b.Begin(t, Cell(t, "python", "print('in', flush=True)\nimport time\nwhile True: time.sleep(0.1)"))
-	cell.Until(t, "in\n")
+	other := b.BeginUntil(t, "here\n", r)
+	// An interpreter with a cell: its pipes and its code.
+	cell := b.BeginUntil(t, "in\n", Cell(t, "python", "print('in', flush=True)\nimport time\nwhile True: time.sleep(0.1)"))
 
 	const look = `
 other, private = json.load(open("/data/other"))
@@ -121,13 +119,12 @@ child = subprocess.Popen(["sleep", "1000"]); child.kill(); child.wait()  # one's
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.skip {
-				Skip(t, "this kernel's Landlock cannot keep runs apart in this")
+				Skip(t, "this kernel's Landlock cannot forbid this")
 			}
 			b.Probe(t, look+test.code)
 		})
 	}
-	other.Send(t, wire.TypeKill)
-	if res := other.Wait(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
+	if res := other.Kill(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
 		t.Errorf("the other run was not left alone: %+v %s", res.Exit, res.Stderr)
 	}
 	cell.Send(t, wire.TypeInterrupt)
@@ -137,8 +134,8 @@ child = subprocess.Popen(["sleep", "1000"]); child.kill(); child.wait()  # one's
 	b.Alive(t)
 }
 
-// Survival tests that nothing of a run survives it where the sandbox's kernel cannot keep runs apart, so that the code
-// can kill its own init.
+// Survival tests that no process survives its run on a kernel that cannot keep runs apart, so that
+// code can kill its own init.
 func Survival(t *testing.T, h Harness) {
 	s := &suite{Harness: h}
 	t.Run("Signals", s.testDeafAgent)
@@ -146,11 +143,10 @@ func Survival(t *testing.T, h Harness) {
 	t.Run("Beside", func(t *testing.T) { s.testDaemons(t, true) })
 }
 
-// testDeafAgent: no signal that code can send, in any way, ends the agent or a run beside it that it was not sent to.
+// testDeafAgent: no signal, however code sends it, ends the agent or another run.
 func (s *suite) testDeafAgent(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
-	other := b.Begin(t, Shell("echo here; exec sleep 1000"))
-	other.Until(t, "here\n")
+	other := b.BeginUntil(t, "here\n", Shell("echo here; exec sleep 1000"))
 	b.Probe(t, `
 import fcntl
 queue = 129 if os.uname().machine == "x86_64" else 138
@@ -173,24 +169,23 @@ for _ in range(20):
         os.close(r); os.close(w)
 `)
 	b.Alive(t)
-	other.Send(t, wire.TypeKill)
-	if res := other.Wait(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
-		t.Errorf("the run beside it suffered: %+v %s", res.Exit, res.Stderr)
+	if res := other.Kill(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
+		t.Errorf("the other run was harmed: %+v %s", res.Exit, res.Stderr)
 	}
 }
 
-// testDaemons: what forks, hides and multiplies to outlive its run does not, nor does it harm the run beside it.
+// testDaemons: processes that fork, hide and multiply do not outlive their run, and do not harm
+// another run.
 func (s *suite) testDaemons(t *testing.T, beside bool) {
 	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 60}})
 	var other *Running
 	if beside {
-		other = b.Begin(t, Python(`
+		other = b.BeginUntil(t, "here\n", Python(`
 print("here", flush=True)
 while True:
     try: subprocess.run(["sleep", "0.01"])
     except OSError: pass  # there may be no process left to start, for a moment
 `))
-		other.Until(t, "here\n")
 	}
 	const daemon = `
 alive = os.open("/data/alive", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -242,7 +237,7 @@ def kill_init():
 		{"init stopped", "for _ in range(5): daemon(scribble)\nready()\nos.kill(os.getppid(), signal.SIGSTOP)\nprint('stopped', flush=True)\nscribble()\n"},
 	} {
 		if strings.HasPrefix(test.name, "init") && s.landlock(6) {
-			continue // it cannot be reached: see testApart
+			continue // code cannot signal it: see testApart
 		}
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(b.Workspace, "alive")
@@ -267,9 +262,8 @@ def kill_init():
 		})
 	}
 	if beside {
-		other.Send(t, wire.TypeKill)
-		if res := other.Wait(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 || len(res.Stderr) > 0 {
-			t.Errorf("the run beside them suffered: %+v %s", res.Exit, res.Stderr)
+		if res := other.Kill(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 || len(res.Stderr) > 0 {
+			t.Errorf("the other run was harmed: %+v %s", res.Exit, res.Stderr)
 		}
 	}
 	b.Alive(t)

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunBPF runs a classic BPF program on data as the kernel would, and returns what the program returns. It
-// knows the instructions that this project's filters use. A load past the end of data ends the program with 0.
+// RunBPF runs a classic BPF program on data as the kernel would, and returns its result. It knows
+// the instructions that this project's filters use. A load past the end of data ends the program
+// with 0.
 func RunBPF(prog []unix.SockFilter, order binary.ByteOrder, data []byte) (uint32, error) {
 	var a, x uint32
 	var outside bool

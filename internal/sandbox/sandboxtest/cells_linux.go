@@ -12,7 +12,7 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// The drivers of living interpreters, on the interpreters that every machine has.
+// The interpreters' drivers, for interpreters that every machine has.
 var drivers = map[string]struct {
 	file string
 	argv []string
@@ -21,7 +21,7 @@ var drivers = map[string]struct {
 	"shell":  {"shell/driver.sh", []string{"/bin/bash", "{driver}"}},
 }
 
-// Cell is a run of the next cell of a living interpreter.
+// Cell is a run of the next cell of an interpreter.
 func Cell(t *testing.T, language, code string) wire.Run {
 	t.Helper()
 	d := drivers[language]
@@ -34,12 +34,12 @@ func Cell(t *testing.T, language, code string) wire.Run {
 
 var lateOutput = regexp.MustCompile(`(?s)\[late output of cell \d+\]\n.*?\[end of late output\]\n`)
 
-// splitLate separates what a cell printed from what the threads of earlier cells did.
+// splitLate separates a cell's own output from that of earlier cells' threads and children.
 func splitLate(stdout []byte) (own, late string) {
 	return string(lateOutput.ReplaceAll(stdout, nil)), string(bytes.Join(lateOutput.FindAll(stdout, -1), nil))
 }
 
-// testCells: interpreters that live on between runs.
+// testCells: interpreters keep their state between runs.
 func (s *suite) testCells(t *testing.T) {
 	t.Run("State", func(t *testing.T) {
 		b := s.start(t, sandbox.Spec{})
@@ -94,8 +94,7 @@ func (s *suite) testCells(t *testing.T) {
 			"python": "import time\nkept = 1\nprint('on', flush=True)\nwhile True: time.sleep(0.1)",
 			"shell":  "kept=1\necho on\nwhile true; do sleep 0.1; done",
 		} {
-			r := b.Begin(t, Cell(t, language, code))
-			r.Until(t, "on\n")
+			r := b.BeginUntil(t, "on\n", Cell(t, language, code))
 			r.Send(t, wire.TypeInterrupt)
 			if res := r.WaitFor(t, 2*time.Second); res.Exit.Code != 130 || res.Exit.Lost {
 				t.Errorf("%s: %+v %s", language, res.Exit, res.Stderr)
@@ -126,14 +125,14 @@ func (s *suite) testCells(t *testing.T) {
 				t.Errorf("after %s: %q %+v", crash.code, again.Stdout, again.Exit)
 			}
 		}
-		// More than the streams between it and the server hold at a time.
+		// More output than the streams to the server buffer.
 		res := b.Run(t, Cell(t, "python", "import os, sys\nsys.stdout.write('x' * 1_000_000)\nos._exit(7)"))
 		if len(res.Stdout) != 1_000_000 || res.Exit.Code != 7 || !res.Exit.Lost {
 			t.Errorf("%d bytes of 1000000 came, %+v", len(res.Stdout), res.Exit)
 		}
 	})
 	t.Run("ShellEnds", func(t *testing.T) {
-		// A cell that ends its shell ends itself alone: state and options stay.
+		// A cell that exits its shell ends only itself: state and options stay.
 		b := s.start(t, sandbox.Spec{})
 		given := Cell(t, "shell", "set -euo pipefail; x=1; f() { local y=2; false; }; a=('1 2' $'3\n4'); cd /tmp; exec 7>seven; f; echo never")
 		given.CellEnv = map[string]string{"TOKEN": "t"}
@@ -163,7 +162,7 @@ func (s *suite) testCells(t *testing.T) {
 				t.Errorf("%s: %q %q %+v; want %q and %d", step.code, res.Stdout, res.Stderr, res.Exit, step.want, step.exit)
 			}
 		}
-		var open string // descriptors: they do not add up
+		var open string // descriptors, which must not accumulate
 		for range 50 {
 			res := b.Run(t, Cell(t, "shell", "set -e; open=(/proc/$$/fd/*); echo ${#open[@]}; false"))
 			if res.Exit.Code != 1 || res.Exit.Lost || open != "" && string(res.Stdout) != open {
@@ -171,8 +170,7 @@ func (s *suite) testCells(t *testing.T) {
 			}
 			open = string(res.Stdout)
 		}
-		r := b.Begin(t, Cell(t, "shell", "kept=1; echo on; while true; do sleep 0.1; done"))
-		r.Until(t, "on\n")
+		r := b.BeginUntil(t, "on\n", Cell(t, "shell", "kept=1; echo on; while true; do sleep 0.1; done"))
 		r.Send(t, wire.TypeInterrupt)
 		if res := r.WaitFor(t, 2*time.Second); res.Exit.Code != 130 || res.Exit.Lost {
 			t.Errorf("an interrupt under set -e: %+v %s", res.Exit, res.Stderr)
@@ -199,8 +197,7 @@ func (s *suite) testCells(t *testing.T) {
 			"python": "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('on')\nwhile True: pass",
 			"shell":  "trap '' INT TERM; echo on; while :; do :; done",
 		} {
-			r := b.Begin(t, Cell(t, language, code))
-			r.Until(t, "on\n")
+			r := b.BeginUntil(t, "on\n", Cell(t, language, code))
 			r.Send(t, wire.TypeKill)
 			if res := r.WaitFor(t, time.Second); res.Exit.Signal != 9 || !res.Exit.Lost {
 				t.Errorf("%s: %+v", language, res.Exit)
@@ -243,7 +240,7 @@ sys.stderr.write("error\n"); _ = os.write(2, b"\xff\n")
 		if got := string(res.Stdout); got != "print\nos.write\nsubprocess\nC\nthread\n" || string(res.Stderr) != "error\n\xff\n" {
 			t.Errorf("%q %q", res.Stdout, res.Stderr)
 		}
-		next := func(code string) Result { // of the interpreter that has run the cells before
+		next := func(code string) Result { // in the interpreter of the cells before
 			t.Helper()
 			res := b.Run(t, Cell(t, "python", code))
 			if res.Exit.Code != 0 || res.Exit.Lost || res.Exit.Fresh {
@@ -251,7 +248,7 @@ sys.stderr.write("error\n"); _ = os.write(2, b"\xff\n")
 			}
 			return res
 		}
-		// What an earlier cell left running cannot print into a later one.
+		// A thread that an earlier cell started cannot print into a later one.
 		next(`child = subprocess.Popen(["sh", "-c", "while echo late; do sleep 0.01; done"])`)
 		if own, _ := splitLate(next("import time; time.sleep(0.3); child.kill(); child.wait(); print('mine')").Stdout); own != "mine\n" {
 			t.Errorf("a child of an earlier cell printed into a later one: %q", own)
@@ -268,7 +265,7 @@ talker.start()`)
 			t.Errorf("a thread of an earlier cell printed into a later one: %q %q", own, late)
 		}
 		next("quiet.set(); talker.join()")
-		// A thread that prints is in nobody's way when the next cell begins, nor does it crash.
+		// A thread that is printing when the next cell begins neither blocks it nor crashes.
 		next(`
 class Slow:
     def __str__(self): go.wait(); return "late"
@@ -280,7 +277,7 @@ thread.start()`)
 		if own, late := splitLate(next("go.set(); thread.join(); print(*outcome)").Stdout); own != "printed\n" || late != "[late output of cell 8]\nlate late\n[end of late output]\n" {
 			t.Errorf("a thread that printed while a cell began: %q %q", own, late)
 		}
-		// What a cell does to its streams does not leave the next without.
+		// Whatever a cell does to its streams, the next cell has them.
 		for _, code := range []string{
 			"import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer)", "sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
 			"sys.stdout.reconfigure(encoding='ascii', errors='strict', write_through=False)", "sys.stdout.reconfigure(newline='\\r\\n')",
@@ -291,12 +288,12 @@ thread.start()`)
 				t.Errorf("after %s: %q %s", code, res.Stdout, res.Stderr)
 			}
 		}
-		// A stream that was kept, as logging does, prints into the cell that runs.
+		// A stream that a cell kept, as logging does, prints into the current cell.
 		next("import logging; logging.basicConfig(format='%(message)s')")
 		if res := next("logging.warning('logged'); subprocess.run(['echo', 'child'], stdout=sys.stdout); None"); string(res.Stderr) != "logged\n" || string(res.Stdout) != "child\n" {
 			t.Errorf("%q %q", res.Stdout, res.Stderr)
 		}
-		// Lines of the driver's protocol, and garbage, on every descriptor there is.
+		// Lines of the driver's protocol, and garbage, on every open descriptor.
 		forge := b.Run(t, Cell(t, "python", `
 for fd in range(3, 64):
     try: os.write(fd, b"result 999 0\nresult x y z\n\x00\xff garbage\nready\ndisplay 999 text/plain ../../../etc/passwd\n")
@@ -307,7 +304,7 @@ sys.exit(5)
 		if forge.Exit.Code != 5 || !strings.Contains(string(forge.Stdout), `{"type":"exit"}`) {
 			t.Errorf("%+v %q", forge.Exit, forge.Stdout)
 		}
-		// A line that is too long is an error, not a wait without end.
+		// A line that is too long is an error; nothing waits for its end.
 		for _, line := range []string{`b"x" * 5000 + b"\n"`, `b"x" * 5000`, `b"display 1 " + b"m" * 5000 + b" name\n"`} {
 			res := b.Begin(t, Cell(t, "python", `
 import os, time
@@ -327,7 +324,7 @@ time.sleep(60)
 	})
 }
 
-// testDisplays: what a program leaves to be displayed comes out, and nothing else does, whatever it leaves.
+// testDisplays: a program's displays arrive, and no other file does, whatever it puts there.
 func (s *suite) testDisplays(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
 	show := func(code string) Result {

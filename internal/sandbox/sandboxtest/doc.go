@@ -1,6 +1,6 @@
-// Package sandboxtest is the conformance suite of sandbox backends: what a run inside may do, what it must
-// not be able to do, and what is left when it has ended. A backend passes it whole or is not a backend.
+// Package sandboxtest is the conformance suite of sandbox backends: what a run may do, what it must
+// not be able to do, and that nothing is left after it. Every backend must pass all of it.
 //
-// The attacks are programs that run inside, in Python; what they got away with is judged outside. They need
-// /usr/bin/python3 and a shell in the sandbox and nothing else.
+// The attacks are Python programs that run inside and print what they achieved. They need
+// /usr/bin/python3 and a shell in the sandbox.
 package sandboxtest

@@ -11,9 +11,10 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// testFiles: nothing of the host can be read, and nothing but the workspace and the run's own /tmp be written.
+// testFiles: a run cannot read the host's files, and can write only to the workspace and its own
+// /tmp.
 func (s *suite) testFiles(t *testing.T) {
-	host := t.TempDir() // stands for everything of the host that is not lent to the sandbox
+	host := t.TempDir() // represents everything of the host that the sandbox must not see
 	secret := filepath.Join(host, "secret")
 	if err := os.WriteFile(secret, []byte("of the host"), 0o666); err != nil {
 		t.Fatal(err)
@@ -171,7 +172,7 @@ except OSError: pass
 		if len(got) > 0 {
 			t.Errorf("environment also has %v", got)
 		}
-		// What one run was given the next does not see, nor any other process of it.
+		// The next run does not see the variables of the last one, in any process.
 		b.Probe(t, `
 for path in glob.glob("/proc/[0-9]*/environ"):
     try:
@@ -181,7 +182,7 @@ for path in glob.glob("/proc/[0-9]*/environ"):
 	})
 }
 
-// quote makes a Python literal of a path.
+// quote returns a Python literal of a string.
 func quote(s string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`, "\n", `\n`).Replace(s) + "'"
 }

@@ -10,7 +10,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// testLateChildren: a process that a cell leaves behind prints on, and what it prints comes with a later cell, marked and bounded.
+// testLateChildren: what a process prints after its cell has ended comes with a later cell, marked
+// and bounded.
 func (s *suite) testLateChildren(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
 	run := func(language, code string) (own, late string) {
@@ -50,7 +51,7 @@ first = start('first', 'echo late; echo done >/tmp/file')`, "", "")
 	expect("shell", "echo >/tmp/gate; wait; cat /tmp/file2", "done\n", "")
 	expect("shell", "echo mine", "mine\n", text)
 
-	// One that floods is not read as fast as it can write, and costs no memory.
+	// A child that floods its output is throttled and costs no memory.
 	expect("python", `
 flood = start('flood', 'exec ' + sys.executable + ''' -c "
 import os, time
@@ -67,7 +68,7 @@ open('/tmp/written', 'w').write(str(n))"''')`, "", "")
 		t.Errorf("of %d bytes: %.100q ... %q", written, late, late[max(0, len(late)-100):])
 	}
 
-	// Of those that wait for long, the oldest cells' lose their pipes.
+	// Of many waiting children, those of the oldest cells lose their pipes.
 	for i := range 18 {
 		expect("python", fmt.Sprintf("waiting = %s; waiting.append(start('w%d', 'echo late'))", map[bool]string{true: "[]", false: "waiting"}[i == 0], i), "", "")
 	}

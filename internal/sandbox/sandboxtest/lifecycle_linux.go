@@ -25,8 +25,7 @@ func (s *suite) testLifecycle(t *testing.T) {
 	})
 	t.Run("close", func(t *testing.T) {
 		b := s.start(t, sandbox.Spec{})
-		r := b.Begin(t, Shell("echo up; sleep 1000"))
-		r.Until(t, "up\n")
+		r := b.BeginUntil(t, "up\n", Shell("echo up; sleep 1000"))
 		expired, stop := context.WithCancel(ctx)
 		stop()
 		if _, err := b.Wait(expired); !errors.Is(err, context.Canceled) {
@@ -58,8 +57,7 @@ func (s *suite) testLifecycle(t *testing.T) {
 	})
 	t.Run("hang up", func(t *testing.T) {
 		b := s.start(t, sandbox.Spec{})
-		r := b.Begin(t, Shell("echo up; sleep 1000"))
-		r.Until(t, "up\n")
+		b.BeginUntil(t, "up\n", Shell("echo up; sleep 1000"))
 		_ = b.Conn.Close() // the agent ends with its connection
 		if exit, err := b.Wait(ctx); err != nil || exit.Cause != sandbox.CauseLost {
 			t.Errorf("Wait: %+v, %v", exit, err)
@@ -70,13 +68,12 @@ func (s *suite) testLifecycle(t *testing.T) {
 		if err := b.Conn.Ping(ctx); err != nil {
 			t.Errorf("Ping: %v", err)
 		}
-		// Things for runs that have ended, or are over before they have begun.
+		// Signals for runs that have ended, or end before they have begun.
 		for range 20 {
 			r := b.Begin(t, Shell("sleep 1000"))
 			r.Send(t, wire.TypeInterrupt)
 			r.Send(t, wire.TypeKill)
-			r.Send(t, wire.TypeKill)
-			if res := r.Wait(t); res.Exit.Code == 0 {
+			if res := r.Kill(t); res.Exit.Code == 0 {
 				t.Errorf("%+v", res.Exit)
 			}
 			r.Send(t, wire.TypeKill)
@@ -116,7 +113,7 @@ func (s *suite) testLifecycle(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		var wg sync.WaitGroup
-		boxes := make([]*Box, 6)
+		boxes := make([]*Sandbox, 6)
 		for i := range boxes {
 			ws := Workspace(t, s.Owner)
 			wg.Go(func() {
@@ -125,7 +122,7 @@ func (s *suite) testLifecycle(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				boxes[i] = &Box{Sandbox: sb, Conn: wire.NewConn(sb.Conn(), wire.ServerSide, nil), Workspace: ws}
+				boxes[i] = &Sandbox{Sandbox: sb, Conn: wire.NewConn(sb.Conn(), wire.ServerSide, nil), Workspace: ws}
 			})
 		}
 		wg.Wait()

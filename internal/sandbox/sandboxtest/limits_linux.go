@@ -12,17 +12,17 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// testLimits: a run that takes all it can get is stopped; the sandbox and a run beside it live on.
+// testLimits: a run that takes all it can get is stopped. The sandbox and another run in it
+// survive.
 func (s *suite) testLimits(t *testing.T) {
 	const MB = 1 << 20
 	limits := sandbox.Limits{MemoryBytes: 256 * MB, PIDs: 64, CPUs: 1, TmpBytes: 16 * MB}
 	if !s.Has.HostKernel {
 		t.Run("memory of a kernel", s.testKernelMemory)
-		limits.MemoryBytes *= 4 // a forked process copies more of its memory there; the rest is about other limits
+		limits.MemoryBytes *= 4 // there, a fork copies more memory; the tests below are about other limits
 	}
 	b := s.start(t, sandbox.Spec{Limits: limits})
-	neighbour := b.Begin(t, Shell("echo here; exec sleep 1000"))
-	neighbour.Until(t, "here\n")
+	neighbour := b.BeginUntil(t, "here\n", Shell("echo here; exec sleep 1000"))
 	_, hasMeter := b.Sandbox.(sandbox.Meter)
 	usage := func() sandbox.Usage {
 		t.Helper()
@@ -42,7 +42,7 @@ func (s *suite) testLimits(t *testing.T) {
 	t.Run("socket buffers", s.testSocketMemory)
 	t.Run("fork bomb", func(t *testing.T) {
 		before := usage()
-		bomb := b.Begin(t, Python(`
+		bomb := b.BeginUntil(t, "refused\n", Python(`
 print("start", flush=True)
 refused = 0
 for _ in range(100000):
@@ -53,10 +53,8 @@ for _ in range(100000):
         if refused == 3: os.write(1, b"refused\n")
         time.sleep(0.01)
 `))
-		bomb.Until(t, "refused\n")
 		after := usage()
-		bomb.Send(t, wire.TypeKill)
-		res := bomb.Wait(t)
+		res := bomb.Kill(t)
 		if res.Exit.Signal != 9 {
 			t.Errorf("%+v", res.Exit)
 		}
@@ -66,9 +64,9 @@ for _ in range(100000):
 		b.Alive(t)
 	})
 	t.Run("bomb in a new sandbox", func(t *testing.T) {
-		// The agent has not yet made the threads it may come to need; the limit must not keep it from living.
+		// The agent has not yet started all its threads; the limit must not stop it from doing so.
 		b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 24}})
-		bomb := b.Begin(t, Python(`
+		bomb := b.BeginUntil(t, "refused\n", Python(`
 refused = 0
 while True:
     try:
@@ -78,7 +76,6 @@ while True:
         if refused == 3: os.write(1, b"refused\n")
         time.sleep(0.001)
 `))
-		bomb.Until(t, "refused\n")
 		var beside [60]*Running
 		for i := range beside {
 			beside[i] = b.Begin(t, Shell("echo"))
@@ -88,8 +85,7 @@ while True:
 				t.Errorf("a run that did not run reports success: %+v", res.Exit)
 			}
 		}
-		bomb.Send(t, wire.TypeKill)
-		if res := bomb.Wait(t); res.Exit.Signal != 9 {
+		if res := bomb.Kill(t); res.Exit.Signal != 9 {
 			t.Errorf("%+v", res.Exit)
 		}
 		b.Alive(t)
@@ -109,19 +105,17 @@ except RuntimeError:
 		b.Alive(t)
 	})
 	t.Run("shell fork bomb", func(t *testing.T) {
-		bomb := b.Begin(t, wire.Run{Argv: []string{"/bin/bash", "-c", `echo start; f() { f | f & }; f; sleep 1000`}})
-		bomb.Until(t, "start\n")
-		for range 3 { // while it goes on, the sandbox answers; a run may find no process left for it
+		bomb := b.BeginUntil(t, "start\n", wire.Run{Argv: []string{"/bin/bash", "-c", `echo start; f() { f | f & }; f; sleep 1000`}})
+		for range 3 { // the sandbox answers meanwhile, even if no process is left for the run
 			b.Run(t, Shell("true"))
 		}
-		bomb.Send(t, wire.TypeKill)
-		bomb.Wait(t)
+		bomb.Kill(t)
 		b.Alive(t)
 	})
 	t.Run("descriptors on their way", func(t *testing.T) {
-		// The kernel counts them by user: all sandboxes' together.
+		// The kernel counts them by user, over all sandboxes.
 		other := s.start(t, sandbox.Spec{})
-		flood := b.Begin(t, Python(s.facts()+`
+		flood := b.BeginUntil(t, "full\n", Python(s.facts()+`
 import array
 many = array.array("i", [0] * 253)
 held = []
@@ -133,15 +127,13 @@ except OSError as e:
     print("full" if e.errno == errno.ETOOMANYREFS or not HOST_KERNEL and e.errno == errno.EMFILE else e, flush=True)
     signal.pause()
 `))
-		flood.Until(t, "full\n")
-		for range 3 { // the first has what was ready before
+		for range 3 { // the first gets a prestarted process
 			other.Alive(t)
 			if res := other.Run(t, Python("print(1)")); string(res.Stdout) != "1\n" {
 				t.Errorf("a run in another sandbox: %+v %s", res.Exit, res.Stderr)
 			}
 		}
-		flood.Send(t, wire.TypeKill)
-		flood.Wait(t)
+		flood.Kill(t)
 	})
 	t.Run("file size", func(t *testing.T) {
 		r := Python(`
@@ -185,14 +177,13 @@ finish()
 		b.ProbeRun(t, r)
 	})
 
-	neighbour.Send(t, wire.TypeKill)
-	if res := neighbour.Wait(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
-		t.Errorf("the run beside them suffered: %+v", res.Exit)
+	if res := neighbour.Kill(t); string(res.Stdout) != "here\n" || res.Exit.Signal != 9 {
+		t.Errorf("the other run was harmed: %+v", res.Exit)
 	}
 }
 
-// testHeld: files that are deleted but open are seen, also those of other programs than Python's.
-func (s *suite) testHeld(t *testing.T, b *Box) {
+// testHeld: deleted files that a program keeps open are found, whatever the program.
+func (s *suite) testHeld(t *testing.T, b *Sandbox) {
 	for name, r := range map[string]wire.Run{
 		"python": Python(`
 f = os.open("/data/x", os.O_CREAT | os.O_WRONLY); os.unlink("/data/x")
@@ -203,22 +194,20 @@ signal.pause()
 `),
 		"shell": Shell("exec 9>/data/x; rm /data/x; head -c 8388608 /dev/zero >&9; echo held; exec sleep 1000"),
 	} {
-		run := b.Begin(t, r)
-		run.Until(t, "held\n")
+		run := b.BeginUntil(t, "held\n", r)
 		held := b.held(t)
 		if held.Bytes < 8<<20 && !(!s.Has.HostKernel && held.Hidden) || held.Bytes > 9<<20 {
 			t.Errorf("%s holds 8 MB: %+v", name, held)
 		}
-		run.Send(t, wire.TypeKill)
-		run.Wait(t)
+		run.Kill(t)
 		if held := b.held(t); held.Bytes != 0 {
 			t.Errorf("%s has ended: %+v", name, held)
 		}
 	}
 }
 
-// held asks the backend, or else the agent.
-func (b *Box) held(t *testing.T) sandbox.Held {
+// held asks the backend or, if it cannot tell, the agent.
+func (b *Sandbox) held(t *testing.T) sandbox.Held {
 	t.Helper()
 	if m, ok := b.Sandbox.(sandbox.Meter); ok {
 		held, err := m.Held()
@@ -231,8 +220,8 @@ func (b *Box) held(t *testing.T) sandbox.Held {
 	return sandbox.Held{Bytes: exit.HeldBytes, Hidden: exit.HeldMore}
 }
 
-// Programs that take more memory than there is: one process, many that are each smaller than the agent may be and call themselves
-// as worthy as it, and memory that belongs to no process.
+// Programs that take too much memory: one process; many, each smaller than the agent, with its
+// oom_score_adj; and memory that belongs to no process.
 const (
 	hog = `
 held = []
@@ -257,8 +246,8 @@ for _ in range(100 << 10): os.write(fd, bytes(1 << 20))
 `
 )
 
-// testMemory: the run that takes too much ends, and the sandbox lives on.
-func (s *suite) testMemory(t *testing.T, b *Box, usage func() sandbox.Usage) {
+// testMemory: a run that takes too much ends, and the sandbox survives.
+func (s *suite) testMemory(t *testing.T, b *Sandbox, usage func() sandbox.Usage) {
 	t.Run("memory", func(t *testing.T) {
 		before := usage()
 		res := b.Run(t, Python(hog))
@@ -292,7 +281,8 @@ func (s *suite) testMemory(t *testing.T, b *Box, usage func() sandbox.Usage) {
 	})
 }
 
-// socketHog fills connections with itself, in PROCESSES with CONNECTIONS each, and gives 9 if they hold more than LIMIT for long.
+// socketHog fills connections to itself, in PROCESSES with CONNECTIONS each. It exits with 9 if
+// they keep more than LIMIT bytes.
 const socketHog = `
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 def fill():
@@ -323,8 +313,8 @@ if held > LIMIT: time.sleep(10)  # it must not last
 os._exit(9 if held > LIMIT else 0)
 `
 
-// testSocketMemory: what a run leaves unread in TCP connections with itself stays within the memory limit, or ends
-// the run or the sandbox.
+// testSocketMemory: unread bytes in a run's TCP connections to itself stay within the memory limit,
+// or end the run or the sandbox.
 func (s *suite) testSocketMemory(t *testing.T) {
 	if !s.Has.Limits || !s.Has.TCPMemory {
 		t.Log("the memory limit leaves out the buffers of sockets here, as doctor says")
@@ -335,7 +325,7 @@ func (s *suite) testSocketMemory(t *testing.T) {
 		limit, processes, connections int
 	}{
 		{"few connections", 128 << 20, 1, 500},
-		{"many connections", 256 << 20, 6, 1900}, // each may take a little whatever the limit
+		{"many connections", 256 << 20, 6, 1900}, // each connection may hold a little, whatever the limit
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{MemoryBytes: int64(test.limit), PIDs: 64, CPUs: 1}})
@@ -345,7 +335,7 @@ func (s *suite) testSocketMemory(t *testing.T) {
 			exit, err := b.Begin(t, Python(code+socketHog)).exit(ctx)
 			switch {
 			case err != nil:
-				if err := b.Close(ctx); err != nil { // as the server does with a lost one; the cause stays
+				if err := b.Close(ctx); err != nil { // as the server does with a lost sandbox; the cause stays
 					t.Error(err)
 				}
 				if end, werr := b.Wait(ctx); werr != nil || end.Cause != sandbox.CauseOutOfMemory {
@@ -362,7 +352,8 @@ func (s *suite) testSocketMemory(t *testing.T) {
 	}
 }
 
-// testKernelMemory: where the sandbox's own kernel has its memory, the limit ends the run or the sandbox, which then says so.
+// testKernelMemory: with a kernel of its own, the limit ends the run or the sandbox, which reports
+// it.
 func (s *suite) testKernelMemory(t *testing.T) {
 	for name, code := range map[string]string{"one": hog, "many": strings.ReplaceAll(manyHogs, "range(40)", "range(60)"), "shared": sharedHog} {
 		t.Run(name, func(t *testing.T) {
@@ -371,7 +362,7 @@ func (s *suite) testKernelMemory(t *testing.T) {
 			defer cancel()
 			exit, err := b.Begin(t, Python(code)).exit(ctx)
 			if err == nil {
-				if exit.Code == 0 && name != "many" { // which may lose children alone
+				if exit.Code == 0 && name != "many" { // that one may lose only children
 					t.Errorf("100 GB fit into 256 MB: %+v", exit)
 				}
 				b.Alive(t)

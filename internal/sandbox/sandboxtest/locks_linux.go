@@ -7,11 +7,11 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// testLocks: a session's locks and watches reach no file of another session's. The same holds for the system's files
-// where they come from an image; the jail shows everybody the host's own, see SECURITY.md.
+// testLocks: a session's locks and watches do not affect another session's files, nor system files
+// that come from an image. The jail's sandboxes share the host's system files: see SECURITY.md.
 func (s *suite) testLocks(t *testing.T) {
 	holder, other := s.start(t, sandbox.Spec{}), s.start(t, sandbox.Spec{})
-	held := holder.Begin(t, Python(s.facts()+`
+	held := holder.BeginUntil(t, "held\n", Python(s.facts()+`
 import fcntl
 signal.signal(signal.SIGINT, lambda *_: None)
 watch = libc.inotify_init1(os.O_NONBLOCK)
@@ -26,7 +26,6 @@ signal.pause()
 try: breach("sees", os.read(watch, 4096))
 except BlockingIOError: print("nothing")
 `))
-	held.Until(t, "held\n")
 	other.Probe(t, s.facts()+`
 import fcntl
 for path, mode, lock in [("/data/flock", "w", fcntl.flock), ("/data/lockf", "w", fcntl.lockf)] + [("/usr/bin/env", "rb", fcntl.flock)] * IMAGE:

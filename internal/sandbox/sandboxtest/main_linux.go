@@ -10,8 +10,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The environment of a test binary that another test binary has started: what to do instead of testing, and
-// the path of the agent.
+// Variables of a test binary that another one started: its role, and the path of the agent.
 const (
 	roleEnv  = "SANDBOXTEST_ROLE"
 	AgentEnv = "SANDBOXTEST_AGENT"
@@ -25,13 +24,13 @@ func AgentFile() string { return agentFile }
 // Agent returns the agent that Main built, as docker.Config.Agent does.
 func Agent(string) ([]byte, error) { return os.ReadFile(agentFile) }
 
-// Env is the environment of this test binary, started again to do what Main's roles say under that name.
+// Env is the environment with which to start this test binary again, in one of Main's roles.
 func Env(role string, more ...string) []string {
 	return append(append(os.Environ(), roleEnv+"="+role, AgentEnv+"="+agentFile), more...)
 }
 
-// Main builds the agent, runs the tests of a backend and exits. Leaked goroutines fail the tests. A test binary
-// that was started with Env plays one of roles instead.
+// Main builds the agent, runs the tests of a backend and exits. Leaked goroutines fail the tests. A
+// test binary that was started with Env does its role instead.
 func Main(m *testing.M, roles map[string]func()) {
 	switch name := os.Getenv(roleEnv); name {
 	case "":

@@ -11,7 +11,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// testNoNetwork: without network there is loopback, of the sandbox alone.
+// testNoNetwork: without network a sandbox has only its own loopback.
 func (s *suite) testNoNetwork(t *testing.T) {
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -61,7 +61,8 @@ l = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(l.getso
 	}
 }
 
-// testForward: connections to 127.0.0.1:8099 become streams to the server, in both directions, and only then.
+// testForward: with Forward, connections to 127.0.0.1:8099 become streams to the server, in both
+// directions.
 func (s *suite) testForward(t *testing.T) {
 	const client = `
 c = socket.create_connection(("127.0.0.1", 8099), timeout=20)
@@ -69,7 +70,7 @@ c = socket.create_connection(("127.0.0.1", 8099), timeout=20)
 	t.Run("echo", func(t *testing.T) {
 		accept := func(st *wire.Stream, _ wire.Frame) {
 			defer st.Close()
-			all, err := io.ReadAll(st) // until the inside has closed its half
+			all, err := io.ReadAll(st) // until the program has closed its half
 			if err != nil {
 				return
 			}
@@ -103,7 +104,8 @@ if c.recv(100) != b"bye" or c.recv(100) != b"": breach("no end")
 			defer st.Close()
 			_, _ = io.Copy(struct{ io.Writer }{st}, st)
 		})
-		// More than the connection carries at once; those over are turned away, the rest and the agent live on.
+		// More than the connection carries: the surplus is refused, the rest and the agent keep
+		// working.
 		b.Probe(t, `
 conns = []
 for i in range(600):

@@ -12,7 +12,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// testOutput: what a program writes arrives, byte for byte, while it runs, and nobody else waits for it.
+// testOutput: a program's output arrives unchanged and while it runs, and delays no other run.
 func (s *suite) testOutput(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
 
@@ -49,7 +49,8 @@ print("second")
 		}
 	})
 	t.Run("last words", func(t *testing.T) {
-		// What is in the pipe when the program ends belongs to its output, also when a child still holds it.
+		// What is in the pipe when the program ends belongs to its output, even if a child holds
+		// the pipe open.
 		res := b.Run(t, Shell(`sleep 1000 & head -c 60000 /dev/zero; head -c 60000 /dev/zero >&2; exit 3`))
 		if len(res.Stdout) != 60000 || len(res.Stderr) != 60000 || res.Exit.Code != 3 {
 			t.Errorf("%d and %d bytes, %+v", len(res.Stdout), len(res.Stderr), res.Exit)
@@ -66,12 +67,11 @@ print("second")
 		}
 	})
 	t.Run("flood", func(t *testing.T) {
-		// A gigabyte that nobody reads holds up its own run and no other.
+		// A gigabyte that nobody reads blocks its own run and no other.
 		flood := b.Begin(t, Shell(`head -c 1G /dev/zero`))
 		b.Alive(t)
 		start := time.Now()
-		flood.Send(t, wire.TypeKill)
-		res := flood.Wait(t)
+		res := flood.Kill(t)
 		if took := time.Since(start); took > 5*time.Second {
 			t.Errorf("ended %v after the kill", took)
 		}
@@ -93,7 +93,7 @@ print("second")
 	})
 }
 
-// testExit: the exit says how the program ended.
+// testExit: the exit reports how the program ended.
 func (s *suite) testExit(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
 	for _, test := range []struct {
@@ -137,7 +137,7 @@ while time.process_time() < end: pass
 		}
 	})
 	t.Run("interrupt", func(t *testing.T) {
-		r := b.Begin(t, Python(`
+		r := b.BeginUntil(t, "ready\n", Python(`
 try:
     print("ready", flush=True)
     while True: time.sleep(0.1)  # one long one may begin when Python has looked for signals and not yet asked to be woken
@@ -145,14 +145,13 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
     sys.exit(6)
 `))
-		r.Until(t, "ready\n")
 		r.Send(t, wire.TypeInterrupt)
 		if res := r.Wait(t); string(res.Stdout) != "ready\ninterrupted\n" || res.Exit.Code != 6 {
 			t.Errorf("%q %+v", res.Stdout, res.Exit)
 		}
 	})
 	t.Run("kill", func(t *testing.T) {
-		r := b.Begin(t, Python(`
+		r := b.BeginUntil(t, "ready\n", Python(`
 for s in range(1, 65):
     try: signal.signal(s, signal.SIG_IGN)
     except (OSError, ValueError): pass
@@ -163,7 +162,6 @@ for _ in range(20):
 print("ready", flush=True)
 while True: time.sleep(1000)
 `))
-		r.Until(t, "ready\n")
 		r.Send(t, wire.TypeInterrupt)
 		r.Send(t, wire.TypeKill)
 		if res := r.WaitFor(t, time.Second); res.Exit.Code != 137 || res.Exit.Signal != 9 {

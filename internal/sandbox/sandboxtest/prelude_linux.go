@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// numbers are the system calls that the attacks try, by their numbers on this machine.
+// numbers maps the system calls that the attacks try to their numbers on this machine.
 var numbers = map[string]int{
 	"acct": unix.SYS_ACCT, "add_key": unix.SYS_ADD_KEY, "bpf": unix.SYS_BPF, "cachestat": unix.SYS_CACHESTAT, "chroot": unix.SYS_CHROOT, "clock_settime": unix.SYS_CLOCK_SETTIME,
 	"clone": unix.SYS_CLONE, "clone3": unix.SYS_CLONE3, "delete_module": unix.SYS_DELETE_MODULE, "fanotify_init": unix.SYS_FANOTIFY_INIT,
@@ -27,7 +27,7 @@ var numbers = map[string]int{
 	"userfaultfd": unix.SYS_USERFAULTFD, "vhangup": unix.SYS_VHANGUP, "vmsplice": unix.SYS_VMSPLICE,
 }
 
-// prelude is what every Python program starts with.
+// prelude is the beginning of every Python program.
 func prelude() string {
 	var b strings.Builder
 	for name, nr := range numbers {

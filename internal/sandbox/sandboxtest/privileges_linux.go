@@ -6,7 +6,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// testPrivileges: a run has none, and no way to get any.
+// testPrivileges: a run has no privileges and cannot get any.
 func (s *suite) testPrivileges(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
 	for _, test := range []struct{ name, code string }{

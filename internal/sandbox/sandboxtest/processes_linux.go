@@ -10,18 +10,17 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// testProcesses: a run sees itself and its init (for runs that share a pid namespace see testApart); it cannot reach the agent, another run or the host, and its
-// init tells the truth or dies with the run.
+// testProcesses: a run sees only itself and its init (testApart covers shared pid namespaces). It
+// cannot reach the agent, another run or the host. Its init reports the truth or dies with the run.
 func (s *suite) testProcesses(t *testing.T) {
-	// Servers are started by editors and shells that leave descriptors open.
+	// Editors and shells that start a server leave descriptors open.
 	leaked, err := unix.Open("/etc", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(leaked)
 	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 200}})
-	other := b.Begin(t, wire.Run{Argv: []string{"/bin/sh", "-c", "echo $MARK; exec sleep 1000"}, Env: map[string]string{"MARK": "other-run"}})
-	other.Until(t, "other-run\n")
+	other := b.BeginUntil(t, "other-run\n", wire.Run{Argv: []string{"/bin/sh", "-c", "echo $MARK; exec sleep 1000"}, Env: map[string]string{"MARK": "other-run"}})
 
 	for _, test := range []struct{ name, code string }{
 		{"sees", `
@@ -69,7 +68,8 @@ if os.path.ismount("/proc/self/fd"): breach("fd is a mount")
 	}
 
 	t.Run("signals to init", func(t *testing.T) {
-		// Each run sends one signal in every way there is, then ends with 7. Its init answers so, or died alone.
+		// Each run signals its init in every possible way, then exits with 7. Its init reports
+		// that, or dies with the run.
 		for _, signals := range []string{"[s for s in range(1, 65) if s not in (9, 2) and not (not PROTECTED_INIT and s in (19, 20, 21, 22))]", "[2]", "[9]"} {
 			res := b.Run(t, Python(s.facts()+`
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -79,22 +79,21 @@ for sig in `+signals+`:
         except OSError: pass
 sys.exit(7)
 `))
-			// 32 to 34 belong to C libraries, so a Go program has no handler for them; the kernel may end init
-			// by one that comes while another signal is being handled. The run then says so itself.
+			// A Go program has no handler for 32 to 34, which belong to C libraries. The kernel may
+			// end init with one that arrives while it handles another signal. The exit then reports
+			// it.
 			diedAlone := res.Exit.Signal >= 32 && res.Exit.Signal <= 34 || !s.Has.ProtectedInit && res.Exit.Signal != 0
 			if (res.Exit.Code != 7 || res.Exit.Signal != 0) && !diedAlone {
 				t.Errorf("signals %s: the run reports %+v, want its own exit 7\n%s", signals, res.Exit, res.Stderr)
 			}
 		}
-		if !s.Has.ProtectedInit { // one that it stops does not keep it from being ended
-			r := b.Begin(t, Python("print('up', flush=True)\nos.kill(1, signal.SIGSTOP)\nsignal.pause()"))
-			r.Until(t, "up\n")
-			r.Send(t, wire.TypeKill)
-			if res := r.Wait(t); res.Exit.Signal != 9 {
+		if !s.Has.ProtectedInit { // a run that stops its init can still be killed
+			r := b.BeginUntil(t, "up\n", Python("print('up', flush=True)\nos.kill(1, signal.SIGSTOP)\nsignal.pause()"))
+			if res := r.Kill(t); res.Exit.Signal != 9 {
 				t.Errorf("a run that has stopped its init: %+v", res.Exit)
 			}
 		}
-		// A queued signal can pretend to be a fault of init's own.
+		// A queued signal can look like a fault of init itself.
 		for _, sig := range []string{"4", "7", "8", "11", "5"} {
 			res := b.Run(t, Python(`
 info = struct.pack("=iii", `+sig+`, 0, -1) + bytes(116)
@@ -138,8 +137,7 @@ sys.exit(9)
 		}
 	})
 
-	other.Send(t, wire.TypeKill)
-	if res := other.Wait(t); res.Exit.Signal != 9 {
+	if res := other.Kill(t); res.Exit.Signal != 9 {
 		t.Errorf("the other run was not left alone: %+v", res.Exit)
 	}
 	b.Alive(t)

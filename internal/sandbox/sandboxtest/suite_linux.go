@@ -26,7 +26,7 @@ type Harness struct {
 	Owner int
 	// Image is the image to start, for backends that have images.
 	Image string
-	// Has says what the sandboxes have on this machine. Clear in All what they lack.
+	// Has says what the sandboxes have on this machine: All, without what they lack.
 	Has Capabilities
 	// Zygote, if set, is one for Python, and all probes come from it.
 	Zygote *wire.Zygote
@@ -34,20 +34,21 @@ type Harness struct {
 	SharedZygote bool
 }
 
-// Capabilities are properties of sandboxes that depend on the backend or the machine. Without one, the suite
-// tests what still must hold.
+// Capabilities are properties of sandboxes that depend on the backend or the machine. If one is
+// missing, the suite tests what must hold without it.
 type Capabilities struct {
-	// Limits: memory and processes are limited for the sandbox as a whole, and its Meter, or else the exits of its
-	// runs, tell when a limit was reached. Without it, each process has limits of its own.
+	// Limits: memory and processes are limited for the sandbox as a whole, and its Meter, or else
+	// the exits of its runs, tell when a limit was reached. Without it, each process has limits of
+	// its own.
 	Limits bool
-	// TCPMemory: the memory limit includes the buffers of TCP sockets. On cgroup version 1 an engine's does not.
+	// TCPMemory: the memory limit includes the buffers of TCP sockets. On cgroup version 1 an
+	// engine's does not.
 	TCPMemory bool
 	// FileLimit: the number of files in a tmpfs is limited, not only by the memory they take.
 	FileLimit bool
-	// Namespaces: each run has its own. Without it the agent has no capabilities (agent.MainLandlock): runs that
-	// overlap see each other's processes and share /tmp, /dev/shm and System V objects. These are emptied
-	// when no run is left. HOME and TMPDIR are a run's own, elsewhere. What the kernel counts by user and not by
-	// sandbox (inotify, user namespaces) is as the engine leaves it.
+	// Namespaces: each run has its own. Without it (agent.MainLandlock) overlapping runs see each
+	// other's processes and share /tmp, /dev/shm and System V objects until the last run has ended.
+	// A run's HOME and TMPDIR are still its own.
 	Namespaces bool
 	// Terminals: each run has its own /dev/pts. Without it, the engine has mounted one for all.
 	Terminals bool
@@ -55,12 +56,12 @@ type Capabilities struct {
 	CgroupNamespace bool
 	// Landlock: sandboxes may use this kernel's Landlock.
 	Landlock bool
-	// HostKernel: sandboxes use the host's kernel. What code does to a kernel of its own (nice, oom_score_adj,
-	// inotify, descriptors in transit) harms its own sandbox alone. The memory limit then ends the run or the
-	// whole sandbox. Such a kernel has no 32-bit system calls, and only the filter forbids user namespaces.
+	// HostKernel: sandboxes use the host's kernel. With a kernel of its own, code that exhausts it
+	// harms only its own sandbox, and the memory limit may end the whole sandbox. That kernel has
+	// no 32-bit system calls.
 	HostKernel bool
-	// ProtectedInit: the kernel protects process 1 of a pid namespace from the signals of the others, and hides its
-	// descriptors. Without it, code can stop or kill the init of its own run, and with it only its own run.
+	// ProtectedInit: the kernel protects process 1 of a pid namespace from signals and hides its
+	// descriptors. Without it, code can kill the init of its own run, and with it only its own run.
 	ProtectedInit bool
 }
 
@@ -72,15 +73,14 @@ func All() Capabilities {
 	}
 }
 
-// Container returns the capabilities of sandboxes in which the agent has none, such as containers: runs share
-// namespaces and terminals.
+// Container returns the capabilities of a container, in which runs share namespaces and terminals.
 func Container() Capabilities {
 	c := All()
 	c.Namespaces, c.Terminals, c.TCPMemory = false, false, !CgroupV1()
 	return c
 }
 
-// Run tests a backend. open is called once; what it opens it closes by t.Cleanup.
+// Run tests a backend. It calls open once.
 func Run(t *testing.T, open func(t *testing.T) Harness) {
 	s := &suite{Harness: open(t)}
 	if s.Owner == 0 {
@@ -110,10 +110,10 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	}
 }
 
-// RequireAll is set in the environment where a test that cannot run is a failure.
+// RequireAll names the environment variable that makes a test fail if it cannot run.
 const RequireAll = "REQUIRE_ALL"
 
-// Skip ends a test that this machine cannot run, visibly, or fails it where everything must run.
+// Skip skips a test that this machine cannot run, or fails it if RequireAll is set.
 func Skip(t *testing.T, reason string) {
 	t.Helper()
 	if os.Getenv(RequireAll) == "1" {
@@ -122,19 +122,19 @@ func Skip(t *testing.T, reason string) {
 	t.Skip("SKIPPED: " + reason)
 }
 
-// CgroupV1 says whether this machine limits memory by version 1 of control groups.
+// CgroupV1 reports whether this machine limits memory with cgroup version 1.
 func CgroupV1() bool {
 	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
 	return err != nil
 }
 
-// patience is how long a test waits for what must happen.
+// patience bounds how long a test waits for something that must happen.
 const patience = 90 * time.Second
 
 type suite struct{ Harness }
 
-// Box is a started sandbox and the server's end of its connection.
-type Box struct {
+// Sandbox is a started sandbox and the server's end of its connection.
+type Sandbox struct {
 	sandbox.Sandbox
 	Conn      *wire.Conn
 	Workspace string
@@ -148,7 +148,7 @@ func ID() string {
 	return "t-" + hex.EncodeToString(b[:])
 }
 
-// Workspace makes an empty directory that only owner may use.
+// Workspace makes an empty directory that belongs to owner.
 func Workspace(t *testing.T, owner int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -160,14 +160,14 @@ func Workspace(t *testing.T, owner int) string {
 	return dir
 }
 
-// Start starts a sandbox that ends with the test. Missing parts of spec are filled in.
-func Start(t *testing.T, h Harness, spec sandbox.Spec) *Box {
+// Start starts a sandbox that ends with the test. It fills in missing parts of spec.
+func Start(t *testing.T, h Harness, spec sandbox.Spec) *Sandbox {
 	t.Helper()
 	return StartWith(t, h, spec, nil)
 }
 
-// StartWith is Start with a function that is given the streams that the agent opens.
-func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Stream, wire.Frame)) *Box {
+// StartWith is Start with a function that accepts the streams that the agent opens.
+func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Stream, wire.Frame)) *Sandbox {
 	t.Helper()
 	if spec.ID == "" {
 		spec.ID = ID()
@@ -185,7 +185,7 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 	if err != nil {
 		t.Fatalf("start a sandbox: %v", err)
 	}
-	b := &Box{Sandbox: sb, Conn: wire.NewConn(sb.Conn(), wire.ServerSide, accept), Workspace: spec.Workspace}
+	b := &Sandbox{Sandbox: sb, Conn: wire.NewConn(sb.Conn(), wire.ServerSide, accept), Workspace: spec.Workspace}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -203,8 +203,8 @@ func StartWith(t *testing.T, h Harness, spec sandbox.Spec, accept func(*wire.Str
 	return b
 }
 
-// awaitZygote runs a program until one has come from the zygote.
-func (b *Box) awaitZygote(t *testing.T) {
+// awaitZygote runs programs until one comes from the zygote.
+func (b *Sandbox) awaitZygote(t *testing.T) {
 	t.Helper()
 	for range 1000 {
 		res := b.Run(t, Python("print('up')"))
@@ -218,12 +218,12 @@ func (b *Box) awaitZygote(t *testing.T) {
 	t.Fatal("the zygote does not come up")
 }
 
-func (s *suite) start(t *testing.T, spec sandbox.Spec) *Box {
+func (s *suite) start(t *testing.T, spec sandbox.Spec) *Sandbox {
 	t.Helper()
 	return Start(t, s.Harness, spec)
 }
 
-// Result is what a run gave.
+// Result is the outcome of a run.
 type Result struct {
 	Stdout, Stderr []byte
 	Displays       []string // "<MIME type> <data>"
@@ -231,7 +231,7 @@ type Result struct {
 }
 
 // Begin starts a run.
-func (b *Box) Begin(t *testing.T, r wire.Run) *Running {
+func (b *Sandbox) Begin(t *testing.T, r wire.Run) *Running {
 	t.Helper()
 	if r.Zygote == nil && len(r.Argv) > 0 && r.Argv[0] == python {
 		r.Zygote = b.zygote
@@ -243,14 +243,22 @@ func (b *Box) Begin(t *testing.T, r wire.Run) *Running {
 	return &Running{stream: stream}
 }
 
-// Running is a run under way. One goroutine may use it.
+// BeginUntil starts a run and waits until the program has printed text.
+func (b *Sandbox) BeginUntil(t *testing.T, text string, r wire.Run) *Running {
+	t.Helper()
+	running := b.Begin(t, r)
+	running.Until(t, text)
+	return running
+}
+
+// Running is a run in progress. One goroutine may use it.
 type Running struct {
 	stream *wire.Stream
 	result Result
-	shown  []byte // of a display that is not whole yet
+	shown  []byte // the beginning of a display
 }
 
-// next takes one frame and says whether it was the last.
+// next receives a frame and reports whether it was the last.
 func (r *Running) next(t *testing.T, ctx context.Context) bool {
 	t.Helper()
 	f, err := r.stream.Recv(ctx)
@@ -287,7 +295,7 @@ func (r *Running) Until(t *testing.T, text string) {
 	}
 }
 
-// Stdout is what has been read so far.
+// Stdout returns what has been read so far.
 func (r *Running) Stdout() []byte { return r.result.Stdout }
 
 // Wait reads until the run's end.
@@ -296,7 +304,7 @@ func (r *Running) Wait(t *testing.T) Result {
 	return r.WaitFor(t, patience)
 }
 
-// WaitFor is Wait for something that must not take longer than d.
+// WaitFor is Wait with a limit of d.
 func (r *Running) WaitFor(t *testing.T, d time.Duration) Result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -326,8 +334,15 @@ func (r *Running) Send(t *testing.T, typ wire.Type) {
 	}
 }
 
+// Kill kills the run and waits for its end.
+func (r *Running) Kill(t *testing.T) Result {
+	t.Helper()
+	r.Send(t, wire.TypeKill)
+	return r.Wait(t)
+}
+
 // Run runs a program to its end.
-func (b *Box) Run(t *testing.T, r wire.Run) Result {
+func (b *Sandbox) Run(t *testing.T, r wire.Run) Result {
 	t.Helper()
 	res := b.Begin(t, r).Wait(t)
 	if b.zygote != nil && r.Interpreter != "" && r.Argv[0] == python && !res.Exit.Forked {
@@ -346,15 +361,14 @@ func Python(code string) wire.Run {
 	return wire.Run{Argv: []string{python, "-I", "{file}"}, File: "probe.py", Code: []byte(prelude() + code)}
 }
 
-// Probe runs an attack. It prints a line for each thing that it got away with; the prelude's last words prove
-// that it came to its end.
-func (b *Box) Probe(t *testing.T, code string) {
+// Probe runs an attack, which prints a line for each breach. It must end with finish.
+func (b *Sandbox) Probe(t *testing.T, code string) {
 	t.Helper()
 	b.ProbeRun(t, Python(code+"\nfinish()\n"))
 }
 
-// ProbeRun is Probe with more said about the run.
-func (b *Box) ProbeRun(t *testing.T, r wire.Run) {
+// ProbeRun is Probe for a whole run.
+func (b *Sandbox) ProbeRun(t *testing.T, r wire.Run) {
 	t.Helper()
 	res := b.Run(t, r)
 	if b.zygote != nil && !res.Exit.Forked {
@@ -366,14 +380,14 @@ func (b *Box) ProbeRun(t *testing.T, r wire.Run) {
 }
 
 // Alive fails the test unless the sandbox still runs programs.
-func (b *Box) Alive(t *testing.T) {
+func (b *Sandbox) Alive(t *testing.T) {
 	t.Helper()
 	if res := b.Run(t, Shell("echo alive")); string(res.Stdout) != "alive\n" || res.Exit.Code != 0 {
 		t.Fatalf("the sandbox no longer works: %+v %s%s", res.Exit, res.Stdout, res.Stderr)
 	}
 }
 
-// serve accepts connections on a listener until the test ends and sends each a line. It counts them.
+// serve accepts connections until the test ends, sends each a line and counts them.
 func serve(t *testing.T, l io.Closer, accept func() (io.WriteCloser, error)) (count func() int) {
 	t.Helper()
 	conns := make(chan struct{}, 1024)
@@ -397,7 +411,7 @@ func serve(t *testing.T, l io.Closer, accept func() (io.WriteCloser, error)) (co
 	return func() int { return len(conns) }
 }
 
-// facts defines, in Python, what a probe must expect. IMAGE says that the root is an image and not lent by the host.
+// facts defines, in Python, what a probe may expect. IMAGE: the root is an image, not the host's.
 func (s *suite) facts() string {
 	var b strings.Builder
 	for name, value := range map[string]bool{
@@ -409,14 +423,14 @@ func (s *suite) facts() string {
 	return b.String()
 }
 
-// landlock reports whether the sandboxes have Landlock in that version. Version 2 keeps the memory, descriptors
-// and files of runs in one pid namespace apart; version 6 signals, too.
+// landlock reports whether the sandboxes have Landlock in that version. Version 2 keeps the memory,
+// descriptors and files of runs in one pid namespace apart; version 6 signals, too.
 func (h Harness) landlock(version uintptr) bool {
 	v, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	return h.Has.Landlock && e == 0 && v >= version
 }
 
-func (s *suite) needMeter(t *testing.T, b *Box) sandbox.Meter {
+func (s *suite) needMeter(t *testing.T, b *Sandbox) sandbox.Meter {
 	t.Helper()
 	m, ok := b.Sandbox.(sandbox.Meter)
 	if !ok {

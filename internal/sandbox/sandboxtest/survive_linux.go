@@ -9,10 +9,11 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// testNothingSurvives: when the exit is there, nothing of the run is, and the next run finds nothing of it.
+// testNothingSurvives: when a run's exit arrives, none of its processes is left, and the next run
+// finds no trace of it.
 func (s *suite) testNothingSurvives(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
-	// Every process that is left would go on writing to the file.
+	// A process that survives would keep writing to the file.
 	const scribble = `exec 9>>/data/alive; while :; do echo x >&9; sleep 0.005; done`
 	for _, test := range []struct{ name, script string }{
 		{"background child", `sh -c '` + scribble + `' & `},
@@ -38,7 +39,7 @@ func (s *suite) testNothingSurvives(t *testing.T) {
 			if err != nil || len(before) == 0 {
 				t.Fatalf("the child never ran: %v", err)
 			}
-			// A later run gives a survivor ten times its period.
+			// Long enough for a survivor to write ten times.
 			b.Run(t, Shell("sleep 0.05"))
 			after, err := os.ReadFile(path)
 			if err != nil {
@@ -80,22 +81,19 @@ for f in (libc.shmget, libc.semget):
 if libc.msgget(0x5eed, 0) != -1: breach("finds a message queue")
 if libc.mq_open(b"/trace", os.O_RDWR) != -1: breach("finds a POSIX queue")
 `
-		r := b.Begin(t, Python(leave+`
+		r := b.BeginUntil(t, "left\n", Python(leave+`
 print("left", flush=True)
 time.sleep(1000)
 `))
-		r.Until(t, "left\n")
-		if !s.Has.Namespaces { // not beside it: see Harness
-			r.Send(t, "kill")
-			r.Wait(t)
+		if !s.Has.Namespaces { // overlapping runs share these: see Capabilities
+			r.Kill(t)
 		} else {
 			b.Probe(t, look)
 		}
 		b.Probe(t, leave)
-		b.Probe(t, look) // after it
+		b.Probe(t, look)
 		if s.Has.Namespaces {
-			r.Send(t, "kill")
-			r.Wait(t)
+			r.Kill(t)
 		}
 		b.Probe(t, `
 if open("/data/alive").read(1) != "x": breach("the workspace has not been kept")

@@ -7,7 +7,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// testSystemCalls: the calls that would widen the sandbox, or whose kernel code is a way out, are refused.
+// testSystemCalls: system calls that would weaken the sandbox, or whose kernel code is risky, are
+// refused.
 func (s *suite) testSystemCalls(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
 	for _, test := range []struct{ name, code string }{
@@ -133,7 +134,7 @@ for kind, body in ((24, struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 254, 4, 0, 1, 0)),
 	}
 	if runtime.GOARCH == "amd64" {
 		t.Run("32 bits", func(t *testing.T) {
-			// getpid by int 0x80, which a filter that looked at the number alone would take for another call.
+			// getpid by int 0x80: a filter that checks only the number takes it for another call.
 			res := b.Run(t, Python(`
 import mmap
 m = mmap.mmap(-1, 4096, prot=7)

@@ -5,11 +5,10 @@ import (
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
-	"mcp-code-sandbox/internal/wire"
 )
 
-// testTerminals: a run has pseudo-terminals, only its own and only a few, and cannot use them to type into a program
-// or to load a line discipline.
+// testTerminals: a run has a few pseudo-terminals of its own. It cannot use them to type into
+// another program or to load a line discipline.
 func (s *suite) testTerminals(t *testing.T) {
 	b := s.start(t, sandbox.Spec{Limits: sandbox.Limits{PIDs: 200}})
 	const tools = `
@@ -83,14 +82,13 @@ os.kill(pid, 9)
 		if !s.Has.Terminals {
 			beside = s.start(t, sandbox.Spec{})
 		}
-		other := beside.Begin(t, Python(`
+		other := beside.BeginUntil(t, "/dev/pts/0\n", Python(`
 master, slave = os.openpty()
 os.write(master, b"secret\n")
 print(os.ttyname(slave), flush=True)
 if os.read(slave, 100) != b"secret\n": breach("somebody else read it")
 signal.pause()
 `))
-		other.Until(t, "/dev/pts/0\n")
 		cell := beside.Begin(t, Cell(t, "python", "import os\nmaster, slave = os.openpty()\nprint(os.ttyname(slave), flush=True)"))
 		if res := cell.Wait(t); !strings.HasPrefix(string(res.Stdout), "/dev/pts/") || res.Exit.Code != 0 {
 			t.Errorf("an interpreter's terminal: %s %s", res.Stdout, res.Stderr)
@@ -104,16 +102,15 @@ for n in range(100):
 fails("removes", os.unlink, "/dev/pts/ptmx")
 fails("replaces", os.symlink, "/data", "/dev/pts/x")
 `)
-		other.Send(t, wire.TypeKill)
-		if res := other.Wait(t); string(res.Stdout) != "/dev/pts/0\n" || res.Exit.Signal != 9 {
+		if res := other.Kill(t); string(res.Stdout) != "/dev/pts/0\n" || res.Exit.Signal != 9 {
 			t.Errorf("the other run was not left alone: %+v %s %s", res.Exit, res.Stdout, res.Stderr)
 		}
 	})
 	if !s.Has.Terminals || !s.Has.HostKernel {
-		return // their number is the business of the engine, or of the kernel whose memory they are
+		return // the engine, or the sandbox's own kernel, limits their number
 	}
 	t.Run("count", func(t *testing.T) {
-		// The machine has 4096, and their buffers are nobody's memory: fill each that there is.
+		// The machine has 4096, and no limit counts their buffers: fill every one.
 		const hoard = `
 held = []
 while len(held) < 1000:
@@ -130,11 +127,9 @@ for pair in held:
 if filled > 4 << 20: breach("fills buffers with", filled)
 print("full", flush=True)
 `
-		other := b.Begin(t, Python(hoard+"signal.pause()"))
-		other.Until(t, "full\n")
+		other := b.BeginUntil(t, "full\n", Python(hoard+"signal.pause()"))
 		b.Probe(t, "os.openpty()\n")
-		other.Send(t, wire.TypeKill)
-		if res := other.Wait(t); string(res.Stdout) != "full\n" {
+		if res := other.Kill(t); string(res.Stdout) != "full\n" {
 			t.Errorf("%s %s", res.Stdout, res.Stderr)
 		}
 		if res := b.Run(t, Python(hoard)); string(res.Stdout) != "full\n" || res.Exit.Code != 0 {

@@ -21,12 +21,14 @@ import (
 	"mcp-code-sandbox/internal/closednet"
 )
 
-// The world of network tests: the host, which is the network namespace of the test's process, has an uplink to another
-// network namespace, which has every address that a sandbox must not reach and one that it may.
+// The world of network tests: the "host" is the network namespace of the test's process. It has an
+// uplink to another namespace with every address that a sandbox must not reach, and one that it
+// may.
 const (
 	Public   = "23.51.100.7"
 	Resolver = "10.9.9.9"
-	// Denied, PublicBase and New are public. The list of closed networks has the first two; the host gets the last one later.
+	// Denied, PublicBase and New are public. The first two are on the list of closed networks; the
+	// host gets the last one later.
 	Denied, PublicBase, New = "24.0.0.5", "25.0.0.5", "26.0.0.5"
 )
 
@@ -38,7 +40,7 @@ var (
 	HostOwn = []string{"21.0.113.2", "22.0.2.10", "10.77.0.1"}
 )
 
-// check makes sure that the host itself reaches what sandboxes must not.
+// check checks that the host reaches what sandboxes must not.
 func (w *World) check(t *testing.T) {
 	t.Helper()
 	for _, addr := range append(append([]string{Public, "127.0.0.1"}, Closed...), HostOwn...) {
@@ -64,12 +66,13 @@ func (w *World) check(t *testing.T) {
 	}
 }
 
-// WorldLists are Python's names for the addresses.
+// WorldLists defines the addresses in Python.
 func WorldLists() string {
 	return fmt.Sprintf("PUBLIC, CLOSED, OWN = '%s', '%s'.split(), '%s'.split()\n", Public, strings.Join(Closed, " "), strings.Join(HostOwn, " "))
 }
 
-// Reach is the Python function that connects to port 80 of an address and returns what the server says, or why not.
+// Reach defines a Python function that connects to port 80 of an address and returns the server's
+// greeting or the error.
 const Reach = `
 def reach(addr, way=None):
     s = socket.socket(socket.AF_INET6 if ":" in addr else socket.AF_INET)
@@ -83,8 +86,8 @@ def reach(addr, way=None):
     finally: s.close()
 `
 
-// Attack defines the Python functions send, which sends a packet that must not arrive, and option, which
-// returns a function that sets a socket option.
+// Attack defines the Python functions send, which sends a packet that must not arrive, and option,
+// which returns a function that sets a socket option.
 const Attack = `
 def send(to, port, set=None, control=[]):
     u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -98,7 +101,7 @@ def option(level, name, value):
     return f
 `
 
-// ClosedNetworks is the world's list of what is closed. It follows the host's addresses.
+// ClosedNetworks is the list of closed networks of the world. It follows the host's addresses.
 func ClosedNetworks(t *testing.T, allow ...netip.Prefix) *closednet.List {
 	t.Helper()
 	list := closednet.New(t.Context(), closednet.Config{
@@ -114,8 +117,9 @@ func ClosedNetworks(t *testing.T, allow ...netip.Prefix) *closednet.List {
 	return list
 }
 
-// TestNewAddress gives the host an address while b, a sandbox with network, runs. It must be closed to b, and stay so to others.
-func TestNewAddress(t *testing.T, b *Box) {
+// TestNewAddress gives the host another address while b, a sandbox with network, runs. It must be
+// closed to b.
+func TestNewAddress(t *testing.T, b *Sandbox) {
 	t.Helper()
 	b.Probe(t, Reach+"if (got := reach('"+New+"')) != b'world': breach('the world is broken:', got)")
 	if out, err := exec.Command("ip", "addr", "add", New+"/32", "dev", "lo").CombinedOutput(); err != nil {
@@ -142,7 +146,7 @@ func (w *World) WantOnly(t *testing.T, packet string) {
 	}
 }
 
-// Packet is the next that came.
+// Packet returns the next packet.
 func (w *World) Packet(t *testing.T) string {
 	t.Helper()
 	select {
@@ -163,8 +167,9 @@ const roleWorld = "world"
 // envWorld is set in a process that EnterWorld has started.
 const envWorld = "SANDBOXTEST_WORLD"
 
-// EnterWorld runs the test again in a process with network and mount namespaces of its own. In that process it makes
-// the world, checks that the host reaches it, and returns it; otherwise it reports how the test went and returns nil.
+// EnterWorld runs the test again in a process with network and mount namespaces of its own. In that
+// process it makes the world, checks that the host reaches it, and returns it; otherwise it reports
+// how the test went and returns nil.
 func EnterWorld(t *testing.T) *World {
 	t.Helper()
 	if os.Getenv(envWorld) != "" {
@@ -278,7 +283,8 @@ func answer(l net.Listener, text string) {
 	}
 }
 
-// serveWorld serves on all addresses of its namespace until its stdin ends. It prints each packet it gets.
+// serveWorld serves on all addresses of its namespace until its stdin ends. It prints each packet
+// it gets.
 func serveWorld() {
 	fatal := func(err error) {
 		if err != nil {
@@ -303,7 +309,7 @@ func serveWorld() {
 	unicast, err := net.ListenPacket("udp4", "0.0.0.0:5001")
 	fatal(err)
 	go report(unicast, lines)
-	dns, err := net.ListenPacket("udp4", Resolver+":53") // so that its answers come from there
+	dns, err := net.ListenPacket("udp4", Resolver+":53") // its answers must come from this address
 	fatal(err)
 	go serveDNS(dns)
 	go func() { _, _ = io.Copy(io.Discard, in); close(lines) }()

@@ -7,7 +7,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// testZygote: what comes from one zygote shares its libraries, and nothing of each other's.
+// testZygote: runs from one zygote share its libraries and nothing else.
 func (s *suite) testZygote(t *testing.T) {
 	b := s.start(t, sandbox.Spec{})
 
@@ -18,7 +18,7 @@ func (s *suite) testZygote(t *testing.T) {
 		if res := b.Run(t, secret); res.Exit.Code != 0 || !res.Exit.Forked {
 			t.Fatalf("%+v %s", res.Exit, res.Stderr)
 		}
-		// The probe knows the marks backwards, so as not to find its own.
+		// The probe has the marks backwards, so that it does not find its own.
 		b.Probe(t, `
 marks = [m.encode() for m in ("erofeb-nur-eht-fo-t3rc3s-vne", "erofeb-nur-eht-fo-t3rc3s-tnemmoc")]
 mem = os.open("/proc/self/mem", os.O_RDONLY)
@@ -64,7 +64,7 @@ print(random.random(), uuid.uuid4(), os.urandom(4).hex(), tempfile.mktemp(), mul
 		}
 	})
 	t.Run("modules of the workspace", func(t *testing.T) {
-		// They are the run's to import, never the zygote's.
+		// The run may import them, the zygote must not.
 		b.Probe(t, "for n in ('json', 'socket', 'sandbox_runner', 'numpy'): open(f'/data/{n}.py', 'w').write('raise SystemExit(66)')")
 		b.awaitZygote(t)
 		box := Start(t, s.Harness, sandbox.Spec{Workspace: b.Workspace})
@@ -105,11 +105,11 @@ for name in ("main", "serve", "become", "CHANNEL"):
     if hasattr(module, name): breach("has the zygote's", name)
 `)
 	})
-	if !s.Has.Namespaces { // there it stays as it is
+	if !s.Has.Namespaces { // there it never grows
 		return
 	}
 	t.Run("grows by what is used", func(t *testing.T) {
-		// By the runner's own library, whatever lies in the workspace by its name, and by nothing else that is named.
+		// Only by the runner's own library, even if the workspace has a module of that name.
 		box := s.start(t, sandbox.Spec{})
 		box.Probe(t, `
 os.makedirs("/data/xml/dom", exist_ok=True)
