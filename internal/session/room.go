@@ -192,13 +192,8 @@ func (m *Manager) comparePreemptionLocked(a, b *Session) int {
 }
 
 func trueFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
+	rank := map[bool]int{true: 0, false: 1}
+	return cmp.Compare(rank[a], rank[b])
 }
 
 // activeRun is a run whose code is in its sandbox.

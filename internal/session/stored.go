@@ -36,7 +36,7 @@ func (m *Manager) awaitCounted() {
 
 // limitsUsage reports whether the session's caller has a limit of bytes or files.
 func (s *Session) limitsUsage() bool {
-	if !s.m.stored.LimitsUsage(s.caller.ID) {
+	if limits := s.m.stored.Limits(s.caller.ID); limits.Bytes <= 0 && limits.Files <= 0 {
 		return false
 	}
 	s.m.awaitCounted()
@@ -47,7 +47,7 @@ func (s *Session) limitsUsage() bool {
 // the caller's session that was closed first is deleted; if there is none, admit returns a
 // *CallerError.
 func (m *Manager) admit(s *Session, create bool) error {
-	if !create || !m.stored.LimitsSessions(s.caller.ID) {
+	if !create || m.stored.Limits(s.caller.ID).Sessions <= 0 {
 		return nil
 	}
 	if _, err := os.Lstat(filepath.Join(s.dir, filesDir)); err == nil {
@@ -125,7 +125,7 @@ func (m *Manager) storageLoop() {
 // countStored reads the meta.json of every session, since other servers make, change and delete
 // them.
 func (m *Manager) countStored(first bool) {
-	before := m.stored.Dirs(false)
+	before := m.stored.Entries(false)
 	keys, err := os.ReadDir(m.cfg.Root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.log.Warn("cannot list sessions", "err", err)
@@ -174,7 +174,7 @@ func (m *Manager) countDir(dir, key string, closed time.Time, first bool) (ok bo
 // measureStored walks the sessions that were never measured: those of early releases, and of
 // servers that died. It takes at most a tenth of the time for callers without limits.
 func (m *Manager) measureStored() {
-	for dir, caller := range m.stored.Dirs(true) {
+	for dir, entry := range m.stored.Entries(true) {
 		ws, err := workspace.Open(filepath.Join(dir, filesDir), m.cfg.Owner)
 		if err != nil {
 			continue
@@ -185,10 +185,10 @@ func (m *Manager) measureStored() {
 		if err != nil {
 			continue
 		}
-		m.stored.Set(dir, m.countable(u))
+		entry.Set(m.countable(u))
 		m.saveUsage(dir, m.countable(u))
 		wait := walkShare * time.Since(began)
-		if m.stored.HasLimits(caller) {
+		if m.stored.Limits(entry.Caller()) != (storage.Limits{}) {
 			wait = 0
 		}
 		select {

@@ -12,7 +12,8 @@ type Lease struct {
 	account *account
 	gone    bool // released or evicted
 	evict   func()
-	list    *list.List    // of account, in which the lease is offered; nil while it is busy
+	kind    offerKind
+	list    *list.List    // account.offers[kind]; nil while the lease is busy
 	element *list.Element // of list
 	offered int64         // the number of the offer, counted over all callers
 }
@@ -20,17 +21,13 @@ type Lease struct {
 // Idle lets the pool take the lease for its own caller, for callers that hold less, and for the
 // exempt caller. The pool then calls evict once, in the goroutine that makes room: a caller of Idle
 // or Release must not hold a lock that evict takes, if others wait in Acquire.
-func (l *Lease) Idle(evict func()) {
-	l.offer(func(a *account) *list.List { return &a.idle }, evict)
-}
+func (l *Lease) Idle(evict func()) { l.offer(idle, evict) }
 
 // Yield lets the pool take the lease, although it is in use, for another caller that would then
 // hold no more than this one. See [Lease.Idle] about evict.
-func (l *Lease) Yield(evict func()) {
-	l.offer(func(a *account) *list.List { return &a.yields }, evict)
-}
+func (l *Lease) Yield(evict func()) { l.offer(inUse, evict) }
 
-func (l *Lease) offer(to func(*account) *list.List, evictFunc func()) {
+func (l *Lease) offer(kind offerKind, evictFunc func()) {
 	p := l.pool
 	p.mu.Lock()
 	if l.gone {
@@ -38,12 +35,18 @@ func (l *Lease) offer(to func(*account) *list.List, evictFunc func()) {
 		return
 	}
 	l.withdrawLocked()
-	p.offers++
-	l.offered, l.evict, l.list = p.offers, evictFunc, to(l.account)
-	l.element = l.list.PushBack(l)
+	l.kind, l.evict = kind, evictFunc
+	l.offerLocked()
 	victims := p.grantLocked()
 	p.mu.Unlock()
 	evict(victims)
+}
+
+// offerLocked adds the lease to the offers of its account.
+func (l *Lease) offerLocked() {
+	l.pool.offers++
+	l.offered, l.list = l.pool.offers, &l.account.offers[l.kind]
+	l.element = l.list.PushBack(l)
 }
 
 // Busy withdraws the offer of Idle or Yield. It returns false if the pool has taken the lease.
@@ -64,12 +67,8 @@ func (l *Lease) Assign(caller string) {
 	}
 	from, to := l.account, p.accountLocked(caller)
 	if l.list != nil {
-		lists := map[*list.List]*list.List{&from.idle: &to.idle, &from.yields: &to.yields}
 		l.list.Remove(l.element)
-		l.list = lists[l.list]
-		l.element = l.list.PushBack(l)
-		p.offers++
-		l.offered = p.offers
+		defer l.offerLocked()
 	}
 	from.held -= l.n
 	to.held += l.n

@@ -49,14 +49,21 @@ type Pool struct {
 	grants  int64 // so far
 }
 
-// account is what one caller holds. Both lists have the least recently used lease in front.
+// offerKind says which leases are offered: idle ones, or some that are in use.
+type offerKind int
+
+const (
+	idle offerKind = iota
+	inUse
+)
+
+// account is what one caller holds.
 type account struct {
 	caller  string
 	held    int64
 	waiting int
-	served  int64 // Pool.grants when it last got a lease
-	idle    list.List
-	yields  list.List
+	served  int64        // Pool.grants when it last got a lease
+	offers  [2]list.List // by kind; the least recently used lease is in front
 }
 
 type waiter struct {
@@ -214,39 +221,36 @@ func (p *Pool) makeRoomLocked(a *account, n int64) (victims []*Lease, ok bool) {
 // victimLocked returns the lease to take for a, or nil: the least recently used one of the largest
 // holder, and idle leases before those that are offered while in use.
 func (p *Pool) victimLocked(a *account, n int64) *Lease {
-	var idle, yields *account
-	for _, v := range p.callers {
-		if front := v.idle.Front(); front != nil && (v == a || v.held > p.rank(a)) && v.isBefore(idle, front) {
-			idle = v
-		}
-		front := v.yields.Front()
-		if front == nil || v == a || p.isExempt(v) {
-			continue
-		}
-		if v.held-front.Value.(*Lease).n >= p.rank(a)+n && v.isBefore(yields, front) {
-			yields = v
+	var victims [2]*Lease // by kind
+	for _, holder := range p.callers {
+		for kind := range holder.offers {
+			if front := holder.offers[kind].Front(); front != nil {
+				l := front.Value.(*Lease)
+				if p.mayTake(l, a, n) && l.isBefore(victims[kind]) {
+					victims[kind] = l
+				}
+			}
 		}
 	}
-	switch {
-	case idle != nil:
-		return idle.idle.Front().Value.(*Lease)
-	case yields != nil:
-		return yields.yields.Front().Value.(*Lease)
-	}
-	return nil
+	return cmp.Or(victims[idle], victims[inUse])
 }
 
-// isBefore reports whether v, whose candidate is front, loses a lease before other: it holds more,
-// or as much and offered its lease earlier.
-func (v *account) isBefore(other *account, front *list.Element) bool {
-	if other == nil || v.held != other.held {
-		return other == nil || v.held > other.held
+// mayTake reports whether a, which asks for n units, may have the offered lease.
+func (p *Pool) mayTake(l *Lease, a *account, n int64) bool {
+	holder := l.account
+	if l.kind == idle {
+		return holder == a || holder.held > p.rank(a)
 	}
-	rival := other.idle.Front()
-	if front.Value.(*Lease).list != &v.idle {
-		rival = other.yields.Front()
+	return holder != a && !p.isExempt(holder) && holder.held-l.n >= p.rank(a)+n
+}
+
+// isBefore reports whether l is taken before other: its caller holds more, or as much and offered
+// it earlier.
+func (l *Lease) isBefore(other *Lease) bool {
+	if other == nil || l.account.held != other.account.held {
+		return other == nil || l.account.held > other.account.held
 	}
-	return front.Value.(*Lease).offered < rival.Value.(*Lease).offered
+	return l.offered < other.offered
 }
 
 func (p *Pool) accountLocked(caller string) *account {

@@ -37,11 +37,11 @@ func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, e
 		return File{}, err
 	}
 	// Refuse before reading the body, if possible.
-	replaces, err := w.checkTarget(name, opt.Overwrite)
+	replaced, err := w.checkTarget(name, opt.Overwrite)
 	if err != nil {
 		return File{}, err
 	}
-	room, err := w.room(opt.Quota)
+	room, err := w.room(opt.Quota, 0)
 	if err != nil {
 		return File{}, err
 	}
@@ -92,7 +92,8 @@ func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, e
 	if err != nil {
 		return File{}, err
 	}
-	if err := w.checkQuota(opt.Quota, replaces); err != nil {
+	// Check again, now that the file exists: other uploads and the sandbox write, too.
+	if _, err := w.room(opt.Quota, replaced); err != nil {
 		return File{}, err
 	}
 	if err := w.commit(temp, name, opt.Overwrite); err != nil {
@@ -101,9 +102,8 @@ func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, e
 	return File{Name: name, Size: size, ModTime: fi.ModTime()}, nil
 }
 
-// checkTarget reports whether a write to name replaces something, and returns an error if it must
-// not.
-func (w *Workspace) checkTarget(name string, overwrite bool) (replaces bool, err error) {
+// checkTarget returns how many files a write to name replaces, or an error if it must not.
+func (w *Workspace) checkTarget(name string, overwrite bool) (replaced int, err error) {
 	dir, base, err := w.parent(name)
 	var fi fs.FileInfo
 	if err == nil {
@@ -112,51 +112,38 @@ func (w *Workspace) checkTarget(name string, overwrite bool) (replaces bool, err
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return false, nil
+		return 0, nil
 	case errors.Is(err, errNotDir):
-		return false, notDir(name)
+		return 0, notDir(name)
 	case err != nil:
-		return false, err
+		return 0, err
 	case fi.IsDir():
-		return false, isDir(name)
+		return 0, isDir(name)
 	case !overwrite:
-		return false, exists(name)
+		return 0, exists(name)
 	}
-	return true, nil
+	return 1, nil
 }
 
-// room returns how many bytes the quota leaves.
-func (w *Workspace) room(quota Usage) (int64, error) {
+// room returns how many bytes the quota leaves if it allows extra more files.
+func (w *Workspace) room(quota Usage, extra int) (int64, error) {
 	if quota == (Usage{}) {
 		return math.MaxInt64, nil
 	}
-	u, err := w.Usage(context.Background(), quota)
+	allowed := quota
+	if allowed.Files > 0 {
+		allowed.Files += extra
+	}
+	u, err := w.Usage(context.Background(), allowed)
 	switch {
 	case err != nil:
 		return 0, err
-	case u.Exceeds(quota):
+	case u.Exceeds(allowed):
 		return 0, full(quota)
 	case quota.Bytes <= 0:
 		return math.MaxInt64, nil
 	}
 	return quota.Bytes - u.Bytes, nil
-}
-
-// checkQuota checks again when the new file exists under its temporary name: other uploads and the
-// sandbox write, too.
-func (w *Workspace) checkQuota(quota Usage, replaces bool) error {
-	allowed := quota
-	if replaces && allowed.Files > 0 {
-		allowed.Files++ // while both exist
-	}
-	if allowed == (Usage{}) {
-		return nil
-	}
-	u, err := w.Usage(context.Background(), allowed)
-	if err == nil && u.Exceeds(allowed) {
-		err = full(quota)
-	}
-	return err
 }
 
 // makeParents makes the directories above name and returns those that were missing, also on error.

@@ -69,17 +69,12 @@ func New(limits Limits, exempt string) *Accounts {
 	return &Accounts{limits: limits, exempt: exempt, byDir: map[string]*Entry{}, callers: map[string]*account{}}
 }
 
-// HasLimits reports whether any limit applies to the caller.
-func (a *Accounts) HasLimits(caller string) bool { return caller != a.exempt && a.limits != Limits{} }
-
-// LimitsUsage reports whether a limit of bytes or files applies to the caller.
-func (a *Accounts) LimitsUsage(caller string) bool {
-	return caller != a.exempt && (a.limits.Bytes > 0 || a.limits.Files > 0)
-}
-
-// LimitsSessions reports whether a limit of sessions applies to the caller.
-func (a *Accounts) LimitsSessions(caller string) bool {
-	return caller != a.exempt && a.limits.Sessions > 0
+// Limits returns the limits of the caller.
+func (a *Accounts) Limits(caller string) Limits {
+	if caller == a.exempt {
+		return Limits{}
+	}
+	return a.limits
 }
 
 // Of returns what the caller's sessions hold.
@@ -89,9 +84,8 @@ func (a *Accounts) Of(caller string) (st Storage) {
 	if acc := a.callers[caller]; acc != nil {
 		st = acc.Storage
 	}
-	if caller != a.exempt {
-		st.MaxSessions, st.MaxBytes, st.MaxFiles = a.limits.Sessions, a.limits.Bytes, a.limits.Files
-	}
+	limits := a.Limits(caller)
+	st.MaxSessions, st.MaxBytes, st.MaxFiles = limits.Sessions, limits.Bytes, limits.Files
 	return st
 }
 
@@ -182,15 +176,6 @@ func (a *Accounts) putLocked(dir, caller, id string, closed time.Time) *Entry {
 	return e
 }
 
-// Set sets what a directory holds, if it is known.
-func (a *Accounts) Set(dir string, use workspace.Usage) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if e := a.byDir[dir]; e != nil {
-		a.setLocked(e, use)
-	}
-}
-
 // Set sets what the session holds, wherever its directory is now. It does nothing for a nil entry
 // and for one that was dropped.
 func (e *Entry) Set(use workspace.Usage) {
@@ -203,6 +188,9 @@ func (e *Entry) Set(use workspace.Usage) {
 		e.accounts.setLocked(e, use)
 	}
 }
+
+// Caller returns the caller of the session.
+func (e *Entry) Caller() string { return e.caller }
 
 // Usage returns what the session holds.
 func (e *Entry) Usage() workspace.Usage {
@@ -275,14 +263,14 @@ func (a *Accounts) OldestClosed(caller string) string {
 	return ""
 }
 
-// Dirs returns the caller of every known directory, or only of those that were never measured.
-func (a *Accounts) Dirs(unmeasured bool) map[string]string {
+// Entries returns the known directories, or only those that were never measured.
+func (a *Accounts) Entries(unmeasured bool) map[string]*Entry {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	found := map[string]string{}
+	found := map[string]*Entry{}
 	for dir, e := range a.byDir {
 		if !unmeasured || !e.measured {
-			found[dir] = e.caller
+			found[dir] = e
 		}
 	}
 	return found
