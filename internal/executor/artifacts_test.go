@@ -192,7 +192,7 @@ func TestCloseSession(t *testing.T) {
 	}
 	read := func(name string) string {
 		t.Helper()
-		f, _, err := r.OpenFile(ctx, session.Local, "x", name)
+		f, _, err := r.openFile(session.Local, "x", name)
 		if errors.Is(err, fs.ErrNotExist) {
 			return "none"
 		}

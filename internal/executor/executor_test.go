@@ -260,7 +260,7 @@ func TestUpload(t *testing.T) {
 
 	// Another caller's session with the same id is a different session, with a different id in its
 	// links.
-	if _, _, err := r.OpenFile(t.Context(), mallory, "x", "in/data.csv"); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := r.openFile(mallory, "x", "in/data.csv"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("another caller's file: %v", err)
 	}
 	f, err = up(mallory, "x", "in/data.csv", "mine", false)
@@ -272,7 +272,7 @@ func TestUpload(t *testing.T) {
 			t.Errorf("%s leads to %q, want %q", link, got, want)
 		}
 	}
-	got, _, err := r.OpenFile(t.Context(), session.Local, "x", "in/data.csv")
+	got, _, err := r.openFile(session.Local, "x", "in/data.csv")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +280,7 @@ func TestUpload(t *testing.T) {
 	if b, err := io.ReadAll(got); string(b) != "new" || err != nil {
 		t.Errorf("the file holds %q, %v", b, err)
 	}
-	if _, _, err := r.OpenFile(t.Context(), session.Local, "x", "none"); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := r.openFile(session.Local, "x", "none"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing file: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -356,7 +356,7 @@ func TestUploadLink(t *testing.T) {
 	if err := receive(ticket(alice, true), linked, "a b.txt", "alice's"); err != nil {
 		t.Error(err)
 	}
-	f, _, err := r.OpenFile(t.Context(), session.Local, "x", "a b.txt")
+	f, _, err := r.openFile(session.Local, "x", "a b.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -130,7 +130,7 @@ func (e *Executor) ReadFile(ctx context.Context, caller session.Caller, sessionI
 	if err != nil {
 		return Artifact{}, e.wrap(err)
 	}
-	f, fi, err := e.OpenFile(ctx, caller, sessionID, name)
+	f, fi, err := e.openFile(caller, sessionID, name)
 	if err != nil {
 		return Artifact{}, e.wrapFile("file", name, err)
 	}
@@ -173,10 +173,10 @@ func (e *Executor) wrapFile(kind, name string, err error) error {
 	return e.wrap(err)
 }
 
-// OpenFile opens a regular file of a caller's session for download: of the session with that id, or
+// openFile opens a regular file of a caller's session for download: of the session with that id, or
 // else of the last closed and retained one that had the file. It never makes a session. The error
 // is an *Error (invalid_id) or matches fs.ErrNotExist.
-func (e *Executor) OpenFile(_ context.Context, caller session.Caller, sessionID, name string) (*os.File, fs.FileInfo, error) {
+func (e *Executor) openFile(caller session.Caller, sessionID, name string) (*os.File, fs.FileInfo, error) {
 	s, err := e.cfg.Sessions.Lookup(caller, sessionID)
 	if err == nil {
 		defer s.Release()
@@ -261,24 +261,13 @@ func (e *Executor) RecentFiles(
 	if err != nil {
 		return nil, false, err
 	}
-	found := 0
-	for _, id := range ids {
-		if err := ctx.Err(); err != nil {
-			return nil, false, err
-		}
-		if found == recentSessions {
-			break
-		}
-		list, err := e.sessionFiles(ctx, caller, id)
-		if errors.Is(err, session.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, false, err
-		}
-		found++
-		files = append(files, list...)
+	lists, _, err := collect(ctx, ids, recentSessions, func(id string) ([]FileLink, error) {
+		return e.sessionFiles(ctx, caller, id)
+	})
+	if err != nil {
+		return nil, false, err
 	}
+	files = slices.Concat(lists...)
 	slices.SortFunc(files, func(a, b FileLink) int { return positionOf(a).compare(positionOf(b)) })
 	if after != (Position{}) {
 		files = slices.DeleteFunc(files, func(f FileLink) bool { return positionOf(f).compare(after) <= 0 })

@@ -56,11 +56,11 @@ func (e *Executor) links(caller session.Caller, id string, files []workspace.Fil
 }
 
 // OpenLink opens the file that a download link names. The caller has checked the link's signature.
-// The errors are those of OpenFile.
-func (e *Executor) OpenLink(ctx context.Context, id, name string) (*os.File, fs.FileInfo, error) {
+// The error is an *Error (invalid_id) or matches fs.ErrNotExist.
+func (e *Executor) OpenLink(id, name string) (*os.File, fs.FileInfo, error) {
 	key, generation, ok := parseLinkID(id)
 	if !ok {
-		return e.OpenFile(ctx, session.Local, id, name)
+		return e.openFile(session.Local, id, name)
 	}
 	f, fi, err := e.cfg.Sessions.OpenLink(key, generation, name)
 	return f, fi, e.wrap(err)

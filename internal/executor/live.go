@@ -294,16 +294,6 @@ func (rs *runs) find(caller session.Caller, id string) *run {
 	return nil
 }
 
-// tool returns the tool of the run of that id, empty if it has ended.
-func (rs *runs) tool(id string) string {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	if r := rs.byID[id]; r != nil {
-		return r.req.Tool
-	}
-	return ""
-}
-
 // cancelSession cancels the runs of a session.
 func (rs *runs) cancelSession(caller session.Caller, id string) {
 	rs.mu.Lock()

@@ -127,7 +127,7 @@ func (r *rig) follow(tb testing.TB, link string) (string, error) {
 	if err != nil {
 		tb.Fatalf("%s: %v", link, err)
 	}
-	f, _, err := r.OpenLink(tb.Context(), id, name)
+	f, _, err := r.OpenLink(id, name)
 	if err != nil {
 		return "", err
 	}

@@ -189,7 +189,11 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 				r.setQueue(nil)
 				return
 			}
-			r.setQueue(&place{*b, e.runs.tool(b.RunID)})
+			p := place{Behind: *b}
+			if other := e.runs.find(r.caller, b.RunID); other != nil {
+				p.tool = other.req.Tool
+			}
+			r.setQueue(&p)
 		},
 		Grant:   e.grant(r, req, output.hide),
 		Started: r.begin,

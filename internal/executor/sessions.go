@@ -39,25 +39,34 @@ func (e *Executor) ListSessions(ctx context.Context, caller session.Caller, limi
 	if err != nil {
 		return nil, false, err
 	}
-	for _, id := range appendNew(ids, e.cfg.Sessions.IDs(caller), math.MaxInt) {
+	ids = appendNew(ids, e.cfg.Sessions.IDs(caller), math.MaxInt)
+	sessions, more, err = collect(ctx, ids, limit, func(id string) (SessionInfo, error) {
+		return e.sessionInfo(ctx, caller, id)
+	})
+	slices.SortStableFunc(sessions, func(a, b SessionInfo) int { return b.LastUsed.Compare(a.LastUsed) })
+	return sessions, more, err
+}
+
+// collect calls get for sessions until it has limit results. It skips closed sessions. more means
+// that it did not look at all of them.
+func collect[T any](ctx context.Context, ids []string, limit int, get func(id string) (T, error)) (list []T, more bool, err error) {
+	for _, id := range ids {
 		if err := ctx.Err(); err != nil {
 			return nil, false, err
 		}
-		if len(sessions) == limit {
-			more = true
-			break
+		if len(list) == limit {
+			return list, true, nil
 		}
-		info, err := e.sessionInfo(ctx, caller, id)
+		item, err := get(id)
 		if errors.Is(err, session.ErrNotFound) {
 			continue
 		}
 		if err != nil {
 			return nil, false, err
 		}
-		sessions = append(sessions, info)
+		list = append(list, item)
 	}
-	slices.SortStableFunc(sessions, func(a, b SessionInfo) int { return b.LastUsed.Compare(a.LastUsed) })
-	return sessions, more, nil
+	return list, false, nil
 }
 
 func (e *Executor) sessionInfo(ctx context.Context, caller session.Caller, id string) (SessionInfo, error) {

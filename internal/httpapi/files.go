@@ -72,7 +72,7 @@ func (f *files) download(w http.ResponseWriter, r *http.Request, id, name string
 		return
 	}
 	defer end()
-	file, info, err := f.files.OpenLink(r.Context(), id, name)
+	file, info, err := f.files.OpenLink(id, name)
 	if err != nil {
 		f.fail(w, r, err)
 		return

@@ -30,7 +30,7 @@ type oneSession struct {
 	max     int64
 }
 
-func (o *oneSession) OpenLink(_ context.Context, id, name string) (*os.File, fs.FileInfo, error) {
+func (o *oneSession) OpenLink(id, name string) (*os.File, fs.FileInfo, error) {
 	if id != "chat-1" {
 		return nil, nil, &executor.Error{Code: executor.CodeSessionNotFound, Message: "There is no such session."}
 	}

@@ -29,7 +29,7 @@ const ServerName = "mcp-code-sandbox"
 type Files interface {
 	// OpenLink opens the regular file that a link names by session id and file name. It never makes
 	// the session.
-	OpenLink(ctx context.Context, id, name string) (*os.File, fs.FileInfo, error)
+	OpenLink(id, name string) (*os.File, fs.FileInfo, error)
 	// ReceiveUpload takes the ticket of an upload link and stores body under its name.
 	ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (executor.FileLink, error)
 	// LinkCaller returns the caller whose session a link names, or "" if it does not exist.
