@@ -21,7 +21,7 @@ import (
 )
 
 // SandboxUID is the host uid and gid of sandboxes when the server is root. Distributions leave its
-// range unused, so it belongs to no account, and nothing outside sandboxes runs as it.
+// range unused, so it belongs to no account.
 const SandboxUID = 61000
 
 // Config of a Backend.
@@ -130,8 +130,8 @@ func (b *Backend) NewGroup(id string, l sandbox.Limits) (*cgroup.Group, error) {
 	return b.cgroups.Create(id, l)
 }
 
-// Reap implements sandbox.Reaper. The kernel has ended a dead instance's processes and mounts; its
-// cgroups are left, and cgroups.json in its directory lists where.
+// Reap implements sandbox.Reaper. The kernel has ended a dead instance's processes and mounts, but
+// not its cgroups. cgroups.json in the instance's directory lists where they are.
 func (b *Backend) Reap(ctx context.Context, alive func(instance string) bool) error {
 	instances := filepath.Dir(b.cfg.Dir)
 	entries, err := os.ReadDir(instances)
