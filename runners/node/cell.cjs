@@ -1,10 +1,10 @@
-// Rewrites the source of a cell so that what it declares lives on in later cells and may be declared again, whatever it was.
+// Rewrites the source of a cell so that its declarations persist in later cells, which may declare them
+// again in any way.
 //
-// V8's own REPL mode lets a const be declared again as a const, but not as a let, a function or an import, and knows no
-// static import. So declarations of the top level become assignments to globals, function declarations a script of their own
-// (they are hoisted, and are global by themselves), static imports awaited calls in front of the first line, and a last
-// expression a return. The rest stays where it is: lines never move, and columns can be computed back. The parser is the one
-// that Node's REPL uses.
+// V8's REPL mode cannot redeclare a const as a let, a function or an import, and has no static imports.
+// So top-level declarations become assignments to globals, function declarations a separate script
+// (they are hoisted and global), static imports awaited calls before the first line, and the last
+// expression a return. Lines never move, and columns can be mapped back. The parser is the REPL's.
 'use strict';
 
 const { Array, JSON, Map, Object, Set } = globalThis;
@@ -20,7 +20,7 @@ function parse(source) {
   try {
     return { source, ast: acorn.parse(source, options) };
   } catch (error) {
-    // Older parsers do not know "with { type: 'json' }", no parser here the older "assert". Modules are told by their names anyway.
+    // Older parsers lack "with { type: 'json' }", and none has "assert". File names tell the type anyway.
     const without = source.replace(/(\bfrom\s*(?:'[^'\n]*'|"[^"\n]*")\s*)((?:with|assert)\s*\{[^{}]*\})/g, (_, before, attributes) => before + blank(attributes));
     if (without === source) throw error;
     return { source: without, ast: acorn.parse(without, options) };
@@ -29,8 +29,8 @@ function parse(source) {
 
 const blank = (text) => text.replace(/[^\r\n\u2028\u2029]/g, ' ');
 
-// rewrite returns the two scripts of a cell, and what must be known to run them. Of what a compiler made, original is the source
-// that the user wrote: names that are not in it are the compiler's own.
+// rewrite returns the two scripts of a cell, and what is needed to run them. For compiled code, original
+// is the user's source: names that are not in it are the compiler's.
 function rewrite(text, original) {
   const parsed = parse(text);
   const source = parsed.source;
@@ -42,18 +42,18 @@ function rewrite(text, original) {
     body: undefined, // source of an async function's body
     imports: [], // {specifier, names, bindings: [[local, imported]], line, column}; imported is undefined for the namespace
     globals: new Set(), // names that the cell declares
-    vars: new Set(), // those that are undefined, rather than unknown, before they are assigned
-    fresh: new Set(), // those of them whose old value must go: compiled enums and namespaces add to what is there
+    vars: new Set(), // names that are undefined, not unknown, before their assignment
+    fresh: new Set(), // vars to reset: compiled enums and namespaces extend an old value
     strict: body[0]?.directive === 'use strict',
-    unedit: undefined, // (line, column) as run → column as written
+    unedit: undefined, // (line, column) in the rewritten source → column in the user's
   };
-  const edits = []; // {at, end, text}; only what stays within one line changes its length
+  const edits = []; // {at, end, text}; only edits within one line change its length
   const replace = (at, end, text) => edits.push({ at, end, text });
   const insert = (at, text) => replace(at, at, text);
   const expressionEnd = (node) => source[node.end - 1] === ';' ? node.end - 1 : node.end;
   const functions = [];
 
-  // Temporaries of the compiler are each cell's own; its helpers are the same in all.
+  // The compiler's temporaries are local to a cell. Its helpers are the same in all cells.
   const isPrivate = (names) => written !== undefined && names.every((name) => !written.has(name) && !name.startsWith('__'));
 
   function declaration(node, inList) {
@@ -76,7 +76,7 @@ function rewrite(text, original) {
     }
   }
 
-  // nestedVars finds the vars of statements inside statements: they are the cell's, too.
+  // nestedVars finds the vars in nested statements, which also belong to the cell.
   function nestedVars(node, parent, key) {
     if (node.type === 'VariableDeclaration' && node.kind === 'var') {
       const isHead = /^For/.test(parent.type) && key !== 'body';
@@ -177,8 +177,8 @@ function metaProperties(node, found) {
   return undefined;
 }
 
-// apply returns source from start to end with the edits that lie there. Where one contains another, as a blanked function its
-// import.meta, the outer one holds.
+// apply returns source from start to end with its edits. If one contains another, such as a removed
+// function its import.meta, the outer one applies.
 function apply(source, edits, start, end) {
   let text = '';
   let at = start;
@@ -190,9 +190,9 @@ function apply(source, edits, start, end) {
   return text + source.slice(at, end);
 }
 
-// unedit returns a function that computes columns back. Lines count from 1, as do columns.
+// unedit returns a function that maps columns back. Lines and columns count from 1.
 function unedit(source, edits) {
-  let byLine; // made when an error asks for it
+  let byLine; // made on first use
   return (line, column) => {
     if (byLine === undefined) {
       byLine = new Map();
@@ -207,20 +207,20 @@ function unedit(source, edits) {
     let shift = 0;
     for (const edit of byLine.get(line) ?? []) {
       if (column < edit.column + shift) break;
-      if (column < edit.column + shift + edit.longer) return edit.column; // in what was put in
+      if (column < edit.column + shift + edit.longer) return edit.column; // in inserted text
       shift += edit.longer;
     }
     return column - shift;
   };
 }
 
-// importCode returns the code in front of a cell: ES modules are loaded before anything runs.
+// importCode returns the code before a cell, which loads ES modules first.
 function importCode(imports) {
   return imports.map(({ bindings }, i) => `__module = await __import(${i});` +
     bindings.map(([local, imported]) => `${local} = __module${imported === undefined ? '' : `[${JSON.stringify(imported)}]`};`).join('')).join('');
 }
 
-// wrap returns the source of a function that runs a rewritten cell. Its first line is in front of the cell's own.
+// wrap returns the source of a function that runs a rewritten cell. It adds one line before the cell.
 function wrap(cell) {
   const strict = cell.strict ? '"use strict";' : '';
   return `(async (__import) => {${strict}${cell.imports.length > 0 ? 'let __module;' : ''}${importCode(cell.imports)}\n${cell.body}\n})`;

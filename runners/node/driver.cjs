@@ -1,15 +1,16 @@
 // Runs a user's JavaScript or TypeScript cell by cell: node <flags> driver.cjs javascript|typescript
 //
-// The agent starts it; see internal/agent/cells_linux.go for the lines it reads and writes on descriptor 3. It needs
-// --expose-internals for the parser of Node's REPL (cell.cjs) and to unwind what was interrupted (interrupt.cjs).
+// The agent starts it and exchanges lines with it on descriptor 3; see internal/agent. It needs
+// --expose-internals for the REPL's parser (cell.cjs) and to unwind interrupted code (interrupt.cjs).
 //
-// Declarations, imports and the working directory live on. Each cell has its own stdout and stderr: pipes that the agent reads
-// until the cell has ended. The value of a cell's last expression is shown, awaited if it is a promise. What a cell started and
-// did not wait for goes on, and cannot end the interpreter by an error of its own; what it prints is late output: the next cell's
-// stdout has it, between two lines that say so.
+// Declarations, imports and the working directory persist. Each cell has its own stdout and stderr:
+// pipes that the agent reads until the cell ends. The driver shows the value of a cell's last
+// expression, after its promise resolves. What a cell does not await continues, and its errors do not
+// end the interpreter. What it prints is late output: the next cell's stdout has it, between two lines
+// that mark it.
 'use strict';
 
-// Cells may declare names such as Map and process anew, and these are global: keep the real ones.
+// Cells may redeclare globals such as Map and process: keep the original ones.
 const { ArrayBuffer, Atomics, Buffer, Date, Error, Int32Array, Map, Math, Number, Object, Promise, Set, SharedArrayBuffer, String, SyntaxError, TypeError, Uint8Array, process, setImmediate, setTimeout } = globalThis;
 
 const { AsyncLocalStorage } = require('node:async_hooks');
@@ -25,9 +26,9 @@ const REMEMBERED = 1000; // cells whose source is kept, for stack traces
 const MAX_LATE = 8 << 10; // bytes of late output that are kept
 const language = process.argv[2];
 const directory = process.cwd();
-const cells = new AsyncLocalStorage(); // the cell that what runs now was started by
+const cells = new AsyncLocalStorage(); // the cell that started the running code
 const builtins = new Set(Object.getOwnPropertyNames(globalThis));
-let current; // the cell that runs: {number, name, stdout, stderr, inLine}
+let current; // the present cell: {number, name, stdout, stderr, inLine}
 let last = 0; // the number of the last cell
 
 // ---- output ----
@@ -46,18 +47,18 @@ function tell(line) {
   writeFully(CHANNEL, Buffer.from(line + '\n'));
 }
 
-// print writes to a stream of the cell that runs. What an earlier cell prints is late.
+// print writes to a stream of the present cell. Output of an earlier cell is late.
 function print(stream, data) {
   if (isLate()) return keepLate(data);
   if (stream === 'stdout' && data.length > 0) current.inLine = data[data.length - 1] !== 10;
   try {
     writeFully(current[stream], data);
   } catch {
-    // nobody reads it any more
+    // the reader is gone
   }
 }
 
-// isLate says whether what runs now was started by a cell that has ended.
+// isLate returns whether a cell that has ended started the running code.
 function isLate() {
   const from = cells.getStore();
   return current === undefined || (from !== undefined && from !== current);
@@ -73,7 +74,7 @@ function keepLate(data) {
   late.pieces.push([cells.getStore()?.number ?? last, kept]);
 }
 
-// printLate puts what has come late into a cell's stdout, cell by cell, between lines that say what it is.
+// printLate writes late output to a cell's stdout, by cell, between lines that mark it.
 function printLate(cell) {
   const { pieces, omitted } = late;
   if (pieces.length === 0 && omitted === 0) return;
@@ -86,12 +87,12 @@ function printLate(cell) {
   try {
     writeFully(cell.stdout, Buffer.from(`${text}[end of late output]\n`));
   } catch {
-    // nobody reads it any more
+    // the reader is gone
   }
 }
 
-// output makes process.stdout and process.stderr. Their write does not use the machinery of streams, which would not survive being
-// interrupted in the middle; nor can they be closed.
+// output makes process.stdout and process.stderr. Their write bypasses Node's streams, which do not
+// survive an interruption. They cannot be closed.
 function output(stream, fd) {
   const out = new Writable({ decodeStrings: false });
   out.fd = fd;
@@ -115,13 +116,13 @@ function output(stream, fd) {
   Object.defineProperty(process, stream, { value: out, configurable: true, enumerable: true, writable: true });
 }
 
-// point makes a descriptor lead somewhere else. Node has no dup2, but the lowest free descriptor is always the next. Should another
-// thread take it in between, it is that thread's: then only what writes to the descriptor by its number is lost.
+// point redirects a descriptor. Node has no dup2, but open returns the lowest free descriptor. If another
+// thread takes that first, only writes to the descriptor by its number are lost.
 function point(fd, file) {
   try {
     fs.closeSync(fd);
   } catch {
-    // a cell has closed it
+    // a cell closed it
   }
   const below = [];
   let opened = fs.openSync(file, fs.constants.O_WRONLY);
@@ -130,7 +131,7 @@ function point(fd, file) {
   below.forEach((extra) => fs.closeSync(extra));
 }
 
-// The driver's own descriptors of the pipes are apart from 1 and 2: a child may make those non-blocking.
+// The driver does not use 1 and 2 for the pipes: a child may make those non-blocking.
 function openOutput(cell, dir) {
   const pipes = ['stdout', 'stderr'].map((name) => path.join(dir, name));
   [cell.stdout, cell.stderr] = pipes.map((pipe) => fs.openSync(pipe, fs.constants.O_WRONLY));
@@ -146,7 +147,7 @@ function closeOutput(cell) {
   }
 }
 
-// applyEnvironment sets the variables that a cell has for itself, and returns what takes them away again.
+// applyEnvironment sets the variables of one cell, and returns a function that reverts them.
 function applyEnvironment(dir) {
   const file = path.join(dir, 'env');
   if (!fs.existsSync(file)) return () => {};
@@ -157,7 +158,7 @@ function applyEnvironment(dir) {
   const before = given.map(([name]) => process.env[name]);
   for (const [name, value] of given) process.env[name] = value;
   return () => given.forEach(([name, value], i) => {
-    if (process.env[name] !== value) return; // the cell has set it to something else
+    if (process.env[name] !== value) return; // the cell has changed it
     if (before[i] === undefined) delete process.env[name];
     else process.env[name] = before[i];
   });
@@ -165,8 +166,8 @@ function applyEnvironment(dir) {
 
 // ---- cells ----
 
-// withBuiltins runs a function with the globals that the interpreter started with: the parser needs them, whatever cells have
-// called Map or Array.
+// withBuiltins runs a function with the original globals: the parser needs them even if a cell has
+// redeclared Map or Array.
 function withBuiltins(f) {
   const shadows = [];
   for (const [name, builtin] of shadowed) {
@@ -180,7 +181,7 @@ function withBuiltins(f) {
   }
 }
 
-const shadowed = new Map(); // name → descriptor of the built-in that a cell has declared anew
+const shadowed = new Map(); // name → descriptor of the built-in that a cell redeclared
 
 function compile(source, name) {
   const { rewrite, wrap } = require('./cell.cjs');
@@ -191,7 +192,7 @@ function compile(source, name) {
     try {
       rewritten = rewrite(source);
     } catch (error) {
-      // The compiler either knows it (JSX) or says exactly what is wrong and where.
+      // The compiler either supports it (JSX) or reports what is wrong and where.
       if (!fs.existsSync(esbuildBinary)) throw syntaxError(error, name);
       rewritten = rewrite(compileTypeScript(source, name, { keepImports: true }), source);
     }
@@ -221,7 +222,7 @@ function declare({ globals, vars, fresh, strict }) {
     } else if (builtins.has(name) && known.configurable && !shadowed.has(name)) {
       shadowed.set(name, known);
     }
-    if (known?.configurable && !known.writable) { // such as crypto, which Node makes when it is first asked for
+    if (known?.configurable && !known.writable) { // such as crypto, which Node makes on first use
       Object.defineProperty(globalThis, name, { ...undeclared, value: globalThis[name] });
     }
     if (fresh.has(name)) globalThis[name] = undefined;
@@ -256,11 +257,11 @@ async function run(cell, source) {
     declare(rewritten);
     functions?.runInThisContext();
     const value = await body.runInThisContext()(importer(cell, rewritten.imports));
-    for (let i = 0; i < 2; i++) await new Promise((resolve) => setImmediate(resolve)); // what needs no waiting happens in this cell
+    for (let i = 0; i < 2; i++) await new Promise((resolve) => setImmediate(resolve)); // work that need not wait happens in this cell
     if (value !== undefined) process.stdout.write(inspect(value, { showProxy: true, maxStringLength: Infinity }) + '\n');
     code = Number(process.exitCode ?? 0) & 0xff;
   } catch (error) {
-    if (error?.signal === 'SIGINT') await new Promise((resolve) => setTimeout(resolve, 100)); // a child was interrupted, so this cell will be
+    if (error?.signal === 'SIGINT') await new Promise((resolve) => setTimeout(resolve, 100)); // a child was interrupted, and so will this cell be
     report(cell, error);
   }
   process.exitCode = undefined;
@@ -279,7 +280,7 @@ function textOf(error) {
   }
 }
 
-// finish ends a cell, once. If it is itself interrupted, it can be called again.
+// finish ends a cell once. It can be called again if it was interrupted.
 function finish(cell, code) {
   if (cell !== current) return;
   if (cell.stdout !== undefined) printLate(cell);
@@ -293,7 +294,7 @@ function finish(cell, code) {
 
 function execute(cell, dir) {
   if (cell !== current) return; // interrupted already
-  if (!unwound) channel.unref(); // so that a cell that waits for nothing ends
+  if (!unwound) channel.unref(); // so that the cell ends when nothing is pending
   try {
     openOutput(cell, dir);
     printLate(cell);
@@ -309,9 +310,9 @@ function execute(cell, dir) {
   }
 }
 
-// ---- what happens outside the flow of a cell ----
+// ---- errors and interrupts ----
 
-// An error that nobody caught would have ended the program. It ends the cell that it comes from, if that still runs.
+// An uncaught error ends the cell that caused it, if that still runs.
 function uncaught(error) {
   if (process.listenerCount('uncaughtException') > 1) return; // the user's own code handles it
   if (isLate()) return keepLate(textOf(error));
@@ -326,7 +327,7 @@ function interrupt() {
   finish(current, 130);
 }
 
-// answer is called when interrupt.cjs asks. If that took long, unwind has interrupted the cell that was meant.
+// answer handles a question of interrupt.cjs. If it is late, unwind has interrupted the cell already.
 function answer(question) {
   if (question > interrupted) interrupt();
   interrupted = Math.max(interrupted, question);
@@ -334,15 +335,15 @@ function answer(question) {
   Atomics.notify(answers, 0);
 }
 
-// unwind runs on top of JavaScript that did not let interrupt run, and says whether to end that now. It must not wait with
-// Atomics.wait: the user's code may be doing just that.
+// unwind runs on top of JavaScript that blocks interrupt, and returns whether to end that now. It must
+// not use Atomics.wait, which the user's code may be in.
 function unwind(question, attempt) {
   if (question > interrupted) interrupt();
   interrupted = Math.max(interrupted, question);
   const innermost = framesBelow().find((file) => file !== ''); // built-in functions have no file
   const ready = innermost !== undefined && !/^node:(internal\/)?(async_hooks|promise_hooks|process|timers)/.test(innermost);
   if (ready) {
-    unwound = true; // if this is in a timer, Node counts timers wrongly from now on: there may seem to be none when there are
+    unwound = true; // in a timer, this breaks Node's count of timers: pending ones may seem gone
     require('internal/async_hooks').clearAsyncIdStack();
   }
   Atomics.store(answers, 2, ready ? END : AGAIN);
@@ -353,13 +354,13 @@ function unwind(question, attempt) {
 
 const [AGAIN, END] = [1, 2];
 
-// framesBelow returns the files of the functions that unwind interrupted, the innermost first.
+// framesBelow returns the files of the interrupted functions, the innermost first.
 function framesBelow() {
   const prepare = Error.prepareStackTrace;
   Error.prepareStackTrace = (_, frames) => frames;
   const { stack } = new Error();
   Error.prepareStackTrace = prepare;
-  return stack.map((frame) => String(frame.getFileName() ?? '')).slice(3); // this function, unwind, and what the inspector evaluates
+  return stack.map((frame) => String(frame.getFileName() ?? '')).slice(3); // this function, unwind and the inspector's code
 }
 
 const answers = new Int32Array(new SharedArrayBuffer(12));
@@ -374,12 +375,12 @@ for (const fd of [1, 2]) point(fd, '/dev/null');
 const file = path.join(directory, language === 'typescript' ? 'cell.ts' : 'cell.js');
 defineGlobals({ ...becomeMain(file, []), import_meta: importMeta({}, file) });
 Object.defineProperty(globalThis, '__unwind', { value: unwind });
-// Node may abort when it ends while interrupt.cjs waits: say how this ends, and end at once.
+// Node may abort if it ends while interrupt.cjs waits: report the exit and end at once.
 process.reallyExit = (code) => {
   tell(`exit ${Number(code ?? process.exitCode ?? 0) & 0xff}`);
   process.kill(process.pid, 'SIGKILL');
 };
-process.on('SIGINT', interrupt); // after a cell has used breakOnSigint itself
+process.on('SIGINT', interrupt); // a cell may have used breakOnSigint
 process.on('uncaughtException', uncaught);
 process.on('beforeExit', () => {
   if (current === undefined) return;
@@ -387,8 +388,8 @@ process.on('beforeExit', () => {
   finish(current, 13);
 });
 
-// Cells run when it watches: code that does not return could not be interrupted otherwise. The thread starts when 1 and 2 are taken:
-// it opens descriptors.
+// Cells run once the thread watches, because otherwise code that does not return could not be
+// interrupted. The thread opens descriptors, so it starts after 1 and 2 are taken.
 const watching = new Promise((resolve) => {
   const { Worker } = require('node:worker_threads');
   const worker = new Worker(path.join(__dirname, 'interrupt.cjs'), {
@@ -409,7 +410,7 @@ channel.on('data', (data) => {
     if (verb !== 'execute') continue;
     const cell = current = { number: Number(number), name: `<cell ${number}>`, stdout: undefined, stderr: undefined, inLine: false };
     last = cell.number;
-    watching.then(() => setImmediate(execute, cell, dir)); // not from here: a stream does not survive an interruption
+    watching.then(() => setImmediate(execute, cell, dir)); // not from here, because a stream does not survive an interruption
   }
 });
 channel.on('end', () => process.exit(0));

@@ -1,11 +1,12 @@
-// A thread that notices SIGINT, for the driver: JavaScript that does not return keeps the main thread from noticing anything.
+// A thread of the driver that waits for SIGINT, because JavaScript that does not return blocks the main
+// thread.
 //
-// vm's breakOnSigint ends what this thread waits in. Then the main thread is asked to interrupt its cell. If it does not answer, it
-// is made to through the inspector (see unwind in the driver), and its JavaScript is ended.
+// vm's breakOnSigint ends the wait. Then this thread asks the main thread to interrupt its cell. If that
+// does not answer, the inspector interrupts it (see unwind in the driver) and ends its JavaScript.
 //
-// Node keeps a stack of asynchronous contexts, expects JavaScript to unwind it and aborts when it finds it in disorder. So the main
-// thread empties it before it is ended, and stays in the same interruption until the request to end it is queued. If it
-// may be in the middle of changing that stack, this thread tries again.
+// Node aborts if its stack of asynchronous contexts is not unwound in order. So the main thread empties
+// the stack first, and stays interrupted until the request to end it is queued. If it may be changing
+// the stack, this thread tries again.
 'use strict';
 
 const inspector = require('node:inspector');
@@ -13,9 +14,9 @@ const vm = require('node:vm');
 const { parentPort, workerData } = require('node:worker_threads');
 
 const PATIENCE = 100; // ms
-const END = 2; // unwind's answer
+const END = 2; // an answer of unwind
 
-const answers = workerData; // [0] counts the questions answered; [1] the attempts that unwind may leave; [2] is what unwind says
+const answers = workerData; // [0]: questions answered, [1]: attempts left to unwind, [2]: unwind's answer
 const never = new Int32Array(new SharedArrayBuffer(4));
 let question = 0;
 let attempt = 0;
@@ -34,7 +35,7 @@ function end() {
   const session = new inspector.Session();
   session.connectToMainThread();
   session.post('Runtime.evaluate', { expression: `__unwind(${question}, ${attempt})` });
-  Atomics.wait(answers, 2, 0); // as long as something that is not JavaScript runs
+  Atomics.wait(answers, 2, 0); // while code other than JavaScript runs
   const now = Atomics.load(answers, 2) === END;
   if (now) session.post('Runtime.terminateExecution');
   Atomics.store(answers, 1, attempt);
@@ -44,7 +45,7 @@ function end() {
 
 globalThis.wait = () => Atomics.wait(never, 0, 0);
 globalThis.watch = () => {
-  if (question === 0) parentPort.postMessage(0); // signals are noticed from now on
+  if (question === 0) parentPort.postMessage(0); // ready for signals
   for (;;) {
     try {
       vm.runInThisContext('wait()', { breakOnSigint: true });
@@ -53,11 +54,11 @@ globalThis.watch = () => {
     }
   }
 };
-// The last breakOnSigint to end gives SIGINT back its deadly default: so there is always one more around it.
+// When the last breakOnSigint ends, SIGINT kills the process again: so an outer one stays.
 for (;;) {
   try {
     vm.runInThisContext('watch()', { breakOnSigint: true });
   } catch {
-    interrupted(); // by a signal that came while the last one was being handled
+    interrupted(); // by a signal during the handling of the last one
   }
 }

@@ -1,10 +1,10 @@
 // Runs one JavaScript or TypeScript file of a user inside the sandbox: node <flags> launch.cjs <file>
 //
-// The file lies in /tmp, but is run as if it were in the working directory: relative imports, __dirname and stack
-// traces say /data/<name>. Both module systems work in one file: import, top-level await and import.meta as well as
-// require, module and exports.
+// The file is in /tmp, but runs as if it were in the working directory: relative imports, __dirname
+// and stack traces use /data/<name>. Both module systems work in one file: import, top-level await
+// and import.meta, and require, module and exports.
 //
-// It may be started before there is a file, for a run to come: see awaitRun.
+// The agent may start it before there is a file: see awaitRun.
 'use strict';
 
 const fs = require('node:fs');
@@ -12,29 +12,29 @@ const path = require('node:path');
 const vm = require('node:vm');
 const { becomeMain, compileScript, compileTypeScript, defineGlobals, describe, isTypeScript, main, ready, sources, textModule } = require('./modules.cjs');
 
-// An uncaught error is printed as Node prints it, but with the user's source. This event changes nothing for programs
-// that handle uncaught exceptions themselves.
+// Print an uncaught error as Node does, but with the user's source. This event does not affect
+// programs that handle uncaught exceptions.
 process.on('uncaughtExceptionMonitor', (error) => {
   if (process.listenerCount('uncaughtException') > 0) return;
   const plain = !(error instanceof Error) && typeof error?.stack !== 'string';
-  if (plain && !main.module) return; // Node shows it; in a module it would show compiled code
+  if (plain && !main.module) return; // Node prints it; in a module it would print compiled code
   fs.writeSync(2, describe(error) + '\n');
   process.exit(1);
 });
 
-// awaitRun returns the file. If this process was started ahead, there is none yet, and standard input is a socket: then it does what every
-// run begins with, and waits for one, whose file and environment come on the socket. Nothing here may be the run's to notice, nor
-// look at the working directory, which may change until then.
+// awaitRun returns the file. A prestarted process has none: it does what every run begins with, then
+// waits for the file and the environment on stdin, a socket. The run must not notice any of this, and
+// the working directory may change meanwhile.
 function awaitRun(file) {
   if (fs.existsSync(file) || !fs.fstatSync(0).isSocket()) return file;
-  for (const name of ['child_process', 'net', 'stream', 'url', 'util']) require(`node:${name}`); // what console.log, TypeScript and modules need
+  for (const name of ['child_process', 'net', 'stream', 'url', 'util']) require(`node:${name}`); // console.log, TypeScript and modules need them
   compileScript('', file);
   new vm.SourceTextModule('');
   fs.writeSync(0, 'ready\n');
   const { file: given, env } = JSON.parse(fs.readFileSync(0, 'utf8'));
   fs.writeSync(0, 'taken\n');
   fs.closeSync(0);
-  fs.openSync('/dev/null'); // the lowest that is free: 0
+  fs.openSync('/dev/null'); // becomes 0, the lowest free descriptor
   for (const name of Object.keys(process.env)) {
     if (!Object.hasOwn(env, name)) delete process.env[name];
   }
@@ -52,7 +52,7 @@ function start() {
   const known = becomeMain(file, process.argv.slice(3));
 
   const source = isTypeScript(file) ? compileTypeScript(text, file) : text;
-  // "await (x)" is a call of a function in a script and an await in a module: only the latter was ever meant.
+  // "await (x)" is a call in a script and an await in a module. Users mean the latter.
   const asModule = isTypeScript(file) || /\.mjs$/.test(file) || /(^|[^.\w$])await\s*[([`+\-/]/.test(source);
   let script = asModule ? undefined : compileScript(source, file);
   if (!script) {
@@ -67,7 +67,7 @@ function start() {
 
   defineGlobals(known);
   let settled = false;
-  let drained = false; // the event loop ran empty, as opposed to a call of process.exit
+  let drained = false; // the event loop is empty, not process.exit
   process.on('beforeExit', () => { drained = true; });
   process.on('exit', (code) => {
     if (settled || code || !drained) return;
@@ -76,7 +76,7 @@ function start() {
   });
   ready(main.module).then(() => { settled = true; }, (error) => {
     settled = true;
-    process.nextTick(() => { throw error; }); // uncaught, not an unhandled rejection: as Node does for its main module
+    process.nextTick(() => { throw error; }); // uncaught, like Node's main module, not an unhandled rejection
   });
 }
 

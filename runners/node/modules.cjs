@@ -1,16 +1,16 @@
-// What the launcher of fresh runs and the driver of living interpreters have in common: TypeScript, stack traces in terms
-// of the user's own source, and modules.
+// The common parts of the launcher (fresh runs) and the driver (interpreters): TypeScript, stack traces
+// with the user's source, and modules.
 //
-// Modules are linked here with vm.SourceTextModule, because a loader hook costs Node 20 another thread (50 ms on every run)
-// where this costs 3.
+// It links modules with vm.SourceTextModule, which takes 3 ms. A loader hook costs Node 20 another
+// thread, 50 ms on every run.
 //
-// TypeScript goes through esbuild's own binary in a child process: memory that hostile source makes it take is bounded
-// by the sandbox, and its death is reported. JSX becomes React.createElement unless a pragma, or "jsx" in tsconfig.json,
-// says otherwise. Decorators are the standard ones unless tsconfig.json or the source (see legacyDecorators) asks for the
+// esbuild compiles TypeScript in a child process: the sandbox bounds its memory, and a crash is
+// reported. JSX becomes React.createElement unless a pragma or "jsx" in tsconfig.json changes that.
+// Decorators are standard ones unless tsconfig.json or the source (see legacyDecorators) uses the
 // experimental ones.
 'use strict';
 
-// Cells may declare names such as Map and process anew, and these are global: keep the real ones.
+// Cells may redeclare globals such as Map and process: keep the original ones.
 const { Buffer, Error, JSON, Map, Object, Promise, RegExp, Set, String, URL, WeakMap, process } = globalThis;
 
 const fs = require('node:fs');
@@ -31,11 +31,11 @@ const isTypeScript = (file) => /\.([mc]?ts|tsx|jsx)$/.test(file);
 
 // ---- TypeScript ----
 
-// CompileError carries a message that is complete by itself: it is printed without a stack.
+// CompileError has a complete message, which is printed without a stack.
 class CompileError extends Error {}
 
-// legacyDecorators tells decorators written for TypeScript's experimental semantics, whose functions take
-// (target, key, descriptor), from standard ones, which take (value, context).
+// legacyDecorators recognizes TypeScript's experimental decorators, which take (target, key,
+// descriptor). Standard ones take (value, context).
 function legacyDecorators(source) {
   return /@[A-Za-z_$]/.test(source) &&
     /\b(PropertyDescriptor|TypedPropertyDescriptor|(Class|Method|Property|Parameter)Decorator|propertyKey|reflect-metadata)\b/.test(source) &&
@@ -44,7 +44,7 @@ function legacyDecorators(source) {
 
 const esbuildBinary = path.join(packages, '@esbuild', `${process.platform}-${process.arch}`, 'bin', 'esbuild');
 
-// keepImports is for cells: an import may be used by a later one.
+// keepImports is for cells: a later one may use the import.
 function esbuild(source, file, { format, language, keepImports }) {
   const { spawnSync } = require('node:child_process');
   let tsconfig = '';
@@ -62,13 +62,13 @@ function esbuild(source, file, { format, language, keepImports }) {
     const message = String(r.stderr ?? '').trim();
     if (r.error?.code === 'ENOBUFS') return { fatal: 'the compiled code is larger than 64 MB' };
     if (r.error) return { fatal: `esbuild does not start: ${r.error.message}` };
-    if (r.signal || r.status === 2) { // killed from outside, or a Go program's own crash
+    if (r.signal || r.status === 2) { // killed, or a crash of a Go program
       return { fatal: 'the compiler was killed: this source needs more memory to compile than the sandbox allows. Is something nested very deeply?' };
     }
     return r.status === 0 ? { code: r.stdout.toString() } : { error: message || `esbuild ended with code ${r.status}` };
   };
 
-  // A .ts file may hold JSX, though "<T>x" then means something else: the more likely reading first.
+  // A .ts file may hold JSX, where "<T>x" has another meaning: try the more likely one first.
   let loaders = ['ts', 'tsx'];
   if (/\.tsx$/.test(file)) loaders = ['tsx'];
   else if (language !== 'typescript' && (!isTypeScript(file) || /\.jsx$/.test(file))) loaders = ['jsx'];
@@ -85,7 +85,7 @@ function esbuild(source, file, { format, language, keepImports }) {
   throw new CompileError(failure.error ?? `${file}: ${failure.fatal}`);
 }
 
-// compileTypeScript returns JavaScript for the file and remembers how to map its positions back.
+// compileTypeScript returns JavaScript for the file and keeps the map of its positions.
 function compileTypeScript(source, file, options = {}) {
   const code = esbuild(source, file, options);
   const at = code.lastIndexOf('//# sourceMappingURL=');
@@ -111,7 +111,7 @@ const isPlumbing = (file) => isOurs(file) || /^node:(internal\/(modules|vm|proce
 
 Error.prepareStackTrace = (error, frames) => {
   const lines = [];
-  let hidden = true; // frames below the user's own code are the launcher's
+  let hidden = true; // frames below the user's code are the launcher's
   for (const frame of frames.slice().reverse()) {
     const name = frame.getFileName();
     if (isPlumbing(name) || (hidden && isInternal(name)) || frame.getLineNumber() < 1) continue; // line 0 is in front of a cell
@@ -147,7 +147,7 @@ function sourceLine({ file, line, column }) {
   return `${file}:${line}:${column}\n${text}\n${text.slice(0, column - 1).replace(/[^\t]/g, ' ')}^\n\n`;
 }
 
-// describe returns what to print of an error that nobody caught: as Node would, but with the user's source.
+// describe formats an uncaught error as Node does, but with the user's source.
 function describe(error) {
   const { inspect } = require('node:util');
   if (error instanceof CompileError) return error.message;
@@ -163,8 +163,8 @@ const extensions = ['.ts', '.tsx', '.mts', '.cts', '.js', '.mjs', '.cjs', '.jsx'
 
 const isFile = (file) => fs.statSync(file, { throwIfNoEntry: false })?.isFile() ?? false;
 
-// resolveFile finds the file that a relative or absolute import means: as written, with an extension, as an index file, or
-// a .ts file imported by its .js name.
+// resolveFile finds the file of a relative or absolute import: as written, with an extension, as an
+// index file, or a .ts file imported by its .js name.
 function resolveFile(file) {
   if (isFile(file)) return fs.realpathSync(file);
   const candidates = extensions.map((e) => file + e);
@@ -184,7 +184,7 @@ function synthetic(identifier, exports, fallback) {
   }, { identifier });
 }
 
-// native imports a package the way Node does, as seen from a directory: the user's own node_modules come first.
+// native imports a package as Node does from a directory. The user's node_modules come first.
 async function native(specifier, parent) {
   for (let dir = path.dirname(parent); ; dir = path.dirname(dir)) {
     if (fs.existsSync(path.join(dir, 'node_modules', ...specifier.split('/').slice(0, specifier.startsWith('@') ? 2 : 1)))) {
@@ -227,7 +227,7 @@ function cached(key, make) {
   if (module === undefined) {
     module = (async () => make())();
     modules.set(key, module);
-    module.then((m) => loaded.set(key, m), () => modules.delete(key)); // a living interpreter may find it mended
+    module.then((m) => loaded.set(key, m), () => modules.delete(key)); // a later cell may import a corrected file
   }
   return module;
 }
@@ -251,8 +251,8 @@ async function loadFile(file) {
   return synthetic(file, exports, exports);
 }
 
-// textModule makes a module of source. What V8 cannot parse goes to esbuild, which either knows it (JSX) or says exactly
-// what is wrong and where.
+// textModule makes a module from source. If V8 cannot parse it, esbuild either supports it (JSX) or
+// reports what is wrong and where.
 function textModule(source, file) {
   try {
     return sourceTextModule(source, file);
@@ -285,7 +285,7 @@ function importMeta(meta, file) {
 
 let linking = Promise.resolve();
 
-// ready links and evaluates a module. Links happen one after another: two of them may meet in a shared dependency.
+// ready links and evaluates a module. It links one at a time, because two may share a dependency.
 async function ready(module) {
   if (module.status === 'unlinked' || module.status === 'linking') {
     const turn = linking.then(() => module.status === 'unlinked' ? module.link((specifier, parent) => load(specifier, parent.identifier)) : undefined);
@@ -307,7 +307,7 @@ async function dynamicImport(specifier, referrer) {
   }
 }
 
-// forgetFailures lets a module that failed, and those that wanted it, be tried again.
+// forgetFailures allows another import of modules that failed, and of those that import them.
 function forgetFailures() {
   for (const [key, module] of loaded) {
     if (['linked', 'evaluating', 'evaluated'].includes(module.status)) continue;
@@ -316,7 +316,7 @@ function forgetFailures() {
   }
 }
 
-// compileScript compiles source as CommonJS. It returns undefined for anything that is no script.
+// compileScript compiles source as CommonJS. It returns undefined for anything else.
 function compileScript(source, file) {
   try {
     return vm.compileFunction(source.replace(/^#!/, '//'), ['exports', 'require', 'module', '__filename', '__dirname'], {
@@ -334,8 +334,8 @@ for (const extension of ['.ts', '.cts', '.tsx', '.jsx', '.mts']) {
 }
 
 
-// becomeMain makes a path the program: process.argv, require.main, and what require finds are as for node <path>. It returns
-// what a CommonJS program knows by itself.
+// becomeMain makes a path the main program: process.argv, require.main and require are as for
+// node <path>. It returns the variables of a CommonJS module.
 function becomeMain(file, args) {
   main.path = file;
   process.argv = [process.execPath, file, ...args];
@@ -351,8 +351,8 @@ function becomeMain(file, args) {
   return { require: require_, module, exports: module.exports, __filename: file, __dirname: path.dirname(file) };
 }
 
-// defineGlobals is for programs that are no CommonJS scripts. Globals rather than declarations in front of the source: a program
-// may declare its own.
+// defineGlobals defines require and its kind for programs that are not CommonJS. They are globals, not
+// declarations before the source, so that a program may declare its own.
 function defineGlobals(values) {
   for (const [name, value] of Object.entries(values)) {
     Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });

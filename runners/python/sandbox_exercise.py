@@ -1,5 +1,5 @@
-"""Imported by a zygote after the libraries: uses them once, for what they only do at their first use (caches, imports of their own, code that
-the interpreter adapts) is then shared by all forks instead of done by each.
+"""Imported by a zygote after the libraries. It uses them once, so that all forks share what a first
+use does: caches, further imports, code that the interpreter specializes.
 """
 
 import io
@@ -9,7 +9,7 @@ import pandas
 
 
 def rehearse():
-    """A bit of it, for a fork that waits for its run: the memory that this writes to is copied before somebody waits for it."""
+    """A small part, for a prestarted fork: it copies the memory that runs write to in advance."""
     frame = pandas.DataFrame({"key": ["a", "b", "a"], "value": [1, 2, 3]})
     frame.groupby("key").value.sum().to_dict()
     return frame

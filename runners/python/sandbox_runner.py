@@ -1,11 +1,11 @@
-"""Imported at every start of the environment's interpreter, by sandbox_runner.pth: keep it tiny. Nothing happens before matplotlib is
-imported.
+"""sandbox_runner.pth imports this whenever the interpreter starts, so it must stay small. It does
+nothing until matplotlib is imported.
 
-matplotlib scans all fonts when its cache directory is empty, which in a sandbox it always is, and warns when the directory
+matplotlib scans all fonts if its cache directory is empty, as in every new sandbox, and warns if it
 is not writable. So the cache made at installation is copied into MPLCONFIGDIR.
 
-Figures that are shown, or left open at the end, are handed on to be displayed: to SANDBOX_DISPLAY, a directory with a file index of
-lines "<MIME type> <name>", or to whatever emit is replaced by.
+Figures that are shown, or left open at the end, go to SANDBOX_DISPLAY, a directory with a file index
+of lines "<MIME type> <name>", or to a replacement of emit.
 """
 import sys
 
@@ -17,7 +17,7 @@ class _Finder:
             try:
                 _copy_fonts()
             except OSError:
-                pass  # matplotlib then makes its own
+                pass  # matplotlib makes its own
         elif name == "matplotlib.pyplot" and not _Finder.looking:
             _Finder.looking = True
             try:
@@ -26,7 +26,7 @@ class _Finder:
                 _Finder.looking = False
         return None
 
-    looking = False  # for the spec of pyplot, which others find
+    looking = False  # while other finders look for pyplot's spec
 
 
 def _copy_fonts():
@@ -44,7 +44,7 @@ def _copy_fonts():
 
 
 def _showing(name):
-    """The spec of matplotlib.pyplot with a show that shows."""
+    """The spec of matplotlib.pyplot, with our show."""
     import importlib.util
     import os
 
@@ -58,7 +58,7 @@ def _showing(name):
     def exec_module(module):
         import atexit
 
-        execute(module)  # until this succeeds, the next import of it must be found here, too
+        execute(module)  # until this succeeds, the finder must handle the next import, too
         if _Finder in sys.meta_path:
             sys.meta_path.remove(_Finder)
         figure = sys.modules["matplotlib.figure"].Figure
@@ -79,13 +79,13 @@ def _showing(name):
 
 
 def show_open_figures(*_, **__):
-    """What plt.show() does here."""
+    """Replaces plt.show()."""
     for figure in _open_figures():
         _show_and_close(figure)
 
 
 def show_forgotten_figures():
-    """What becomes of figures that are left open: those that were saved to a file have been seen to."""
+    """Shows the figures that are still open, except those that were saved to a file."""
     for figure in _open_figures():
         if hasattr(figure, "sandbox_saved"):
             sys.modules["matplotlib.pyplot"].close(figure)
@@ -94,11 +94,11 @@ def show_forgotten_figures():
 
 
 def recover():
-    """Takes back what an error or an interrupt has left, so that the next cell can plot: open figures, into which it would draw, and
-    the modules of a matplotlib whose import was interrupted, with which it could not be imported again."""
+    """Removes what an error or an interrupt left, so that the next cell can plot: open figures, and
+    the modules of a matplotlib whose import was interrupted."""
     if "matplotlib" not in sys.modules:
         for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
-            if str(getattr(sys.modules[name], "__file__", "")).endswith(".py"):  # others can be loaded but once
+            if str(getattr(sys.modules[name], "__file__", "")).endswith(".py"):  # extension modules load only once
                 del sys.modules[name]
     for figure in _open_figures():
         sys.modules["matplotlib.pyplot"].close(figure)
@@ -141,6 +141,6 @@ def _to_directory(mime, data):
 
 
 emit = _to_directory
-process = None  # whose figures are shown at its end; a fork of it has none of its own
+process = None  # the process that shows figures at its end; its forks do not
 
 sys.meta_path.insert(0, _Finder)
