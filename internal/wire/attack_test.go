@@ -216,8 +216,8 @@ func TestHostileAgent(t *testing.T) {
 	}
 }
 
-// attack has an agent send in and hang up, while the server has a run open and reads neither from it nor
-// from any dial. It returns how the connection and the run ended.
+// attack has an agent send in and hang up, while the server has a run open and reads neither from
+// it nor from any dial. It returns how the connection and the run ended.
 func attack(tb testing.TB, in []byte) (conn, run error) {
 	tb.Helper()
 	sc, ac := net.Pipe()
@@ -308,8 +308,8 @@ func TestCloseWhileWriting(t *testing.T) {
 	}
 }
 
-// An agent that sends without reading gets no credit by having its output thrown away, and costs neither
-// memory nor goroutines.
+// An agent that sends without reading gets no credit by having its output thrown away, and costs
+// neither memory nor goroutines.
 func TestFloodWithoutReading(t *testing.T) {
 	sc, ac := net.Pipe()
 	defer ac.Close()

@@ -10,7 +10,7 @@ import (
 	"strconv"
 )
 
-// keepBuffer is the largest buffer that a connection holds on to between frames.
+// keepBuffer is the size of the largest buffer that a connection keeps between frames.
 const keepBuffer = maxFromAgent + 4
 
 // encoder makes frames. The zero value is ready.
@@ -18,11 +18,11 @@ type encoder struct {
 	buf []byte
 }
 
-// encode returns f as it goes over the wire. The result is valid until the next call.
+// encode returns the bytes of f, which are valid until the next call.
 func (e *encoder) encode(f *Frame, limit int) ([]byte, error) {
 	b := append(e.buf[:0], 0, 0, 0, 0)
 	if plainPayload(f.Type) && f.fields() == hasID|hasData {
-		// What encoding/json would write, at many times its speed: this is all of a program's output.
+		// The same bytes as encoding/json, many times faster: all output of programs goes this way.
 		b = append(b, `{"type":"`...)
 		b = append(b, f.Type...)
 		b = append(b, `","id":`...)
@@ -105,8 +105,8 @@ func parse(b []byte) (*Frame, error) {
 	return f, nil
 }
 
-// parsePayload understands exactly what encode writes for plain payload, and leaves the rest to parse.
-// Whatever it accepts, parse would accept with the same result.
+// parsePayload parses exactly the bytes that encode writes for plain payload. Everything that it
+// accepts, parse accepts with the same result.
 func parsePayload(b []byte) (*Frame, bool) {
 	b, ok := bytes.CutPrefix(b, []byte(`{"type":"`))
 	if !ok {

@@ -20,14 +20,14 @@ const (
 	AgentSide
 )
 
-// writeTimeout is how long the server waits for an agent that has stopped reading. The agent waits for as
-// long as it takes: the server always reads.
+// writeTimeout is how long the server waits for an agent that does not read. The agent waits
+// without a limit, because the server always reads.
 const writeTimeout = 10 * time.Second
 
-// lastWords is how long a peer that reads no more may still be read.
-const lastWords = time.Second
+// drainTimeout is how long this side still reads from a peer that has stopped reading.
+const drainTimeout = time.Second
 
-// maxPings bounds the pings that an agent has not answered.
+// maxPings limits the unanswered pings.
 const maxPings = 64
 
 // ErrClosed is the error of a connection or stream that this side closed.
@@ -39,8 +39,9 @@ type Conn struct {
 	side   Side
 	accept func(*Stream, Frame)
 
-	// wmu is held while a frame is written, and while the state that says what may be written changes, so
-	// that no frame follows its stream's last one. It is taken before any other lock.
+	// wmu is held while a frame is written, and while the state that decides what may be written
+	// changes, so that no frame follows the last one of its stream. It is taken before any other
+	// lock.
 	wmu sync.Mutex
 	enc encoder
 
@@ -55,9 +56,9 @@ type Conn struct {
 	done chan struct{}
 }
 
-// NewConn starts a connection after the hello, and owns rw from then on: closing rw must unblock a Read and
-// a Write in progress. accept is called in a goroutine of its own for each stream that the peer opens, with
-// the frame that opened it; it must close the stream. With a nil accept every such stream is closed at once.
+// NewConn starts a connection after the hello and owns rw, whose Close must unblock Read and Write.
+// For each stream that the peer opens, it calls accept in a new goroutine with the frame that
+// opened it; accept must close the stream. A nil accept closes every such stream.
 func NewConn(rw io.ReadWriteCloser, side Side, accept func(*Stream, Frame)) *Conn {
 	c := &Conn{rw: rw, side: side, accept: accept, streams: map[uint64]*Stream{}, done: make(chan struct{})}
 	c.nextID = 2
@@ -68,10 +69,10 @@ func NewConn(rw io.ReadWriteCloser, side Side, accept func(*Stream, Frame)) *Con
 	return c
 }
 
-// Done is closed when the connection has ended.
+// Done returns a channel that is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err is why the connection ended; nil while it has not. A peer that hung up gives io.EOF.
+// Err returns why the connection ended, or nil. It is io.EOF if the peer hung up.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,13 +108,13 @@ func (c *Conn) fail(err error) {
 	}
 }
 
-// Open starts a stream with f, which is a run on the server's side and a dial on the agent's. It fails
-// without harm to the connection when f is too long, or too many streams are open.
+// Open opens a stream with f: a run on the server's side, a dial on the agent's. If f is too long
+// or too many streams are open, it fails and the connection goes on.
 func (c *Conn) Open(f Frame) (*Stream, error) {
 	if want := c.opens(c.side); f.Type != want {
 		return nil, fmt.Errorf("wire: cannot open a stream with %q", f.Type)
 	}
-	// The id is taken and the frame written under one lock: ids arrive in increasing order.
+	// One lock for the id and the write: ids must arrive in increasing order.
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	f.ID = c.nextID
@@ -135,7 +136,7 @@ func (c *Conn) Open(f Frame) (*Stream, error) {
 	}
 	s := newStream(c, f.ID, f.Type)
 	c.nextID += 2
-	c.rememberLocked(s)
+	c.addLocked(s)
 	c.mu.Unlock()
 	if err := c.writeLocked(b); err != nil {
 		return nil, err
@@ -157,8 +158,8 @@ func (c *Conn) Ping(ctx context.Context) error {
 	}
 	c.pings = append(c.pings, ch)
 	c.mu.Unlock()
-	// A write that fails closes ch. It may take longer than ctx lasts. The ping stays in the list also when
-	// ctx ends, because its answer is still to come.
+	// A write that fails closes ch. It may take longer than ctx. The ping stays in the list when
+	// ctx ends, because its answer may still come.
 	go func() { _ = c.write(&Frame{Type: TypePing}) }()
 	select {
 	case <-ch:
@@ -185,7 +186,7 @@ func (c *Conn) write(f *Frame) error {
 	return c.writeLocked(b)
 }
 
-// encodeLocked fails on a frame that the peer would not accept. wmu is held.
+// encodeLocked fails on a frame that the peer would not accept. The caller holds wmu.
 func (c *Conn) encodeLocked(f *Frame) ([]byte, error) {
 	if c.side == ServerSide {
 		return c.enc.encode(f, maxToAgent)
@@ -193,8 +194,8 @@ func (c *Conn) encodeLocked(f *Frame) ([]byte, error) {
 	return c.enc.encode(f, maxFromAgent)
 }
 
-// writeLocked writes one encoded frame, or ends the connection: where the peer has hung up, when what it said before
-// has been read. wmu is held.
+// writeLocked writes one encoded frame or ends the connection. If the peer has hung up, its last
+// frames are read before the end. The caller holds wmu.
 func (c *Conn) writeLocked(b []byte) error {
 	if c.side == ServerSide {
 		t := time.AfterFunc(writeTimeout, func() {
@@ -207,14 +208,14 @@ func (c *Conn) writeLocked(b []byte) error {
 		return nil
 	}
 	if err = hangUp(err); err == io.EOF && c.Err() == nil {
-		time.AfterFunc(lastWords, func() { c.fail(io.EOF) })
+		time.AfterFunc(drainTimeout, func() { c.fail(io.EOF) })
 		return io.EOF
 	}
 	c.fail(err)
 	return c.Err()
 }
 
-// hangUp makes one error of the ways to learn that the peer has hung up.
+// hangUp returns io.EOF for every error that means that the peer has hung up.
 func hangUp(err error) error {
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.ErrClosedPipe) {
 		return io.EOF
@@ -240,8 +241,8 @@ func (c *Conn) readLoop() {
 	}
 }
 
-// dispatch never blocks on a stream's consumer: the window bounds what a stream can have queued. On the
-// server's side it does not write either, so an agent that does not read cannot stop it.
+// dispatch never blocks on a stream's consumer, because the window limits a stream's queue. On the
+// server's side it does not write either, so an agent that does not read cannot block it.
 func (c *Conn) dispatch(f *Frame) error {
 	switch {
 	case f.Type == TypePing && c.side == AgentSide:
@@ -256,7 +257,7 @@ func (c *Conn) dispatch(f *Frame) error {
 	c.mu.Unlock()
 	if s == nil {
 		if c.side == AgentSide {
-			return nil // crossed with the end of the stream; the server is trusted
+			return nil // it crossed with the end of the stream; the server is trusted
 		}
 		return fmt.Errorf("%w: %q on stream %d, which is not open", ErrProtocol, f.Type, f.ID)
 	}
@@ -290,7 +291,7 @@ func (c *Conn) acceptStream(f *Frame) error {
 	}
 	c.lastPeer = f.ID
 	s := newStream(c, f.ID, f.Type)
-	c.rememberLocked(s)
+	c.addLocked(s)
 	c.mu.Unlock()
 	if c.accept == nil {
 		go func() { _ = s.Close() }()
@@ -300,12 +301,12 @@ func (c *Conn) acceptStream(f *Frame) error {
 	return nil
 }
 
-func (c *Conn) rememberLocked(s *Stream) {
+func (c *Conn) addLocked(s *Stream) {
 	c.streams[s.id] = s
 	c.open[s.id%2]++
 }
 
-func (c *Conn) forget(id uint64) {
+func (c *Conn) remove(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, ok := c.streams[id]; ok {

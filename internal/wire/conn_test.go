@@ -192,8 +192,8 @@ func TestUnreadStreamBlocksOnlyItself(t *testing.T) {
 	}
 }
 
-// Both sides write, half-close and close at once, in every order; a frame after a stream's last one would
-// end the connection.
+// Both sides write, half-close and close at once, in every order; a frame after a stream's last one
+// would end the connection.
 func TestCloseRaces(t *testing.T) {
 	tear := func(s *Stream) {
 		var wg sync.WaitGroup

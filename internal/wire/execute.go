@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// Execute performs one run, and no other, over the stream to an agent whose hello has been read. It returns how the run ended,
-// drops what it printed, and closes the stream.
+// Execute performs a single run over the stream to an agent whose hello has been read. It returns
+// how the run ended, drops its output, and closes the stream.
 func Execute(ctx context.Context, stream io.ReadWriteCloser, run *Run) (Exit, error) {
 	conn := NewConn(stream, ServerSide, nil)
 	defer conn.Close()

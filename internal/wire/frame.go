@@ -1,11 +1,12 @@
 // Package wire is the protocol between the server and the agent inside a sandbox.
 //
-// A frame is a 4-byte big-endian length and that many bytes of JSON. The agent's hello comes first; then
-// both sides open streams on one connection: the server run streams, the agent dial streams. Payload is
-// flow-controlled per stream. The server treats the agent as hostile: what breaks the protocol ends the
-// connection with an error that matches [ErrProtocol].
+// A frame is a 4-byte big-endian length and that many bytes of JSON. The agent's hello comes first.
+// Then both sides open streams on one connection: the server opens run streams, the agent dial
+// streams. Each stream has flow control. The server treats the agent as hostile: a breach of the
+// protocol ends the connection with an error that matches [ErrProtocol].
 //
-// The package knows nothing of processes, sandboxes or sessions, and imports only the standard library.
+// The package knows nothing of processes, sandboxes or sessions, and imports only the standard
+// library.
 package wire
 
 import (
@@ -20,26 +21,26 @@ import (
 const Version = 1
 
 const (
-	// MaxData is the most payload that one frame carries.
+	// MaxData is the maximum payload of one frame.
 	MaxData = 32 << 10
-	// Window is how much payload a sender may have on the way that the receiver has not consumed.
-	// A frame counts for its payload and frameCost more, or a million frames of one byte would cost the
-	// receiver a hundred times the window.
+	// Window is how much payload a sender may send before the receiver has consumed it. A frame
+	// counts as its payload plus frameCost; otherwise a million frames of one byte would take a
+	// hundred times the window.
 	Window = 256 << 10
 
 	frameCost    = 256
 	maxStreams   = 256
 	maxHello     = 4 << 10
-	maxFromAgent = 64 << 10 // MaxData in base64, and change
+	maxFromAgent = 64 << 10 // MaxData in base64, and some more
 	maxToAgent   = 16 << 20 // a run frame carries code and environment
 	maxMIME      = 255
 	maxExitError = 4 << 10
 )
 
-// ErrProtocol is matched by the errors that a peer's breach of the protocol causes.
+// ErrProtocol matches every error that a peer causes by breaking the protocol.
 var ErrProtocol = errors.New("wire: protocol violation")
 
-// Type says what a frame is.
+// Type is the type of a frame.
 type Type string
 
 // The frame types. Payload types are Stdout, Stderr, Display and Data.
@@ -51,7 +52,7 @@ const (
 	TypeDial      Type = "dial"      // agent: opens a stream to the server's proxy
 	TypeStdout    Type = "stdout"    // agent, on a run
 	TypeStderr    Type = "stderr"    // agent, on a run
-	TypeDisplay   Type = "display"   // agent, on a run: MIME and bytes, More while it goes on
+	TypeDisplay   Type = "display"   // agent, on a run: MIME and bytes; More if it continues
 	TypeExit      Type = "exit"      // agent: the last frame of a run
 	TypeInterrupt Type = "interrupt" // server, on a run: ask the program to stop
 	TypeKill      Type = "kill"      // server, on a run: end it now
@@ -65,7 +66,7 @@ func (t Type) payload() bool {
 	return t == TypeStdout || t == TypeStderr || t == TypeDisplay || t == TypeData
 }
 
-// Frame is every frame; which fields are set depends on its type.
+// Frame is a frame of any type. Its type decides which fields are set.
 type Frame struct {
 	Type   Type   `json:"type"`
 	ID     uint64 `json:"id,omitempty"`
@@ -82,8 +83,8 @@ type Frame struct {
 type Hello struct {
 	Version int    `json:"version"`
 	Agent   string `json:"agent"` // the agent's build, for the log
-	// Isolation says what keeps runs apart from each other where they have no namespaces of their own, or why
-	// nothing does; for the log.
+	// Isolation says, for the log, what keeps runs apart if they have no namespaces of their own,
+	// or why nothing does.
 	Isolation string `json:"isolation,omitempty"`
 }
 
@@ -91,20 +92,20 @@ type Hello struct {
 type Run struct {
 	// Argv is the program; the argument "{file}" is replaced by the path of the code file.
 	Argv []string `json:"argv"`
-	// File is the base name of the code file, for example main.py; its private directory is the agent's choice.
+	// File is the base name of the code file, for example main.py. The agent chooses its directory.
 	File   string            `json:"file,omitempty"`
 	Code   []byte            `json:"code,omitempty"`
 	Env    map[string]string `json:"env,omitempty"`
 	Limits RunLimits         `json:"limits"`
-	// Displays asks for what the program leaves in the directory $SANDBOX_DISPLAY: a file index of lines
-	// "<MIME type> <name>", and the files it names.
+	// Displays asks for the files that the program leaves in the directory $SANDBOX_DISPLAY, as
+	// listed in its file index with lines "<MIME type> <name>".
 	Displays bool `json:"displays,omitempty"`
 	// Driver is the source of the runner's driver; the argument "{driver}" is replaced by its path.
 	Driver []byte `json:"driver,omitempty"`
-	// Interpreter, when set, names an interpreter that lives on: Code is its next cell. If there is none of
-	// that name, Argv starts it. Cells of one interpreter run one after the other.
+	// Interpreter, when set, names a live interpreter: Code is its next cell. If it does not exist,
+	// Argv starts it. Cells of one interpreter run one after the other.
 	Interpreter string `json:"interpreter,omitempty"`
-	// CellEnv are variables of that cell alone: the interpreter has them while it runs the cell, and not afterwards.
+	// CellEnv are variables that the interpreter has only while it runs this cell.
 	CellEnv map[string]string `json:"cell_env,omitempty"`
 	// Zygote, when set, may fork the program in place of Argv.
 	Zygote *Zygote `json:"zygote,omitempty"`
@@ -114,15 +115,17 @@ type Run struct {
 	Held bool `json:"held,omitempty"`
 }
 
-// Prestart describes a program that can start before its code is known. Its standard input is then a
-// socket, on which it reports that it is ready and reads the path of the code and the environment.
+// Prestart describes a program that can start before its code is known. Its standard input is then
+// a socket, on which it reports that it is ready and reads the path of the code and the
+// environment.
 type Prestart struct {
 	Env   map[string]string `json:"env,omitempty"`   // the runner's own, without the caller's variables
 	Reads []string          `json:"reads,omitempty"` // prefixes of the variables that it reads while it starts
 }
 
-// Zygote describes an interpreter with libraries imported, that forks a process for each run. The first
-// frame that names it carries its source; after that the name is enough. See docs/warm-start.md.
+// Zygote describes an interpreter with libraries imported, that forks a process for each run. The
+// first frame that names it carries its source; after that the name is enough. See
+// docs/warm-start.md.
 type Zygote struct {
 	Name    string            `json:"name"`
 	Argv    []string          `json:"argv,omitempty"` // the path of its source is added
@@ -144,21 +147,24 @@ type RunLimits struct {
 type Exit struct {
 	Code   int `json:"code"`             // exit status; 128+Signal if a signal ended it
 	Signal int `json:"signal,omitempty"` // the signal that ended it
-	// Error is set when the program could not be started; Code is then 126 or 127. Send cuts it at 4 KiB.
+	// Error says why the program could not be started. Code is 126 or 127 then. Send cuts it at 4
+	// KiB.
 	Error   string `json:"error,omitempty"`
 	UserUS  int64  `json:"user_us"`
 	SysUS   int64  `json:"sys_us"`
 	MaxRSSB int64  `json:"max_rss_bytes"`
-	// OOMKills and PIDsRefused are how often, during the run, the sandbox's limits of memory and of processes have
-	// struck: the run, or one beside it. They are set where the agent can see it and the backend cannot.
+	// OOMKills and PIDsRefused count how often the sandbox reached its memory and pid limits during
+	// the run, by this run or another one. They are set where the agent can see it and the backend
+	// cannot.
 	OOMKills    uint64 `json:"oom_kills,omitempty"`
 	PIDsRefused uint64 `json:"pids_refused,omitempty"`
-	// Fresh says that the interpreter was started for this cell; Lost that it is gone, with its state.
+	// Fresh says that the interpreter was started for this cell, Lost that it has ended, with its
+	// state.
 	Fresh bool `json:"fresh,omitempty"`
 	Lost  bool `json:"lost,omitempty"`
-	// Forked says that the program came from a zygote.
+	// Forked says that a zygote forked the program.
 	Forked bool `json:"forked,omitempty"`
-	// HeldBytes and HeldMore answer a Run that asks for what is Held.
+	// HeldBytes and HeldMore answer a Run with Held. HeldMore says that there may be more.
 	HeldBytes int64 `json:"held_bytes,omitempty"`
 	HeldMore  bool  `json:"held_more,omitempty"`
 }
@@ -193,8 +199,8 @@ func (f *Frame) fields() int {
 	return set
 }
 
-// check says whether f is well-formed by itself: a known type with the fields it must have and no others,
-// each in its range. Fields that do not belong to the type would be memory that no window accounts for.
+// check reports whether f is well-formed: a known type with exactly the fields that it must have,
+// each in its range. Other fields would take memory that no window accounts for.
 func (f *Frame) check() error {
 	var must, may int
 	switch f.Type {
@@ -231,7 +237,7 @@ func (f *Frame) check() error {
 	return nil
 }
 
-// check keeps values out that would overflow when they become durations, or make a counter run backwards.
+// check refuses values that would overflow as durations, or make a counter run backwards.
 func (e *Exit) check() error {
 	if e.Code < 0 || e.Code > 255 || e.Signal < 0 || e.Signal > 64 {
 		return fmt.Errorf("exit code %d, signal %d", e.Code, e.Signal)
@@ -247,7 +253,7 @@ func (e *Exit) check() error {
 	return nil
 }
 
-// WriteHello sends the first frame of an agent that has nothing more to say.
+// WriteHello sends a hello with nothing but the agent's name.
 func WriteHello(w io.Writer, agent string) error { return SendHello(w, Hello{Agent: agent}) }
 
 // SendHello sends the agent's first frame, with the protocol's version filled in.
@@ -262,8 +268,8 @@ func SendHello(w io.Writer, h Hello) error {
 	return err
 }
 
-// ReadHello reads the agent's first frame and no byte more. Backends call it before they return a sandbox;
-// it waits for as long as r does, so they close r, or set its deadline, when they have waited enough.
+// ReadHello reads the agent's first frame and no byte more. Backends call it before they return a
+// sandbox. It has no timeout of its own: close r, or set its deadline, to end it.
 func ReadHello(r io.Reader) (Hello, error) {
 	dec := decoder{r: r, limit: maxHello}
 	f, err := dec.decode()

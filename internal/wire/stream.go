@@ -30,8 +30,8 @@ type Stream struct {
 	closedPeer bool  // the peer sent its last frame
 	err        error // why the connection ended, if it did before the stream
 
-	// Of Read, which one goroutine calls.
-	rest []byte // of the data frame that came last
+	// Used by Read, which one goroutine calls.
+	rest []byte // of the last data frame
 	eof  bool
 }
 
@@ -40,8 +40,8 @@ func newStream(c *Conn, id uint64, kind Type) *Stream {
 		arrived: make(chan struct{}, 1), credited: make(chan struct{}, 1)}
 }
 
-// Recv returns the next frame. After the stream's last frame (exit, close) it returns io.EOF; when the
-// connection ends before that, the connection's error; once this side has closed the stream, ErrClosed.
+// Recv returns the next frame. It returns io.EOF after the stream's last frame (exit, close), the
+// connection's error if that ends first, and ErrClosed after this side has closed the stream.
 func (s *Stream) Recv(ctx context.Context) (Frame, error) {
 	for {
 		f, ok, err := s.next()
@@ -77,25 +77,26 @@ func (s *Stream) next() (Frame, bool, error) {
 	return Frame{}, false, s.err
 }
 
-// cost is what n bytes of payload take from the window.
+// cost returns how much of the window n bytes of payload take.
 func cost(n int) int { return n + frameCost }
 
-// consumeLocked accounts for consumed payload and has it returned to the peer when it is worth a frame.
+// consumeLocked counts consumed payload. It returns the credit to the peer when it is worth a
+// frame.
 func (s *Stream) consumeLocked(n int) {
 	s.consumed += n
 	if s.consumed >= Window/2 && !s.returning && s.wantsMoreLocked() {
 		s.returning = true
-		go s.returnCredit() // at most one waits for its turn: neither Recv nor the read loop may block on a write
+		go s.returnCredit() // at most one: neither Recv nor the read loop may block on a write
 	}
 }
 
-// wantsMoreLocked says whether payload can still come that this side has to make room for.
+// wantsMoreLocked reports whether payload may still arrive.
 func (s *Stream) wantsMoreLocked() bool {
 	return !s.closedPeer && !s.eofPeer && !s.closedHere && s.err == nil
 }
 
-// returnCredit gives the peer its credit back. The peer has the room no sooner than the frame is under way,
-// so one that sends without reading runs out of it.
+// returnCredit returns credit to the peer. The room grows only when the frame is being written, so
+// a peer that sends without reading runs out of it.
 func (s *Stream) returnCredit() {
 	c := s.conn
 	c.wmu.Lock()
@@ -115,12 +116,10 @@ func (s *Stream) returnCredit() {
 	}
 }
 
-// Send sends f on the stream. Payload waits for the peer's credit; f.Data may be of any length and is
-// split as needed, so the payload of concurrent Sends interleaves. ctx bounds the wait for credit; a write
-// in progress ends with the connection.
-//
-// Once this side has closed the stream, or has sent eof, Send returns ErrClosed. Payload for a peer that has
-// closed it gives io.ErrClosedPipe; an interrupt or kill for a run that has ended does nothing.
+// Send sends f. It splits payload into frames, which wait for the peer's credit as long as ctx
+// allows. It returns ErrClosed after this side has closed the stream or sent eof, and
+// io.ErrClosedPipe for payload after the peer has closed it. It drops interrupts and kills for an
+// ended run.
 func (s *Stream) Send(ctx context.Context, f Frame) error {
 	f.ID = s.id
 	if f.Type == TypeWindow || !s.carries(f.Type, s.conn.side) {
@@ -132,13 +131,13 @@ func (s *Stream) Send(ctx context.Context, f Frame) error {
 	}
 	if f.Exit != nil {
 		exit := *f.Exit
-		exit.Error = strings.ToValidUTF8(exit.Error[:min(len(exit.Error), maxExitError)], "?") // JSON would lengthen it
+		exit.Error = strings.ToValidUTF8(exit.Error[:min(len(exit.Error), maxExitError)], "?") // JSON would make it longer
 		f.Exit = &exit
 	}
 	return s.write(&f)
 }
 
-// sendPayload returns how much of f.Data went out.
+// sendPayload returns how much of f.Data it sent.
 func (s *Stream) sendPayload(ctx context.Context, f Frame) (int, error) {
 	data, more := f.Data, f.More
 	sent := 0
@@ -157,8 +156,8 @@ func (s *Stream) sendPayload(ctx context.Context, f Frame) (int, error) {
 	return sent, nil
 }
 
-// write sends one frame and keeps the books. Whether the frame may go is decided with wmu held: nothing
-// follows the last frame, whoever wins.
+// write sends one frame and updates the state. It decides with wmu held whether the frame may be
+// sent, so that nothing follows the last frame.
 func (s *Stream) write(f *Frame) error {
 	if err := f.check(); err != nil {
 		return fmt.Errorf("wire: cannot send: %w", err)
@@ -190,7 +189,7 @@ func (s *Stream) write(f *Frame) error {
 	s.mu.Unlock()
 	err = c.writeLocked(b)
 	if gone {
-		c.forget(s.id)
+		c.remove(s.id)
 	}
 	if last || f.Type == TypeEOF {
 		s.changed()
@@ -198,7 +197,7 @@ func (s *Stream) write(f *Frame) error {
 	return err
 }
 
-// sendErrLocked says why a frame of type t can no longer be sent.
+// sendErrLocked returns why a frame of type t can no longer be sent.
 func (s *Stream) sendErrLocked(t Type) error {
 	switch {
 	case s.closedHere:
@@ -228,7 +227,7 @@ func (s *Stream) takeCredit(ctx context.Context, want int) (int, error) {
 		pass := err != nil || n > 0 && s.credit > frameCost
 		s.mu.Unlock()
 		if pass {
-			wake(s.credited) // there may be other senders waiting
+			wake(s.credited) // other senders may be waiting
 		}
 		if err != nil || n > 0 {
 			return n, err
@@ -241,9 +240,9 @@ func (s *Stream) takeCredit(ctx context.Context, want int) (int, error) {
 	}
 }
 
-// Close says that this side is done with the stream: what still arrives is dropped, and Recv and Send
-// return. On a run the server's Close does not end the program (send TypeKill for that), and the agent's
-// sends an exit if there was none; on a dial it sends the last frame. It is idempotent.
+// Close ends this side of the stream: it drops what still arrives, and Recv and Send return. The
+// server's Close does not end the program of a run (TypeKill does); the agent's sends an exit if
+// there was none. On a dial it sends the last frame. It is idempotent.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	dropped := 0
@@ -274,7 +273,7 @@ func (s *Stream) Close() error {
 	return err
 }
 
-// deliver takes a frame from the peer. It does not block.
+// deliver handles a frame from the peer. It does not block.
 func (s *Stream) deliver(f *Frame) error {
 	if !s.carries(f.Type, 1-s.conn.side) {
 		return fmt.Errorf("%w: %q on a %s stream", ErrProtocol, f.Type, s.kind)
@@ -284,13 +283,14 @@ func (s *Stream) deliver(f *Frame) error {
 		return err
 	}
 	if gone {
-		s.conn.forget(s.id)
+		s.conn.remove(s.id)
 	}
 	s.changed()
 	return nil
 }
 
-// take changes the stream's state by a frame from the peer, and says whether it was the last of all.
+// take updates the state for a frame from the peer. It reports whether that was the last of the
+// stream.
 func (s *Stream) take(f *Frame) (gone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -325,7 +325,7 @@ func (s *Stream) take(f *Frame) (gone bool, err error) {
 	return s.closedPeer && (s.kind == TypeRun || s.closedHere), nil
 }
 
-// carries says whether a frame of type t may go over the stream from the side that is given.
+// carries reports whether the side may send a frame of type t on the stream.
 func (s *Stream) carries(t Type, from Side) bool {
 	switch t {
 	case TypeWindow:
@@ -348,14 +348,14 @@ func (s *Stream) end(err error) {
 	s.changed()
 }
 
-// changed has those who wait look at the state again.
+// changed wakes the waiting goroutines to look at the state again.
 func (s *Stream) changed() {
 	wake(s.arrived)
 	wake(s.credited)
 }
 
-// Read makes a dial stream an io.Reader: it returns the peer's data, io.EOF after its eof or close.
-// One goroutine may read, and it must not mix Read and Recv.
+// Read implements io.Reader on a dial: it returns the peer's data, and io.EOF after its eof or
+// close. One goroutine may read, and it must not mix Read and Recv.
 func (s *Stream) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -380,7 +380,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Write makes a dial stream an io.Writer.
+// Write implements io.Writer on a dial.
 func (s *Stream) Write(p []byte) (int, error) {
 	if !s.carries(TypeData, s.conn.side) {
 		return 0, fmt.Errorf("wire: cannot send %q on a %s stream", TypeData, s.kind)
@@ -388,7 +388,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return s.sendPayload(context.Background(), Frame{Type: TypeData, ID: s.id, Data: p})
 }
 
-// CloseWrite says that no more data comes from this side of a dial. It is idempotent.
+// CloseWrite ends the data from this side of a dial. It is idempotent.
 func (s *Stream) CloseWrite() error {
 	return s.Send(context.Background(), Frame{Type: TypeEOF})
 }

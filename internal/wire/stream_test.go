@@ -194,7 +194,8 @@ func TestLastFrameUnblocks(t *testing.T) {
 	})
 }
 
-// Credit whose turn comes after the stream's last frame is not returned: the server would call it a breach.
+// Credit whose turn comes after the stream's last frame is not returned: the server would call it a
+// breach.
 func TestCreditAfterClose(t *testing.T) {
 	server, agent := connect(t, nil, nil)
 	s := open(t, agent, dial)

@@ -1,9 +1,10 @@
-"""Python that has already imported its libraries, and forks a process for each run. See internal/agent/zygote_linux.go for what is said on
-descriptor 3. The agent starts it; or, with the argument "shared-zygote", the server does, outside of all sandboxes, and it forks a zygote into each:
-see internal/backend/jail/sharedzygote_linux.go.
+"""A zygote: Python with its libraries imported, that forks a process for each run. docs/warm-start.md
+explains it and has the protocol on descriptor 3. The agent starts it. With the argument
+"shared-zygote" the server starts it, outside all sandboxes, and it forks a zygote into each.
 
-The zygote itself never sees anything of a run: neither code nor environment pass through its memory, which every later run inherits.
-A run's process reads them itself, after it has moved into the run's namespaces and given up every privilege.
+The zygote never sees anything of a run: code and environment do not pass through its memory, which
+every later run inherits. A run's process reads them itself, after it has entered the run's namespaces
+and dropped every privilege.
 """
 
 import array
@@ -35,9 +36,9 @@ MADV_COLLAPSE, LARGE = 25, 2 << 20
 SYS_LANDLOCK_RESTRICT_SELF = 446
 CLONE, CLONE_PARENT = {"x86_64": 56, "aarch64": 220}, 0x8000
 INIT_FDS = 6  # of a run-init
-HIGH = 64  # descriptors from here on are in nobody's way
+HIGH = 64  # descriptors from here on collide with no other
 
-known = {}  # the modules that no run has imported
+known = {}  # the modules that the zygote has imported
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -74,21 +75,21 @@ def main():
     prctl(PR_SET_DUMPABLE, 0)
     channel = socket.socket(fileno=CHANNEL)
     config = json.loads(channel.recv(1 << 20))
-    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # the two that Python ignores
-        if signal.getsignal(number) == signal.SIG_IGN:  # as a server that was started by nohup does
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python ignores those two
+        if signal.getsignal(number) == signal.SIG_IGN:  # inherited from a server started by nohup
             signal.signal(number, signal.SIG_DFL)
     if sys.path and sys.path[0] != sys.prefix and not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # where this file lies
+        del sys.path[0]  # the directory of this file
     shared_zygote = sys.argv[1:] == ["shared-zygote"]
     if shared_zygote:
         die_with_server(channel)
-        os.setpriority(os.PRIO_PROCESS, 0, 10)  # runs go first; the server takes that back
+        os.setpriority(os.PRIO_PROCESS, 0, 10)  # runs go first; the server resets it
     limit(config["limits"])
     preload(config["preload"])
     filter = Filter(bytes.fromhex(config["filter"]))
     drop_bounding_set()
     if shared_zygote:
-        live_on(channel)
+        outlive_imports(channel)
         channel.send(b"ready %d" % os.getpid())
         channel = serve_forks(channel)
     if "shared_pids" in config:
@@ -105,25 +106,25 @@ def main():
 
 
 def die_with_server(channel):
-    """Has the kernel end this process while it imports, when the server hangs up. A death signal would not do: bubblewrap, its parent, has
-    another uid and no right to send it."""
+    """Makes the kernel end this process if the server hangs up while it imports. A death signal would not
+    work: bubblewrap, its parent, has another uid and may not send it."""
     os.closerange(CHANNEL + 1, 1 << 16)
     fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO, which nobody handles
+    fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO, which is not handled
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     if any(event & select.POLLHUP for _, event in poll.poll(0)):
-        os._exit(0)  # it has hung up before
+        os._exit(0)  # it has hung up already
 
 
-def live_on(channel):
-    """Takes that back: from now on the process hears for itself."""
+def outlive_imports(channel):
+    """Undoes die_with_server: from now on the process notices the end itself."""
     fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
 def serve_forks(channel):
     """Forks zygotes until the server hangs up. Returns, in a zygote, the connection to its agent."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # a zygote's parent ends, and a sandbox does not before its zygote has been waited for
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # it must reap the zygotes: a sandbox does not end before
     wake, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -163,9 +164,10 @@ def reap():
 
 
 def move(fds):
-    """Moves a fork of the shared zygote into a sandbox, with nothing of the outside but its memory. Returns in the zygote alone."""
+    """Moves a fork of the shared zygote into a sandbox, with nothing from outside but its memory. Returns
+    in the zygote only."""
     gate, agent, user, *others = fds
-    if os.read(gate, 1) != b"1":  # when the server has put this process into the sandbox's control group
+    if os.read(gate, 1) != b"1":  # the server has moved this process into the sandbox's cgroup
         os._exit(1)
     setns(user)
     for namespace in others:
@@ -200,9 +202,9 @@ def preload(names):
         try:
             importlib.import_module(name)
         except Exception:
-            pass  # the run that wants it will say why
+            pass  # a run that imports it gets the error
     if shares_memory():
-        sys.exit("a library that is imported ahead has memory that forks would share: no run may come from here")
+        sys.exit("a preloaded library has memory that forks would share: no run may come from this zygote")
     known.update(sys.modules)
     gc.collect()
     gc.freeze()
@@ -210,7 +212,7 @@ def preload(names):
 
 
 def collapse():
-    """Moves what is in memory into large pages, where the kernel has them: they are faster to share."""
+    """Moves the memory into large pages, if the kernel has them: a fork copies fewer page table entries."""
     with open("/proc/self/maps") as f:
         maps = [line.split() for line in f]
     for place, mode, _, _, _, *name in maps:
@@ -221,15 +223,15 @@ def collapse():
 
 
 def shares_memory():
-    """Whether forks would have memory in common that one of them could write to and another reads, as with mmap.mmap(-1, n)."""
+    """Reports whether forks would share writable memory, as with mmap.mmap(-1, n)."""
     with open("/proc/self/smaps") as f:
         flags = [set(line.split()) for line in f if line.startswith("VmFlags:")]
-    return any("sh" in each and "dc" not in each for each in flags)  # shared, and not left out of forks
+    return any("sh" in each and "dc" not in each for each in flags)  # shared, and inherited by forks
 
 
 def serve(channel, filter):
-    """Forks until the agent hangs up. Returns in a zygote that was forked to grow, on whose channel is another connection to the agent by
-    then, what it shall import."""
+    """Forks programs until the agent hangs up. Returns only in a successor, whose channel is a new connection
+    to the agent: the names of the modules that it must import."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     poll = select.poll()
     poll.register(channel, select.POLLIN)
@@ -246,14 +248,14 @@ def serve(channel, filter):
                 if succeed(fds):
                     return word.decode().split()[1:]
                 continue
-            pid, told = fork(fds, own, filter, word == b"prestart")
+            pid, reported = fork(fds, own, filter, word == b"prestart")
             for each in fds:
                 os.close(each)
             if pid is None:
                 channel.send(b"failed")
                 continue
             number, memory = facts(pid)
-            number = number or told
+            number = number or reported
             channel.send(b"started %d %d" % (pid, number))
             child = os.pidfd_open(pid)
             children[child] = pid, memory
@@ -261,7 +263,7 @@ def serve(channel, filter):
 
 
 def succeed(fds):
-    """Forks a zygote and leaves it to the agent, process 1 here. Returns True in it."""
+    """Forks a successor and leaves it to the agent, process 1 here. Returns True in the successor."""
     try:
         pid = os.fork()
     except OSError:
@@ -291,11 +293,11 @@ def receive(channel):
     return word, list(fds)
 
 
-def fork(fds, own, filter, ahead):
-    """Starts a run's process, the descriptors of whose namespaces come first. Where the kernel does not tell the process's id in its own
-    namespace, the process does."""
-    told = 0
-    tell = () if TELLS_NUMBERS else os.pipe()
+def fork(fds, own, filter, prestart):
+    """Forks a run's process into its namespaces, whose descriptors come first. If the kernel does not report
+    the pid inside, the process does."""
+    reported = 0
+    report = () if REPORTS_PIDS else os.pipe()
     try:
         setns(fds[0])
         pid = os.fork()
@@ -303,31 +305,31 @@ def fork(fds, own, filter, ahead):
         pid = None  # too many processes, or too little memory
     if pid == 0:
         try:
-            if tell:
-                os.write(tell[1], b"%d" % os.getpid())
-            become(fds[1:], filter, ahead)
+            if report:
+                os.write(report[1], b"%d" % os.getpid())
+            become(fds[1:], filter, prestart)
         except BaseException as e:
             os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
         finally:
             os._exit(126)
     setns(own)
-    if tell:
-        os.close(tell[1])
-        told = int(os.read(tell[0], 32) or 0)
-        os.close(tell[0])
-    return pid, told
+    if report:
+        os.close(report[1])
+        reported = int(os.read(report[0], 32) or 0)
+        os.close(report[0])
+    return pid, reported
 
 
-def tells_numbers():
+def reports_pids():
     with open("/proc/self/status", "rb") as f:
         return b"\nNSpid:" in f.read()
 
 
-TELLS_NUMBERS = tells_numbers()  # gVisor's kernel does not
+REPORTS_PIDS = reports_pids()  # gVisor's kernel does not
 
 
 def facts(pid):
-    """The process's id in its own namespace, and how much of the zygote's memory it began with."""
+    """Returns the process's pid inside its namespace, and how much memory it inherited."""
     number = memory = 0
     with open(f"/proc/{pid}/status", "rb") as f:
         for line in f:
@@ -346,12 +348,12 @@ def end(channel, poll, fd, pid, inherited):
     channel.send(b"ended %d %d %d %d %d" % (pid, status, usage.ru_utime * 1e6, usage.ru_stime * 1e6, own))
 
 
-# ---- Where there are no namespaces; see internal/agent/sharedzygote_linux.go ----
+# ---- Without namespaces; see docs/notes-agent.md ----
 
 
 def serve_beside_runs(channel, program, filters):
-    """Forks until the agent hangs up. Returns in none of the processes."""
-    # Without Python's own preparations, which the fork of the run's process makes.
+    """Forks until the agent hangs up. Never returns, in no process."""
+    # A plain clone: the fork of the run's process makes Python's own preparations.
     clone = CLONE[os.uname().machine], ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4
     while True:
         word, fds = receive(channel)
@@ -366,7 +368,7 @@ def serve_beside_runs(channel, program, filters):
             os.close(each)
 
 
-def become_init(channel, program, fds, filters, ahead):
+def become_init(channel, program, fds, filters, prestart):
     """Forks a run's process and becomes its init."""
     try:
         init, (spec, rules, *driver) = fds[:INIT_FDS], fds[INIT_FDS:]
@@ -380,7 +382,7 @@ def become_init(channel, program, fds, filters, ahead):
         if pid == 0:
             channel.close()
             os.close(opener)
-            become_beside_runs(gate, spec, rules, [*init[1:3], *driver[1:]], filters, ahead)
+            become_beside_runs(gate, spec, rules, [*init[1:3], *driver[1:]], filters, prestart)
         channel.send(b"started %d %d" % (os.getpid(), pid))
         own = [*init, opener, *driver[:1]]
         arrange(own)
@@ -390,12 +392,12 @@ def become_init(channel, program, fds, filters, ahead):
         os._exit(1)
 
 
-def become_beside_runs(gate, spec, rules, streams, filters, ahead):
-    """Turns a fork of the zygote into the program of a run, which has the streams from descriptor 1 on."""
+def become_beside_runs(gate, spec, rules, streams, filters, prestart):
+    """Turns a fork of the zygote into a run's program, whose streams are its descriptors from 1 on."""
     try:
         os.setsid()
         os.chdir("/data")
-        # From here on it is a process like any other; nothing of anybody's is in its memory.
+        # From here on it is an ordinary process, and its memory holds no secret.
         prctl(PR_SET_DUMPABLE, 1)
         worth = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -403,10 +405,10 @@ def become_beside_runs(gate, spec, rules, streams, filters, ahead):
             prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
         spec, gate, worth, rules = arrange([os.open(os.devnull, os.O_RDONLY), *streams], spec, gate, worth, rules)
         os.closerange(1 + len(streams), spec)
-        prepare(ahead)
+        prepare(prestart)
         if os.read(gate, 1):
             check(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, rules, 0))  # now they are complete
-            os.write(worth, b"1000")  # not while it waits: others' runs are to go first when memory runs out
+            os.write(worth, b"1000")  # not earlier: when memory runs out, running programs go first
             with open(spec, "rb", closefd=False) as f:
                 text = f.read()
             os.closerange(1 + len(streams), 1 << 16)
@@ -420,7 +422,7 @@ def become_beside_runs(gate, spec, rules, streams, filters, ahead):
 
 
 def arrange(fds, *others):
-    """Gives descriptors the numbers from 0 on, and returns others out of their way."""
+    """Gives descriptors the numbers from 0 on, and returns the others with high numbers."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in [*others, *fds]]
     for target, fd in enumerate(high[len(others) :]):
         os.dup2(fd, target)
@@ -430,11 +432,11 @@ def arrange(fds, *others):
 # ---- A run's process ----
 
 
-def become(fds, filter, ahead):
-    """Turns a fork of the zygote into the program of a run, which may be yet to come."""
+def become(fds, filter, prestart):
+    """Turns a fork of the zygote into a run's program. Its run may not be known yet."""
     mount, ipc, root, spec, out, err, *driver = fds
     setns(mount)
-    os.fchdir(root)  # which that namespace may not have
+    os.fchdir(root)  # the namespace may not contain it
     os.chroot(".")
     setns(ipc)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
@@ -442,33 +444,33 @@ def become(fds, filter, ahead):
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     streams = [os.open(os.devnull, os.O_RDONLY), out, err, *driver]
     (spec,) = arrange(streams, spec)
-    os.closerange(len(streams), spec)  # the zygote's connection above all, whose end the agent would not see
+    os.closerange(len(streams), spec)  # above all the zygote's connection, whose end the agent must see
     os.closerange(spec + 1, 1 << 16)
     os.setsid()
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
-    prepare(ahead)
+    prepare(prestart)
     with open(spec, "rb") as f:  # waits for the run
         text = f.read()
     if not text:
-        os._exit(0)  # there is none
+        os._exit(0)  # there is no run
     run = json.loads(text)
-    os.chdir("/data")  # which may have come while it waited
+    os.chdir("/data")  # it may have been attached during the wait
     limit(run["limits"])
-    # From here on it is a process like any other; nothing of anybody's is in its memory.
+    # From here on it is an ordinary process, and its memory holds no secret.
     prctl(PR_SET_DUMPABLE, 1)
     with open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")
     start(run)
 
 
-def prepare(ahead):
-    chance()
-    if ahead:
+def prepare(prestart):
+    reseed()
+    if prestart:
         rehearse()
 
 
 def rehearse():
-    """Does, before there is a run, what touches the zygote's memory in every run: that is copied then, and not while somebody waits."""
+    """Does what every run does first, so that the pages it writes to are copied before anybody waits."""
     run = json.loads('{"path": "/dev/null", "code": "", "env": {"PYTHONPATH": "/"}}')
     put(run, os.O_WRONLY)
     environment({**os.environ, **run["env"]})
@@ -513,19 +515,19 @@ def environment(env):
     os.environ.update(env)
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
-        tempfile.tempdir = None  # what TMPDIR was
+        tempfile.tempdir = None  # the old TMPDIR
     runner = sys.modules.get("sandbox_runner")
     if runner is not None:
         runner.process = os.getpid()
 
 
-def chance():
+def reseed():
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed()  # Python's own generator sees to itself
+        numpy.random.seed()  # Python seeds its own generator after a fork
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
-        multiprocessing.current_process().authkey = os.urandom(32)  # by which its processes know each other
+        multiprocessing.current_process().authkey = os.urandom(32)  # authenticates its processes to each other
 
 
 def run_program(path):
@@ -574,8 +576,8 @@ def failed(e):
 
 
 def finish(status, program):
-    """What Py_FinalizeEx does, for what the program itself has made. The libraries' own objects are left alone: to touch them
-    would be to copy them."""
+    """Does what Py_FinalizeEx does, for the program's own objects. It leaves the libraries' objects alone:
+    touching them would copy them."""
     try:
         threading._shutdown()
     except BaseException as e:
@@ -593,8 +595,8 @@ def finish(status, program):
 
 
 def imported():
-    """The modules that the program has imported, the last one first. They come last, but for what has been put there again; the others are not
-    looked at."""
+    """Returns the modules that the program has imported, the last one first. They are at the end of
+    sys.modules, so the others need not be looked at."""
     modules, new, missing = [], len(sys.modules) - len(known), object()
     try:
         for name, module in reversed(sys.modules.items()):
@@ -606,7 +608,7 @@ def imported():
             if isinstance(module, types.ModuleType):
                 modules.append(module)
     except RuntimeError:
-        pass  # a thread that nobody waits for imports something
+        pass  # a daemon thread imports something
     return modules
 
 

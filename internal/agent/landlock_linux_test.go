@@ -26,18 +26,17 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestShared runs the conformance suite on an agent without capabilities, in surroundings like a
-// container's: no user namespace, an unprivileged uid, a read-only root, everything dropped before
-// process 1 starts.
-func TestShared(t *testing.T) {
+// TestLandlock runs the conformance suite on an agent without capabilities, as in a container: no
+// user namespace, an unprivileged uid, a read-only root, all privileges dropped before process 1
+// starts.
+func TestLandlock(t *testing.T) {
 	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
 		return newContainers(t).harness()
 	})
 }
 
-// TestSharedWithoutLandlock: on a kernel that cannot keep runs apart, still nothing survives its
-// run.
-func TestSharedWithoutLandlock(t *testing.T) {
+// TestWithoutLandlock: nothing survives its run, even on a kernel that cannot keep runs apart.
+func TestWithoutLandlock(t *testing.T) {
 	c := newContainers(t)
 	c.noLandlock = true
 	h := c.harness()
@@ -45,8 +44,8 @@ func TestSharedWithoutLandlock(t *testing.T) {
 	sandboxtest.Survival(t, h)
 }
 
-// TestSharedRefuses: where it could not keep its promises, the agent does not start.
-func TestSharedRefuses(t *testing.T) {
+// TestLandlockRefuses: the agent does not start where it could not isolate runs.
+func TestLandlockRefuses(t *testing.T) {
 	c := newContainers(t)
 	for _, test := range []struct {
 		name string
@@ -76,14 +75,14 @@ func TestSharedRefuses(t *testing.T) {
 // containerUID is a uid without an account.
 const containerUID = 61321
 
-// containers is a backend made of bubblewrap and setpriv: what an engine does, as far as the agent
-// can tell.
+// containers is a backend made of bubblewrap and setpriv. To the agent it looks like a container
+// engine.
 type containers struct {
 	agent, passwd string
 	options
 }
 
-// options are surroundings that an engine should not give.
+// options are conditions that an engine should not create.
 type options struct {
 	keep       string // a capability not to drop
 	noRuns     bool
@@ -121,8 +120,8 @@ func newContainers(t *testing.T) *containers {
 	return &containers{agent: path, passwd: passwd}
 }
 
-// script mounts, in a mount namespace of its own, the sized file systems that bubblewrap cannot
-// make, below /mnt. Its arguments are their options and bubblewrap's command line.
+// script mounts the sized file systems that bubblewrap cannot make below /mnt, in a new mount
+// namespace. Its arguments are their options and bubblewrap's command line.
 const script = `set -e
 opts=$1; shift
 mount -t tmpfs none /mnt
@@ -146,7 +145,7 @@ func (c *containers) args() []string {
 		"--bind", "/mnt/tmp", "/tmp")
 }
 
-// root is what the sandbox sees, after the shared file systems.
+// root returns the arguments for the rest of the sandbox's root.
 func (c *containers) root(spec sandbox.Spec) []string {
 	var args []string
 	for _, path := range []string{"/mnt", "/opt", "/opt/runners", "/etc", "/etc/ssl"} {
@@ -184,8 +183,7 @@ func (c *containers) root(spec sandbox.Spec) []string {
 	return append(args, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
 }
 
-// withoutLandlock is a seccomp program, as bubblewrap reads it, for which the kernel has no
-// Landlock.
+// withoutLandlock returns a seccomp program, as bubblewrap reads it, that hides Landlock.
 func withoutLandlock() (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -299,7 +297,7 @@ func (s *container) conn() io.ReadWriteCloser {
 func (s *container) ID() string               { return s.id }
 func (s *container) Conn() io.ReadWriteCloser { return s.conn() }
 
-// end hangs up; the agent, and with it everything, ends by itself, or the test fails.
+// end hangs up. The agent, and everything with it, must end by itself.
 func (s *container) end() {
 	s.mu.Lock()
 	s.asked = true

@@ -18,7 +18,7 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// withZygote is a harness whose Python programs come from a zygote.
+// withZygote returns a harness whose Python programs are forks of a zygote.
 func withZygote(t *testing.T) sandboxtest.Harness {
 	t.Helper()
 	source, err := runners.Files.ReadFile("python/zygote.py")
@@ -30,14 +30,14 @@ func withZygote(t *testing.T) sandboxtest.Harness {
 	return h
 }
 
-// TestSharedZygote is TestShared with programs that are forks of a zygote.
-func TestSharedZygote(t *testing.T) {
+// TestZygote is TestLandlock with programs that are forks of a zygote.
+func TestZygote(t *testing.T) {
 	sandboxtest.Run(t, withZygote)
 }
 
-// TestSharedZygoteLost: where Landlock cannot forbid it, a run may kill or stop the zygote. A run
-// after that begins later, once, and sees nothing else of it.
-func TestSharedZygoteLost(t *testing.T) {
+// TestZygoteLost: a run may kill or stop the zygote where Landlock cannot forbid it. The only
+// effect is that a later run starts more slowly, once.
+func TestZygoteLost(t *testing.T) {
 	h := withZygote(t)
 	b := sandboxtest.Start(t, h, sandbox.Spec{})
 	for n, sig := range []unix.Signal{unix.SIGKILL, unix.SIGSTOP} {
@@ -45,7 +45,7 @@ func TestSharedZygoteLost(t *testing.T) {
 		if err := unix.Kill(zygote, sig); err != nil {
 			t.Fatal(err)
 		}
-		for again := range 3 { // the first may have been made ready before
+		for again := range 3 { // the first may have been prestarted
 			begin := time.Now()
 			res := b.Run(t, sandboxtest.Python("with open('/data/runs', 'a') as f: f.write('x')"))
 			if res.Exit.Code != 0 || time.Since(begin) > 10*time.Second {
@@ -57,15 +57,14 @@ func TestSharedZygoteLost(t *testing.T) {
 		}
 		for tries := 0; !b.Run(t, sandboxtest.Python("pass")).Exit.Forked; tries++ {
 			if tries == 1000 {
-				t.Fatalf("after %v no other zygote comes", sig)
+				t.Fatalf("after %v no other zygote starts", sig)
 			}
 		}
 	}
 }
 
-// TestSharedZygoteStays: the end of a run, whatever it has left behind, is not the end of the
-// zygote.
-func TestSharedZygoteStays(t *testing.T) {
+// TestZygoteStays: the zygote survives the end of a run, whatever the run leaves behind.
+func TestZygoteStays(t *testing.T) {
 	h := withZygote(t)
 	b := sandboxtest.Start(t, h, sandbox.Spec{})
 	before := zygoteOf(t, b)
@@ -84,9 +83,9 @@ func TestSharedZygoteStays(t *testing.T) {
 	}
 }
 
-// TestSharedZygoteWaits: a run finds nothing of the one for which a process waits beside it, and
-// can spoil nothing for it.
-func TestSharedZygoteWaits(t *testing.T) {
+// TestZygotePrestarts: a run can neither find nor damage anything of the next one, whose process
+// waits already.
+func TestZygotePrestarts(t *testing.T) {
 	h := withZygote(t)
 	b := sandboxtest.Start(t, h, sandbox.Spec{})
 	b.Run(t, sandboxtest.Python("pass"))
@@ -111,7 +110,7 @@ func zygoteOf(t *testing.T, b *sandboxtest.Sandbox) int {
 	t.Helper()
 	pids := zygotesBelow(t, b.Sandbox.(*container).cmd.Process.Pid)
 	if len(pids) == 0 {
-		t.Fatal("there is no zygote")
+		t.Fatal("no zygote found")
 	}
 	return slices.Min(pids) // the others come from it
 }
