@@ -89,7 +89,7 @@ export const work = {
       localStorage.setItem("sandbox:cell/gone-result/never", JSON.stringify(cell));
     });
     await v.page.reload();
-    await v.at("output").getByText("knows nothing of this run").waitFor();
+    await v.at("output").getByText("does not know this run").waitFor();
     assert.ok(await v.at("run").isVisible(), "the next run can be started");
     await v.leave();
   },

@@ -61,7 +61,7 @@ export class Connection {
 
   /** Shows that nothing can be run now. */
   refuse(): void {
-    const text = "Not run: the server cannot be reached. Run it again when this message has gone.";
+    const text = "Not run: the server cannot be reached. Run it again when this message disappears.";
     this.#showOffline(text);
     announce(text);
     this.reconnect();

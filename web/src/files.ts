@@ -159,7 +159,7 @@ export class FilesPane {
 
   async #uploadOne(file: File): Promise<void> {
     const overwrite = this.#files.some((f) => f.name === file.name);
-    if (overwrite && !(await ask("Replace this file?", `This conversation has a file ${visible(file.name)} already.`, "Replace"))) return;
+    if (overwrite && !(await ask("Replace this file?", `This conversation already has a file ${visible(file.name)}.`, "Replace"))) return;
     const bar = h("progress", { max: 1, value: 0, "aria-label": `Upload of ${file.name}`, "data-testid": "upload-progress" });
     const share = h("span", { class: "muted" }, "0 %");
     const row = h("div", { class: "transfer" }, h("span", { class: "name" }, visible(file.name)), share, bar);
@@ -255,7 +255,7 @@ function put(address: string, body: Blob, progress: (part: number) => void): Pro
     request.open("PUT", address);
     request.upload.onprogress = (event) => event.total > 0 && progress(event.loaded / event.total);
     request.onload = () => (request.status < 300 ? resolve() : reject(new CallError("refused", sentence(request.responseText.trim()) || `The server answered ${request.status}.`)));
-    request.onerror = () => reject(new CallError("offline", "The connection was lost. The file may be larger than the server takes."));
+    request.onerror = () => reject(new CallError("offline", "The connection was lost. The file may be larger than the server accepts."));
     request.send(body);
   });
 }

@@ -109,7 +109,7 @@ async function refresh(): Promise<void> {
     };
     files.abilities = { list: tools.has("list_artifacts"), upload: tools.has("upload_file"), remove: tools.has("delete_file") };
     byId<HTMLButtonElement>("run").disabled = !running;
-    if (!running) showBanner("error", "This server offers none of its tools that run code (see SANDBOX_TOOLS), so nothing can be run from this page.");
+    if (!running) showBanner("error", "This server offers no tool that runs code (see SANDBOX_TOOLS), so this page cannot run any.");
     runners = tools.has("list_runners") ? list((await client.json("list_runners", {}))["languages"]).map(runnerOf).filter((r) => r.language !== "") : [];
     void settings.refreshServices();
     await files.refresh();

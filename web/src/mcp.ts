@@ -206,8 +206,8 @@ function parsed(json: string): unknown {
 
 function answer(message: unknown): unknown {
   const { result, error } = fields(message);
-  if (error !== undefined) throw new CallError("refused", text(fields(error)["message"], "The server refused, and did not say why."));
-  if (result === undefined) throw new CallError("refused", "The server's answer cannot be understood.");
+  if (error !== undefined) throw new CallError("refused", text(fields(error)["message"], "The server refused the request without a reason."));
+  if (result === undefined) throw new CallError("refused", "The server sent an invalid answer.");
   return result;
 }
 

@@ -208,7 +208,7 @@ export class Runs {
         }
       }
       if (run.runId !== "") break;
-      if (tries === mostTries) return run.view.lose("The server knows nothing of this run: it was never started, or the server has been restarted since. Check the files before you run it again.");
+      if (tries === mostTries) return run.view.lose("The server does not know this run: it never started, or the server was restarted after it. Check the files before you run it again.");
       await new Promise((resolve) => setTimeout(resolve, 500)); // the request that starts it may still be in flight
     }
     return this.#follow(run);

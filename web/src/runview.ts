@@ -214,7 +214,7 @@ export class RunView {
 }
 
 function picture(url: string): HTMLElement {
-  return h("img", { src: url, alt: "A picture that the code showed", "data-testid": "output-image" });
+  return h("img", { src: url, alt: "Image that the code showed", "data-testid": "output-image" });
 }
 
 /**

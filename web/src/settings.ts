@@ -125,7 +125,7 @@ export class Settings {
       h(
         "header",
         {},
-        h("div", {}, h("h2", { id: "settings-title" }, "Settings"), h("p", { class: "muted" }, "They go with every run from this page.")),
+        h("div", {}, h("h2", { id: "settings-title" }, "Settings"), h("p", { class: "muted" }, "They apply to every run from this page.")),
         iconButton("close", "Close", () => dialog.close(), "settings-close"),
       ),
       h(
