@@ -32,7 +32,8 @@ func compact(t *testing.T, answer string) (text string, isError bool) {
 			IsError           bool
 		}
 	}
-	if err := json.Unmarshal([]byte(answer), &reply); err != nil || len(reply.Result.Content) != 1 || reply.Result.StructuredContent != nil {
+	err := json.Unmarshal([]byte(answer), &reply)
+	if err != nil || len(reply.Result.Content) != 1 || reply.Result.StructuredContent != nil {
 		t.Fatalf("a plain caller gets one text item: %v in %s", err, answer)
 	}
 	text = regexp.MustCompile(`\n *`).ReplaceAllString(reply.Result.Content[0].Text, "")

@@ -167,7 +167,8 @@ func newProductWith(t testing.TB, opt tools.Options) *product {
 		}
 		return &auth.TokenInfo{UserID: "local"}, nil
 	}
-	ts := httptest.NewServer(auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(p.server.Handler()))
+	authenticate := auth.RequireBearerToken(verify, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})
+	ts := httptest.NewServer(authenticate(p.server.Handler()))
 	p.url = ts.URL + "/mcp"
 	t.Cleanup(func() {
 		p.server.Close(context.Background())

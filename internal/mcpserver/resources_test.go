@@ -28,7 +28,9 @@ type fakeFiles struct {
 	runWatchers []func(session.Caller)
 }
 
-func (e *fakeFiles) RecentFiles(_ context.Context, caller session.Caller, after executor.Position, limit int) (files []executor.FileLink, more bool, err error) {
+func (e *fakeFiles) RecentFiles(_ context.Context, caller session.Caller, after executor.Position, limit int) (
+	files []executor.FileLink, more bool, err error,
+) {
 	e.filesMu.Lock()
 	defer e.filesMu.Unlock()
 	for _, f := range e.files[caller] {
@@ -153,7 +155,8 @@ func TestResources(t *testing.T) {
 			}
 			c := res.Contents[0]
 			binary := strings.HasPrefix(name, "dir/") || name == "nul.txt"
-			if c.URI != r.URI || c.MIMEType != types[name] || !bytes.Equal(append([]byte(c.Text), c.Blob...), content) || (len(c.Blob) > 0) != binary || r.Size != int64(len(content)) {
+			if c.URI != r.URI || c.MIMEType != types[name] || r.Size != int64(len(content)) ||
+				!bytes.Equal(append([]byte(c.Text), c.Blob...), content) || (len(c.Blob) > 0) != binary {
 				t.Errorf("%s: %+v %+v", name, r, c)
 			}
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 // sessions bounds the SDK's sessions over HTTP: many clients, such as n8n, initialize and never
-// come back. It ends idle ones and, when a new one needs the room, one of the caller with the most.
+// return. It ends idle ones and, when a new one needs the room, one of the caller with the most.
 // A client whose session is gone gets status 404 and initializes again.
 type sessions struct {
 	pool *share.Pool

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestStopping: a call that ends because the server stops gets an error that says so, and what to
-// do.
+// TestStopping: a call that the server's shutdown ends gets an error with the reason and the fix.
 func TestStopping(t *testing.T) {
 	call := message{id: json.RawMessage("1"), method: "tools/call"}
 	for _, stopping := range []bool{true, false} {
