@@ -13,7 +13,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"mcp-code-sandbox/internal/backend/docker"
 	"mcp-code-sandbox/internal/control"
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/instance"
@@ -111,18 +110,8 @@ func (a *app) openIsolation(ctx context.Context, inv *invocation) error {
 	s := a.settings
 	a.isolation = newIsolation(ctx, s, a.instance, a.keys.installation, a.log)
 	a.onClose(func(context.Context) error { a.isolation.close(); return nil })
-	if err := a.isolation.checkAsked(s); err != nil {
+	if err := a.isolation.check(ctx, s); err != nil {
 		return err
-	}
-	if s.Backend == backendDocker {
-		if err := a.isolation.reachEngine(ctx); err != nil {
-			return err
-		}
-	}
-	if engine, ok := a.isolation.driver.(*docker.Backend); ok {
-		if err := engine.CheckRuntime(ctx); err != nil {
-			return err
-		}
 	}
 	if inv.keepReady {
 		a.isolation.keepReady(s, a.instance.Dir(), a.log)
@@ -131,7 +120,7 @@ func (a *app) openIsolation(ctx context.Context, inv *invocation) error {
 		a.onClose(p.Close)
 	}
 	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
-	if note := a.isolation.ignored(s, a.env); note != "" {
+	if note := a.isolation.ignoredSetting(s, a.env); note != "" {
 		a.log.Warn(note, "fix", fixIgnored)
 	}
 	return nil

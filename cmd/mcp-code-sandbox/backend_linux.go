@@ -29,8 +29,8 @@ func openJail(_ context.Context, c backendConfig) (opened, error) {
 	return opened{driver: b, owner: workspace.Owner{UID: uid, GID: gid}}, nil
 }
 
-// newWrappers opens the backend of environments that isolate themselves. It confines them in the jail's cgroups
-// where there are any.
+// newWrappers opens the backend of environments that isolate themselves. It confines them in the
+// jail's cgroups where there are any.
 func newWrappers(s *settings, d driver, log *slog.Logger) wrappers {
 	cfg := wrapper.Config{ProjectDir: s.ProjectDir, ProjectMount: s.ProjectMount, Logger: log}
 	if j, ok := d.(*jail.Backend); ok {

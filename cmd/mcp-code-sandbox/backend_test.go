@@ -73,7 +73,7 @@ func TestCheckPort(t *testing.T) {
 
 // doctor warns about an engine that was named and is not used, not about one that nobody named.
 func TestCheckBackend(t *testing.T) {
-	iso := isolation{backend: backendNamed(backendJail), why: "no engine can be used", noReply: errors.New("connection refused")}
+	iso := isolation{backend: backendNamed(backendJail), why: "no engine can be used", engineErr: errors.New("connection refused")}
 	c := checkBackend(iso, &settings{DockerHost: "tcp://127.0.0.1:1"}, nil)
 	if c.Status != sandbox.Warn || !strings.Contains(c.Detail, "tcp://127.0.0.1:1") || !strings.Contains(c.Detail, "connection refused") {
 		t.Errorf("%+v", c)

@@ -88,10 +88,10 @@ func openForDoctor(ctx context.Context, s *settings) (iso isolation, release fun
 // checkBackend reports the backend, and whether it is weaker than the one the settings ask for.
 func checkBackend(iso isolation, s *settings, env map[string]string) sandbox.Check {
 	c := sandbox.Check{Name: "backend", Detail: iso.name + ": " + iso.why}
-	if note := iso.ignored(s, env); note != "" {
+	if note := iso.ignoredSetting(s, env); note != "" {
 		c.Status, c.Detail, c.Fix = sandbox.Warn, note, fixIgnored
 	}
-	if known, ok := errors.AsType[*sandbox.Error](iso.checkAsked(s)); ok {
+	if known, ok := errors.AsType[*sandbox.Error](iso.checkSettings(s)); ok {
 		c.Status, c.Detail, c.Fix = sandbox.Fail, known.Err.Error(), known.Fix
 	}
 	return c

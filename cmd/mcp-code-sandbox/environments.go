@@ -107,9 +107,9 @@ func mountProject(s *settings, set runner.Set) (problems []runner.Problem) {
 // installFix says how to get runners.
 func (i isolation) installFix(s *settings) string {
 	switch {
-	case i.catalogue != nil && len(s.Images) > 0:
-		return "make images, or correct SANDBOX_IMAGES (docker images lists what there is)"
-	case i.catalogue != nil:
+	case i.hasImages && len(s.Images) > 0:
+		return "make images, or correct SANDBOX_IMAGES (docker images lists them)"
+	case i.hasImages:
 		return "make images"
 	}
 	return "mcp-code-sandbox runners install"

@@ -22,7 +22,7 @@ type runnersListCmd struct{}
 func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 	iso := lookOnly(ctx, inv.settings)
 	defer iso.close()
-	if err := iso.checkAsked(inv.settings); err != nil {
+	if err := iso.checkSettings(inv.settings); err != nil {
 		return err
 	}
 	found := environments{settings: inv.settings, env: inv.env, catalogue: iso.catalogue, log: discard}
@@ -37,8 +37,8 @@ func (*runnersListCmd) Run(ctx context.Context, inv *invocation) error {
 // lookOnly chooses the backend, and opens it only to list its runners.
 func lookOnly(ctx context.Context, s *settings) (iso isolation) {
 	iso.choose(ctx, s)
-	if iso.name == backendDocker {
-		iso.opened, iso.refused = openDocker(ctx, backendConfig{settings: s})
+	if iso.hasImages {
+		iso.opened, iso.refused = iso.backend.open(ctx, backendConfig{settings: s})
 	}
 	return iso
 }
