@@ -73,7 +73,7 @@ func (s *shown) isDropped() bool {
 	return s.dropped
 }
 
-// write appends p. It reports false if there is no memory; the content is dropped then.
+// write appends p. Without memory, it drops the content and reports false.
 func (s *shown) write(p []byte) bool {
 	s.mu.Lock()
 	room, size := cap(s.data), len(s.data)+len(p)
@@ -140,7 +140,7 @@ func (d *displays) add(part session.Display) {
 	}
 }
 
-// finish lists a complete display. It reports false if there is no memory for it.
+// finish lists a complete display. Without memory for it, it reports false.
 func (d *displays) finish(mime string, s *shown) bool {
 	s.mu.Lock()
 	data := s.data

@@ -70,7 +70,7 @@ func (e *Executor) causeHint(res Result, limits sandbox.Limits) string {
 		if res.Timeout < e.cfg.MaxExecTimeout {
 			more = fmt.Sprintf("ask for more time with timeout_seconds (%g at most), ", e.cfg.MaxExecTimeout.Seconds())
 		}
-		return res.TimeoutMessage() + ". Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
+		return res.TimeoutMessage() + ". Do less in one run, " + more + "or save intermediate results to /data and continue in the next run."
 	case sandbox.CauseCancelled:
 		if res.Operator {
 			return "The operator of the server ended the run."

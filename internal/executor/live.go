@@ -142,7 +142,7 @@ func (r *run) wakeLocked() {
 	}
 }
 
-// listen adds l until stop is called. A run that is queued tells l so at once.
+// listen adds l until stop is called. It calls l at once if the run is queued.
 func (r *run) listen(l listener) (stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -97,7 +97,7 @@ func setReadDeadline(w http.ResponseWriter, t time.Time) {
 	_ = http.NewResponseController(w).SetReadDeadline(t) // a writer without deadlines has no connection
 }
 
-// timedBody lifts the bound at the end of the body: the server goes on reading to notice that the
+// timedBody lifts the bound at the end of the body: the server continues to read to notice that the
 // client leaves, and would take a passed deadline for that.
 type timedBody struct {
 	io.ReadCloser

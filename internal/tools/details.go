@@ -159,7 +159,7 @@ func (t *toolset) hintForPeople(res executor.Result) string {
 		if res.Timeout < t.maxTimeout {
 			more = fmt.Sprintf("raise the time limit in the settings (at most %g seconds), ", t.maxTimeout.Seconds())
 		}
-		return "Do less in one run, " + more + "or save intermediate results to /data and go on in the next run."
+		return "Do less in one run, " + more + "or save intermediate results to /data and continue in the next run."
 	case res.Hint == executor.NoNetworkHint:
 		return "This run had no network access. It can be turned on in the settings."
 	}

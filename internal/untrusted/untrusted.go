@@ -1,4 +1,4 @@
-// Package untrusted prepares text that somebody else chose for messages and log lines.
+// Package untrusted prepares text from clients for messages and log lines.
 package untrusted
 
 import "strings"
