@@ -74,14 +74,14 @@ type Manager struct {
 	sessions  map[string]*Session // by key; those in use or with a sandbox
 	forgotten []*Session          // closed by unlock
 	sandboxes map[*sessionSandbox]struct{}
-	ending    []*sessionSandbox // retired ones, in the order of retirement
-	live      int               // sessions with a sandbox
-	held      map[Caller]int    // the same for each caller
-	waiting   []*roomWaiter     // in the order of arrival
-	idle      list.List         // of *Session with a sandbox and without runs, least recently used first
-	evicted   map[string][]string
-	stats     Stats // counters and active runs only
-	kept      int   // files that sessions remember; see snapshot.go
+	ending    []*sessionSandbox   // retired ones, in the order of retirement
+	live      int                 // sessions with a sandbox
+	held      map[Caller]int      // the same for each caller
+	waiting   []*roomWaiter       // in the order of arrival
+	idle      list.List           // of *Session with a sandbox and without runs, least recently used first
+	evicted   map[string][]string // by key: interpreters whose eviction is not in meta.json yet
+	stats     Stats               // counters and active runs only
+	kept      int                 // files that sessions remember; see snapshot.go
 
 	metaLocks [256]sync.Mutex // see metaLock
 	disk      diskGuard

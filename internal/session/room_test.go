@@ -113,8 +113,10 @@ func endless(t *testing.T, ctx context.Context, m *session.Manager, caller sessi
 			mustCell(t, m, caller, s.ID())
 		}
 		go func() {
-			defer s.Release()
-			res, err := s.Run(ctx, notebook, session.RunRequest{Code: "forever", Persistent: i%2 == 0, Background: func() bool { return background(i) }})
+			res, err := s.Run(ctx, notebook, session.RunRequest{
+				Code: "forever", Persistent: i%2 == 0, Background: func() bool { return background(i) },
+			})
+			s.Release() // before the test deletes the directory, to which it writes
 			results <- ended{s.ID(), res, err}
 		}()
 		synctest.Wait()
