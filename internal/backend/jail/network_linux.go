@@ -37,26 +37,30 @@ type userNet struct {
 	tap    int // a descriptor of slirp4netns's tap, to change its filter; -1: none
 }
 
+// The failures of startSlirp that have a fix of their own.
+var (
+	errNoSlirp     = errors.New("slirp4netns is not installed")
+	errSlirpFailed = errors.New("slirp4netns")
+)
+
 // attachNetwork connects the network namespace of a process to everything but the closed networks.
 // It returns when the network works.
 func (b *Backend) attachNetwork(pid int) (*userNet, error) {
 	n, err := b.startSlirp(pid)
 	if err == nil {
-		if err = b.nets.add(n, b.cfg.Closed); err != nil {
-			n.close()
+		if err = b.nets.add(n, b.cfg.Closed); err == nil {
+			return n, nil
 		}
+		n.close()
 	}
-	if err == nil {
-		return n, nil
-	}
-	fix := "apt-get install slirp4netns"
-	if f, tunErr := os.OpenFile(tun, os.O_RDWR, 0); tunErr != nil {
-		fix = "modprobe tun && chmod 666 " + tun
-	} else {
-		_ = f.Close()
-		if errors.Is(err, syscall.EPERM) {
-			fix = "sysctl kernel.yama.ptrace_scope=1; in a container, add the capability SYS_PTRACE"
-		}
+	fix := seeDoctor
+	switch {
+	case errors.Is(err, errNoSlirp):
+		fix = "apt-get install slirp4netns"
+	case errors.Is(err, errSlirpFailed):
+		fix = "modprobe tun && chmod 666 " + tun + ", unless slirp4netns names another reason"
+	case errors.Is(err, syscall.EPERM):
+		fix = "sysctl kernel.yama.ptrace_scope=1; in a container, add the capability SYS_PTRACE"
 	}
 	return nil, &sandbox.Error{Op: "connect the sandbox to the network", Err: err, Fix: fix, NetworkOnly: true}
 }
@@ -64,7 +68,7 @@ func (b *Backend) attachNetwork(pid int) (*userNet, error) {
 func (b *Backend) startSlirp(pid int) (*userNet, error) {
 	path, err := exec.LookPath("slirp4netns")
 	if err != nil {
-		return nil, errors.New("slirp4netns is not installed")
+		return nil, errNoSlirp
 	}
 	ready, readyW, err := os.Pipe()
 	if err != nil {
@@ -98,7 +102,7 @@ func (b *Backend) startSlirp(pid int) (*userNet, error) {
 	_ = ready.SetReadDeadline(time.Now().Add(startTimeout))
 	if _, err := ready.Read(make([]byte, 1)); err != nil {
 		n.close()
-		return nil, fmt.Errorf("slirp4netns: %s", cmp.Or(strings.TrimSpace(n.output.String()), err.Error()))
+		return nil, fmt.Errorf("%w: %s", errSlirpFailed, cmp.Or(strings.TrimSpace(n.output.String()), err.Error()))
 	}
 	return n, nil
 }
