@@ -305,7 +305,10 @@ func TestHTTPProxyStreams(t *testing.T) {
 	case <-time.After(patience):
 		t.Error("the service was not told")
 	}
-	eventually(t, "the end is in the audit trail", func() bool { return f.records()[len(f.records())-1].Event == EventComplete })
+	eventually(t, "the end is in the audit trail", func() bool {
+		records := f.records()
+		return records[len(records)-1].Event == EventComplete
+	})
 }
 
 // Full duplex: the answer to the first half arrives before the second half is sent.
