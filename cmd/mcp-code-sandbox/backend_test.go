@@ -43,7 +43,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// An engine's own advice is better than the general one.
+// The engine's own fix wins over the general one.
 func TestReachEngineFix(t *testing.T) {
 	denied := &sandbox.Error{Op: "reach the engine", Err: errors.New("permission denied"), Fix: "sudo usermod -aG docker $USER"}
 	err := (&isolation{refused: denied}).reachEngine(t.Context())
@@ -52,7 +52,7 @@ func TestReachEngineFix(t *testing.T) {
 	}
 }
 
-// doctor fails where serve would: on a port that was asked for and that another program has.
+// doctor fails if serve would: if another program uses a port that the settings name.
 func TestCheckPort(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -71,7 +71,7 @@ func TestCheckPort(t *testing.T) {
 	}
 }
 
-// doctor warns about an engine that was named and is not used, not about one that nobody named.
+// doctor warns about an unused engine only if the settings name it.
 func TestCheckBackend(t *testing.T) {
 	iso := isolation{backend: backendNamed(backendJail), why: "no engine can be used", engineErr: errors.New("connection refused")}
 	c := checkBackend(iso, &settings{DockerHost: "tcp://127.0.0.1:1"}, nil)
@@ -83,7 +83,8 @@ func TestCheckBackend(t *testing.T) {
 	}
 }
 
-// TestBackends: the list is all that names a backend. SANDBOX_BACKEND takes each of its names, and "auto" chooses among them.
+// TestBackends: SANDBOX_BACKEND accepts every backend in the list and no other, and "auto" chooses
+// one of them.
 func TestBackends(t *testing.T) {
 	names := map[string]bool{}
 	for _, b := range backends() {

@@ -16,11 +16,9 @@ import (
 
 // Backend starts sandboxes. It is safe for concurrent use.
 type Backend interface {
-	// Start returns when the agent inside is ready: its hello has been read and checked. Cancelling
-	// ctx aborts the start. It has no effect on a sandbox that was returned.
-	//
-	// On error nothing is left behind: no process, mount, cgroup, container or directory. Errors
-	// that a person can fix are of type *Error.
+	// Start returns when the agent inside has said hello. Cancelling ctx aborts the start; it does not
+	// affect a sandbox that was returned. After an error nothing is left: no process, mount, cgroup,
+	// container or directory. Errors that a person can fix are of type *Error.
 	Start(ctx context.Context, spec Spec) (Sandbox, error)
 }
 

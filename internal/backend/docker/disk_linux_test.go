@@ -14,9 +14,9 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestFullDisk: without space on the engine's disk a start fails, says why and leaves nothing; what
-// runs goes on; with space again all is well. A full disk of the workspace is the program's own
-// trouble.
+// TestFullDisk: if the engine's disk is full, a start fails with the reason and leaves nothing, and
+// running sandboxes keep running. Starts work again when there is space. A full disk of the
+// workspace is an error of the program.
 func TestFullDisk(t *testing.T) {
 	e := startEngine(t, `
 for name in data small; do
@@ -30,7 +30,7 @@ chmod 1777 "$dir/small"`, noNetwork...)
 	box := sandboxtest.Start(t, h, sandbox.Spec{Workspace: filepath.Join(e.dir, "small"), Mounts: usr})
 	box.Alive(t)
 
-	// The engine's disks are in its own mount namespace.
+	// The engine's disks are in its mount namespace.
 	filler := filepath.Join(fmt.Sprintf("/proc/%d/root", e.cmd.Process.Pid), e.dir, "data", "filler")
 	fill(t, filler)
 	spec := sandbox.Spec{ID: sandboxtest.ID(), Image: h.Image, Workspace: sandboxtest.Workspace(t, h.Owner), Mounts: usr}

@@ -12,11 +12,11 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// envHost names the engine to test with. It is not DOCKER_HOST, lest a test by accident use
-// somebody's own.
+// envHost names the engine to test with. It is not DOCKER_HOST, so that no test uses a developer's
+// own by accident.
 const envHost = "SANDBOX_TEST_DOCKER_HOST"
 
-// engineHost is the address of the engine, or the end of the test.
+// engineHost returns the address of the engine, or skips the test.
 func engineHost(t *testing.T) string {
 	t.Helper()
 	host := os.Getenv(envHost)
@@ -26,7 +26,7 @@ func engineHost(t *testing.T) string {
 	return host
 }
 
-// api is a client of the engine, for what the backend does not do.
+// api returns a client of the engine, for what the backend does not do.
 func api(t *testing.T, host string) *client.Client {
 	t.Helper()
 	c, err := client.New(client.WithHost(host))
@@ -37,12 +37,12 @@ func api(t *testing.T, host string) *client.Client {
 	return c
 }
 
-// installation is common to the backends of one test.
+// installation returns a new installation, which the backends of one test share.
 func installation(t *testing.T) string {
 	return strings.ReplaceAll(sandboxtest.ID(), "t-", "test")
 }
 
-// open makes a backend of an instance under root.
+// open opens a backend of a new instance under root.
 func open(t *testing.T, root string, change ...func(*docker.Config)) *docker.Backend {
 	t.Helper()
 	b, err := docker.New(config(t, root, change...))
@@ -72,8 +72,7 @@ func config(t *testing.T, root string, change ...func(*docker.Config)) docker.Co
 	return cfg
 }
 
-// imageID finds the image of a language that the engine has for the agent, or one that takes code
-// on its stdin.
+// imageID returns the engine's image for a language.
 func imageID(t *testing.T, b *docker.Backend, language string) string {
 	t.Helper()
 	set, _, problems, err := b.Runners(t.Context())

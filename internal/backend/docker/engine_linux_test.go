@@ -22,7 +22,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// ownEngine is a Docker Engine of one test, which may restart it, or give it flags of its own.
+// ownEngine is a Docker Engine for one test, which may restart it and choose its flags.
 type ownEngine struct {
 	Host  string
 	Image string // with nothing in it: see usr
@@ -35,7 +35,7 @@ type ownEngine struct {
 	log   *os.File
 }
 
-// usr gives a container of the engine's empty image the programs of this machine.
+// usr mounts this machine's programs into a container of the empty image.
 var usr = []sandbox.Mount{{Source: "/usr", Target: "/usr"}}
 
 // noNetwork keeps an engine from changing this machine's network.
@@ -80,8 +80,7 @@ func startEngine(t *testing.T, setup string, flags ...string) *ownEngine {
 	return e
 }
 
-// start starts the engine and waits until it answers. Its mounts are in a namespace that ends with
-// it.
+// start starts the engine, in a mount namespace of its own, and waits until it answers.
 func (e *ownEngine) start(t *testing.T) {
 	t.Helper()
 	script := e.setup + "\nexec \"$@\""
@@ -112,7 +111,7 @@ func (e *ownEngine) start(t *testing.T) {
 	})
 }
 
-// stop ends the engine, and with it every container.
+// stop stops the engine and all its containers.
 func (e *ownEngine) stop(t *testing.T) {
 	t.Helper()
 	_ = e.cmd.Process.Signal(syscall.SIGTERM)
@@ -125,7 +124,7 @@ func (e *ownEngine) stop(t *testing.T) {
 	}
 }
 
-// load gives the engine an image for the agent that has nothing but names for what is in /usr.
+// load loads an image for the agent that has only links to what is in /usr.
 func (e *ownEngine) load(t *testing.T) {
 	t.Helper()
 	var buf bytes.Buffer
@@ -166,14 +165,15 @@ func (e *ownEngine) load(t *testing.T) {
 	e.Image = img.ID
 }
 
-// open makes a backend on the engine.
+// open opens a backend on the engine.
 func (e *ownEngine) open(t *testing.T, root string, change ...func(*docker.Config)) (*docker.Backend, sandboxtest.Harness) {
 	t.Helper()
 	b := open(t, root, append(change, func(c *docker.Config) { c.Host = e.Host })...)
 	return b, harnessWith(t, b, e.Image)
 }
 
-// TestEngineRestarts in mid-run: the run is lost, the next one works, nothing is left.
+// TestEngineRestarts: if the engine restarts during a run, the run is lost, the next one works, and
+// nothing is left.
 func TestEngineRestarts(t *testing.T) {
 	e := startEngine(t, "", noNetwork...)
 	inst := installation(t)
@@ -202,8 +202,7 @@ func TestEngineRestarts(t *testing.T) {
 	eventually(t, "only the new container to be left", func() bool { return len(containers(t, c, inst)) == 1 })
 }
 
-// TestMappedUsers: on an engine with userns-remap the workspace is the mapped user's, and nobody
-// else's.
+// TestMappedUsers: on an engine with userns-remap only the mapped user can use the workspace.
 func TestMappedUsers(t *testing.T) {
 	dir, err := os.MkdirTemp("", "dtm-")
 	if err != nil {
@@ -212,7 +211,7 @@ func TestMappedUsers(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	const base = 300000
 	for _, name := range []string{"subuid", "subgid"} {
-		// Engines look for the group's range under its own name or under the user's.
+		// Engines look for the group's range under its name or under the user's.
 		if err := os.WriteFile(filepath.Join(dir, name), fmt.Appendf(nil, "nobody:%d:65536\nnogroup:%d:65536\n", base, base), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestFacts: who code may be, and what limits it, follow from what an engine says of itself, each
-// in its own words.
+// TestFacts: each engine reports its users and limits in its own way.
 func TestFacts(t *testing.T) {
 	const (
 		docker = `{"Components":[{"Name":"Engine","Version":"20.10.24"}]}`
@@ -66,7 +65,8 @@ func TestFacts(t *testing.T) {
 			if !negotiated.Load() {
 				t.Error("an engine as old as 20.10 is asked in another version of the API than its own")
 			}
-			if e.rootless != test.rootless || e.mapped != test.mapped || e.memory != test.memory || e.podman != test.podman || e.looseTCP != test.looseTCP {
+			if e.rootless != test.rootless || e.mapped != test.mapped || e.memory != test.memory ||
+				e.podman != test.podman || e.looseTCP != test.looseTCP {
 				t.Errorf("%+v", e)
 			}
 		})

@@ -11,8 +11,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// gate stands between a backend and the engine, so that a test can make the engine hang, go away
-// and come back.
+// gate is a proxy between a backend and the engine. It can make the engine hang, go away and come
+// back.
 type gate struct {
 	Host string
 
@@ -44,7 +44,7 @@ func newGate(t *testing.T, host string) *gate {
 	return g
 }
 
-// Hang makes the engine silent: what is sent to it, or by it, waits.
+// Hang makes the engine hang: data in both directions waits.
 func (g *gate) Hang(yes bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -52,7 +52,7 @@ func (g *gate) Hang(yes bool) {
 	g.open.Broadcast()
 }
 
-// Away cuts every connection and takes no further one.
+// Away closes every connection and accepts no more.
 func (g *gate) Away() {
 	g.mu.Lock()
 	if g.ln != nil {
@@ -67,7 +67,7 @@ func (g *gate) Away() {
 	g.wg.Wait()
 }
 
-// Back takes connections again.
+// Back accepts connections again.
 func (g *gate) Back(t *testing.T) {
 	t.Helper()
 	ln, err := net.Listen("unix", g.path)
@@ -117,7 +117,7 @@ func (g *gate) carry(near *net.UnixConn) {
 	delete(g.conns, far)
 }
 
-// passer writes when the gate does not hang.
+// passer writes while the gate does not hang.
 type passer struct {
 	g *gate
 	w io.Writer

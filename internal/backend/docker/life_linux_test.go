@@ -36,7 +36,7 @@ func containers(t *testing.T, c *client.Client, installation string) (names []st
 	return names
 }
 
-// eventually waits for what another process brings about.
+// eventually waits until another process has made ok true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -52,7 +52,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestContainer: what the engine was asked for, read from the engine.
+// TestContainer checks the options of a container, as the engine reports them.
 func TestContainer(t *testing.T) {
 	c := api(t, engineHost(t))
 	root := t.TempDir()
@@ -110,7 +110,7 @@ func TestContainer(t *testing.T) {
 	}
 }
 
-// TestKilledFromOutside: the container's death is the sandbox's, and the next start works.
+// TestKilledFromOutside: a sandbox ends with its container, and the next start works.
 func TestKilledFromOutside(t *testing.T) {
 	c := api(t, engineHost(t))
 	cfg := config(t, t.TempDir())
@@ -143,7 +143,7 @@ func TestKilledFromOutside(t *testing.T) {
 	eventually(t, "the containers to be gone", func() bool { return len(containers(t, c, cfg.Installation)) == 0 })
 }
 
-// TestFailedStart: whatever goes wrong on the way, nothing is left, and the error says what to do.
+// TestFailedStart: whatever fails, nothing is left, and the error has a fix.
 func TestFailedStart(t *testing.T) {
 	c := api(t, engineHost(t))
 	script := func(text string) func(*docker.Config) {
@@ -203,8 +203,8 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestEngineHangs: a start, an end and a question do not wait for ever, and all is well when the
-// engine is.
+// TestEngineHangs: starts, ends and probes of a hung engine end in time. When the engine answers
+// again, all works.
 func TestEngineHangs(t *testing.T) {
 	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))
@@ -218,7 +218,8 @@ func TestEngineHangs(t *testing.T) {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := b.Start(ctx, sandbox.Spec{ID: sandboxtest.ID(), Image: h.Image, Workspace: sandboxtest.Workspace(t, h.Owner)}); err == nil {
+	spec := sandbox.Spec{ID: sandboxtest.ID(), Image: h.Image, Workspace: sandboxtest.Workspace(t, h.Owner)}
+	if _, err := b.Start(ctx, spec); err == nil {
 		t.Error("started by an engine that hangs")
 	}
 	cctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -235,8 +236,8 @@ func TestEngineHangs(t *testing.T) {
 	sandboxtest.Start(t, h, sandbox.Spec{}).Alive(t)
 }
 
-// TestEngineAway: an engine that goes away loses the runs; one that comes back is used again, and
-// cleaned.
+// TestEngineAway: when an engine goes away, its runs are lost. When it is back, it is used again
+// and cleaned up.
 func TestEngineAway(t *testing.T) {
 	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))
@@ -273,7 +274,7 @@ func TestEngineAway(t *testing.T) {
 	sandboxtest.Start(t, h, spec).Alive(t)
 }
 
-// TestOrphans: what a dead instance of this installation left is removed, and nothing else.
+// TestOrphans: Reap removes what dead instances of this installation left, and nothing else.
 func TestOrphans(t *testing.T) {
 	host := engineHost(t)
 	c := api(t, host)
@@ -331,8 +332,8 @@ func TestOrphans(t *testing.T) {
 	mine.Alive(t)
 }
 
-// TestServerDies: a server that is gone without a word takes its processes with it; the container
-// waits to be removed.
+// TestServerDies: when a server is killed, its processes end. The next server removes the
+// container.
 func TestServerDies(t *testing.T) {
 	g := newGate(t, engineHost(t))
 	c := api(t, engineHost(t))

@@ -37,7 +37,7 @@ func TestLoginOf(t *testing.T) {
 	}
 }
 
-// TestCheckUser asks the real engine, and this machine's list of accounts.
+// TestCheckUser uses the real engine and this machine's /etc/passwd.
 func TestCheckUser(t *testing.T) {
 	host := os.Getenv("SANDBOX_TEST_DOCKER_HOST")
 	if host == "" || os.Geteuid() != 0 {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestMatchImages: names and digests are matched whole.
+// TestMatchImages: only complete names and digests match.
 func TestMatchImages(t *testing.T) {
 	id, digest := "sha256:"+strings.Repeat("a", 64), "sha256:"+strings.Repeat("b", 64)
 	img := image{ID: id, tags: []string{"runner-python:latest", "reg.example.com:5000/x/py:1"}, digests: []string{"reg.example.com:5000/x/py@" + digest}}

@@ -10,9 +10,9 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestVisibleMounts pins what a container's list of mounts tells of the host, which nothing inside
-// may change: the paths of its own workspace, of the agent and of the engine's files for this
-// container, and nobody else's.
+// TestVisibleMounts pins which host paths a container's mount table shows, since nothing can hide
+// them: those of its own workspace, of the agent and of the engine's files for this container, and
+// no others.
 func TestVisibleMounts(t *testing.T) {
 	b := open(t, t.TempDir())
 	box := sandboxtest.Start(t, harness(t, b), sandbox.Spec{})

@@ -25,10 +25,9 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// A sandbox with network is on a bridge of ours, where containers cannot reach each other. Before
-// any code arrives, a helper container joins its network namespace, with the one capability that
-// this takes, and closes everything that is not the internet. The sandbox itself never has that
-// capability.
+// A sandbox with network is on a bridge where containers cannot reach each other. Before any code
+// arrives, a helper container with CAP_NET_ADMIN joins its network namespace and closes everything
+// that is not the internet. The sandbox itself never has that capability.
 
 const (
 	// addressesFor is how long the addresses of the engine's host are assumed to stay the same.

@@ -15,8 +15,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestNetwork proves what a sandbox with network reaches, with servers on every address that
-// matters, and an engine that has no other network than theirs.
+// TestNetwork tests what a sandbox with network reaches, with servers on every address that matters
+// and an engine that has no other network.
 func TestNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		sandboxtest.Skip(t, "needs root: network namespaces")
@@ -36,7 +36,7 @@ func TestNetwork(t *testing.T) {
 	spec := sandbox.Spec{Network: true, Mounts: usr}
 	b := sandboxtest.Start(t, h, spec)
 	lists, reach := sandboxtest.WorldLists(), sandboxtest.Reach
-	// A server on the same bridge.
+	// A server in another container on the bridge.
 	neighbour := sandboxtest.Start(t, h, spec)
 	serving := neighbour.BeginUntil(t, "\n", sandboxtest.Python(`
 ip = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()[0]

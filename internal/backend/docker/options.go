@@ -179,7 +179,7 @@ const engineThreads = 2048
 
 // processLimits returns the limits that each process has to carry itself, 0 for none. They replace
 // those of an engine without cgroups, such as a rootless one to which none were delegated. They are
-// weaker, and doctor says so.
+// weaker; doctor warns about it.
 func (b *Backend) processLimits(e *engine, l sandbox.Limits) (data, processes int64) {
 	if !e.memory {
 		data = l.MemoryBytes

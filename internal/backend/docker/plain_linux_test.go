@@ -21,8 +21,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// tenLines is an image of contract 1, as somebody else would write it. It runs as root, declares a
-// volume and has a health check: none of that may matter.
+// tenLines is an image of contract 1, as a user would write it. It runs as root, declares a volume
+// and has a health check, which must not matter.
 const tenLines = `FROM BASE
 LABEL sandbox.runner=true
 LABEL sandbox.language=LANGUAGE
@@ -35,16 +35,16 @@ HEALTHCHECK --interval=1s CMD touch /data/health
 ENTRYPOINT ["/bin/sh", "-c", "cat > /tmp/main.py && exec /usr/bin/python3 /tmp/main.py"]
 `
 
-// build builds an image from a Dockerfile on the engine's own base and removes it with the test.
+// build builds an image from a Dockerfile on a base image, and removes it with the test.
 func build(t *testing.T, c *client.Client, base, dockerfile, tag string) (id string) {
 	t.Helper()
 	return dockertest.Build(t, c, tag, strings.Replace(dockerfile, "BASE", base, 1))
 }
 
-// ownLanguage is a name that no other test's images have, on an engine that tests share.
+// ownLanguage returns a language that no other test has images for.
 func ownLanguage() string { return "lang-" + strings.TrimPrefix(sandboxtest.ID(), "t-") }
 
-// baseImage is a name of the image with Python, to build on.
+// baseImage returns the name of the image with Python, to build on.
 func baseImage(t *testing.T, b *docker.Backend) string {
 	t.Helper()
 	set, _, _, err := b.Runners(t.Context())
@@ -58,8 +58,8 @@ func baseImage(t *testing.T, b *docker.Backend) string {
 	return r.Image
 }
 
-// Images are labelled, built and removed on an engine of the test's own: servers under other tests
-// see those of theirs.
+// These tests build and remove labelled images on an engine of their own: other tests' servers
+// would see them.
 
 func TestStdinImage(t *testing.T) {
 	e := startEngine(t, "", noNetwork...)
@@ -198,7 +198,7 @@ print("end")`))
 	eventually(t, "the containers to be gone", func() bool { return len(containers(t, c, inst)) == 0 })
 }
 
-// insideUID is the uid of code on this engine.
+// insideUID returns the uid of code on this engine.
 func insideUID() int {
 	if uid := os.Geteuid(); uid != 0 {
 		return uid
@@ -206,8 +206,8 @@ func insideUID() int {
 	return 1000
 }
 
-// TestStdinImageAway: an engine that goes away in the middle of a run loses the sandbox; nobody
-// says that the run ended.
+// TestStdinImageAway: if the engine goes away during a run, the sandbox is lost and the run reports
+// no exit.
 func TestStdinImageAway(t *testing.T) {
 	e := startEngine(t, "", noNetwork...)
 	g := newGate(t, e.Host)
@@ -242,7 +242,7 @@ func TestStdinImageAway(t *testing.T) {
 	}
 }
 
-// TestDiscovery: images are seen when they come, change and go, without a restart; a chosen one
+// TestDiscovery: a running server sees new, changed and removed images. The image of SANDBOX_IMAGE
 // wins.
 func TestDiscovery(t *testing.T) {
 	e := startEngine(t, "", noNetwork...)
@@ -260,7 +260,7 @@ func TestDiscovery(t *testing.T) {
 		b.Watch(ctx, func() { changed <- struct{}{} })
 	}()
 	defer func() { stop(); <-done }()
-	// until waits for a change after which ok holds.
+	// until waits for a change after which ok is true.
 	until := func(what string, ok func(set runner.Set, notes []string) bool) {
 		t.Helper()
 		for {
@@ -294,7 +294,7 @@ func TestDiscovery(t *testing.T) {
 	}
 	until("the removal of the second image", is(first))
 
-	// Images that are gone when a run wants them: one that is known to be, and one that is not yet.
+	// A run's image was removed: once before the server knows it, once after.
 	third := build(t, c, "empty:test", "FROM BASE\nLABEL sandbox.language="+language+"-third\n", language+":three")
 	if _, _, _, err := b.Runners(t.Context()); err != nil {
 		t.Fatal(err)
@@ -330,7 +330,8 @@ func TestDiscovery(t *testing.T) {
 	build(t, c, base, "FROM BASE\nLABEL sandbox.runner=false\n", "unlabelled:test")
 	for entry, want := range map[string]string{"no-such-image": "not on the engine", "unlabelled:test": "not labelled"} {
 		none, _ := e.open(t, t.TempDir(), func(c *docker.Config) { c.Images = []string{entry} })
-		if set, _, problems, err := none.Runners(t.Context()); err != nil || len(set) > 0 || len(problems) != 1 || !strings.Contains(problems[0].Problem, want) {
+		set, _, problems, err := none.Runners(t.Context())
+		if err != nil || len(set) > 0 || len(problems) != 1 || !strings.Contains(problems[0].Problem, want) {
 			t.Errorf("SANDBOX_IMAGES=%s: %v, %v, %v", entry, set.Names(), problems, err)
 		}
 		checks := none.Probe(t.Context())

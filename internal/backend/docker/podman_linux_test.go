@@ -10,10 +10,10 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// envPodman names the socket of a Podman service to test with, which has the image sandbox-base.
+// envPodman names the socket of a Podman service with the image sandbox-base.
 const envPodman = "SANDBOX_TEST_PODMAN_HOST"
 
-// TestPodman runs the same suite on Podman, behind the same API.
+// TestPodman runs the suite on Podman.
 func TestPodman(t *testing.T) {
 	host := os.Getenv(envPodman)
 	if host == "" {

@@ -15,8 +15,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestPool: a container that was ready becomes a new session's, with the directory that it stands
-// on.
+// TestPool: a new session gets a pooled container and its directory.
 func TestPool(t *testing.T) {
 	engineHost(t)
 	root := t.TempDir()

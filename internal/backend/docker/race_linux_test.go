@@ -17,14 +17,14 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// TestSweepWhileStarting: a sandbox that is started after a clean-up has begun, and before that has
-// seen what is on the engine, is nobody's remains.
-func TestSweepWhileStarting(t *testing.T) {
+// TestReapWhileStarting: Reap does not remove a sandbox that was started after Reap began and
+// before it listed the containers.
+func TestReapWhileStarting(t *testing.T) {
 	engine, ok := strings.CutPrefix(engineHost(t), "unix://")
 	if !ok {
 		sandboxtest.Skip(t, "the engine has no socket to stand before")
 	}
-	// A proxy that holds back the question of which containers there are.
+	// A proxy that delays the list of containers.
 	var hold atomic.Bool
 	asked, answer := make(chan struct{}), make(chan struct{})
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -62,7 +62,7 @@ func TestSweepWhileStarting(t *testing.T) {
 	select {
 	case <-asked:
 	case <-time.After(patience):
-		t.Fatal("the clean-up does not look for containers")
+		t.Fatal("Reap does not list containers")
 	}
 	box := sandboxtest.Start(t, h, sandbox.Spec{})
 	close(answer)

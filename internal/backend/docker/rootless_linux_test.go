@@ -17,17 +17,16 @@ import (
 )
 
 const (
-	// envRootless is the engine's address, in the process that stands for a server of the same
-	// ordinary user.
+	// envRootless is the engine's address, in the process that acts as a server of the same user.
 	envRootless = "DOCKERTEST_ROOTLESS"
-	// rootlessUser is the uid and gid of that user, who has no account outside of the engine's
-	// mount namespace.
+	// rootlessUser is the uid and gid of that user, who has an account only in the engine's mount
+	// namespace.
 	rootlessUser = 54321
 	rootlessBase = 400000 // of the user's subordinate ids
 )
 
-// asRootless makes the engine's command one of an ordinary user, the way dockerd-rootless.sh does.
-// There is no network but loopback.
+// asRootless runs the engine's command as an ordinary user, as dockerd-rootless.sh does. It has no
+// network but loopback.
 const asRootless = `
 cp /etc/passwd /etc/group "$dir"
 echo "rootless:x:$user:$user::$dir/home:/bin/sh" >>"$dir/passwd"
@@ -43,9 +42,9 @@ set -- unshare --net env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/b
 	sh -c 'rm -f /run/docker /run/containerd /run/xtables.lock; exec "$@"' sh "$@" --rootless
 `
 
-// TestRootless runs on a rootless engine, by a server of the engine's own user, those parts of the
-// suite that depend on who code is inside. Its limits are read, not tried: those that processes
-// carry themselves let a bomb take much of the machine.
+// TestRootless runs the parts of the suite that depend on the uid on a rootless engine, as the
+// engine's user. It reads the limits and does not try them: without cgroups a bomb could take much
+// of the machine.
 func TestRootless(t *testing.T) {
 	if host := os.Getenv(envRootless); host != "" {
 		testRootless(t, host)
@@ -70,7 +69,7 @@ func TestRootless(t *testing.T) {
 	_, _ = io.Copy(io.Discard, res)
 	_ = res.Close()
 
-	// What the other user may reach.
+	// The other user must be able to read it.
 	agent, err := sandboxtest.Agent("")
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +90,7 @@ func TestRootless(t *testing.T) {
 		t.Errorf("as the engine's user: %v", err)
 	}
 
-	// A root server has files that the engine's user may not have.
+	// The engine's user cannot use a root server's files.
 	b, _ := e.open(t, t.TempDir())
 	_, err = b.Start(t.Context(), sandbox.Spec{ID: sandboxtest.ID(), Image: e.Image, Workspace: t.TempDir(), Mounts: usr})
 	if err == nil || !strings.Contains(err.Error(), "the user whose engine it is") {
@@ -99,7 +98,7 @@ func TestRootless(t *testing.T) {
 	}
 }
 
-// testRootless is the server's side of it.
+// testRootless is the server's part of TestRootless.
 func testRootless(t *testing.T, host string) {
 	c := api(t, host)
 	name := ownLanguage()
@@ -109,7 +108,7 @@ func testRootless(t *testing.T, host string) {
 	if uid, gid := b.Owner(t.Context()); uid != -1 || gid != -1 {
 		t.Errorf("workspaces are given to %d:%d", uid, gid)
 	}
-	// Nobody has delegated cgroups to the user.
+	// No cgroups are delegated to the user.
 	h := harnessWith(t, b, id)
 	h.Owner, h.Has.Limits = os.Geteuid(), false
 	t.Run("Suite", func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// envRuntime names a runtime of the engine whose containers have a kernel of their own: gVisor's
-// runsc.
+// envRuntime names a runtime of the engine whose containers have kernels of their own, such as
+// gVisor's runsc.
 const envRuntime = "SANDBOX_TEST_DOCKER_RUNTIME"
 
 func ownKernel(t *testing.T) func(*docker.Config) {
@@ -25,7 +25,7 @@ func ownKernel(t *testing.T) func(*docker.Config) {
 	return func(c *docker.Config) { c.Runtime = name }
 }
 
-// TestConformanceOwnKernel runs the whole suite on sandboxes with a kernel of their own.
+// TestConformanceOwnKernel runs the suite on sandboxes with kernels of their own.
 func TestConformanceOwnKernel(t *testing.T) {
 	runtime := ownKernel(t)
 	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {
@@ -36,8 +36,7 @@ func TestConformanceOwnKernel(t *testing.T) {
 	})
 }
 
-// TestUnknownRuntime: a runtime that the engine does not have is named at once, with those that
-// there are.
+// TestUnknownRuntime: the error about a missing runtime names it and those that exist.
 func TestUnknownRuntime(t *testing.T) {
 	b := open(t, t.TempDir(), func(c *docker.Config) { c.Runtime = "runcs" })
 	want := func(what string, err error) {
@@ -55,7 +54,7 @@ func TestUnknownRuntime(t *testing.T) {
 	}
 }
 
-// TestDoctorOwnKernel: doctor says that the runtime works, what keeps runs apart there, and that
+// TestDoctorOwnKernel: doctor reports that the runtime works, how runs are kept apart, and that
 // there is no network.
 func TestDoctorOwnKernel(t *testing.T) {
 	b := open(t, t.TempDir(), ownKernel(t))

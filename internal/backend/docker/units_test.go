@@ -42,7 +42,7 @@ func TestHostPath(t *testing.T) {
 	}
 }
 
-// TestAgentConn: what an engine carries, and what one does that is out of its mind.
+// TestAgentConn: an engine's stream, valid and invalid.
 func TestAgentConn(t *testing.T) {
 	piece := func(stream byte, text string) string {
 		return string([]byte{stream, 0, 0, 0, 0, 0, byte(len(text) >> 8), byte(len(text))}) + text
@@ -74,7 +74,7 @@ func TestAgentConn(t *testing.T) {
 				t.Errorf("%q, %v, said %q", got, err, c.said.String())
 			}
 			if over == 0 {
-				t.Error("nobody was told that it is over")
+				t.Error("over was not called")
 			}
 		})
 	}
@@ -96,7 +96,7 @@ func TestGuardConfig(t *testing.T) {
 	}
 }
 
-// TestExplain: every failure that people meet has a fix; a caller's wish is no failure.
+// TestExplain: every common failure has a fix. A cancelled call is not a failure.
 func TestExplain(t *testing.T) {
 	b := &Backend{}
 	for _, test := range []struct {

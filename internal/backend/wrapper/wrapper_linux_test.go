@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// session is a session-run in Python: whatever mischief is put in place of its parts.
+// session is a session-run in Python. Code can use its parts to misbehave.
 const session = `#!/usr/bin/env python3
 import contextlib, io, json, os, struct, sys, time
 out = os.fdopen(os.dup(1), "wb")
@@ -97,7 +97,7 @@ type result struct {
 	stdout, stderr string
 }
 
-// begin starts a run; the code runs in the interpreter that lives on if cell is set.
+// begin starts a run, or a cell.
 func (f *fixture) begin(cell bool, code string, env map[string]string) *wire.Stream {
 	f.t.Helper()
 	run := &wire.Run{Argv: []string{filepath.Join(f.dir, "bin/run")}, Code: []byte(code), Env: env}
@@ -133,7 +133,7 @@ func (f *fixture) end(s *wire.Stream) (r result) {
 func (f *fixture) run(code string) result  { f.t.Helper(); return f.end(f.begin(false, code, nil)) }
 func (f *fixture) cell(code string) result { f.t.Helper(); return f.end(f.begin(true, code, nil)) }
 
-// gone fails when the process whose number is in the file lives.
+// gone fails if the process whose pid is in the file is alive.
 func (f *fixture) gone(file string) {
 	f.t.Helper()
 	text, err := os.ReadFile(filepath.Join(f.dir, file))
@@ -146,7 +146,7 @@ func (f *fixture) gone(file string) {
 	}
 }
 
-// appears waits until the file has something in it.
+// appears waits until the file has a line.
 func (f *fixture) appears(file string) {
 	f.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -182,7 +182,7 @@ func TestFreshRun(t *testing.T) {
 	if r := f.run("head -c 300000 /dev/zero | tr '\\0' x"); len(r.stdout) != 300000 {
 		t.Errorf("long output: %d bytes", len(r.stdout))
 	}
-	// Variables of a caller's would reach a program outside any jail.
+	// A caller's variables would reach a program outside any jail.
 	if r := f.end(f.begin(false, "echo ran", map[string]string{"LD_PRELOAD": "/tmp/evil.so"})); r.Code != 126 || r.Error == "" || r.stdout != "" {
 		t.Errorf("with variables: %+v", r)
 	}
@@ -195,7 +195,7 @@ func TestStdinIsNotRead(t *testing.T) {
 	}
 }
 
-// What a run starts dies with it: in its session, out of it, and when the run is killed.
+// Every process of a run dies with it, in or out of its session, and when the run is killed.
 func TestNothingSurvives(t *testing.T) {
 	f := start(t, wrapper.Config{}, sandbox.Limits{}, map[string]string{"run": "#!/bin/sh\ncd " + "\"${0%/*}/..\"" + "\nexec /bin/sh -s\n"})
 	f.run("sleep 1000 & echo $! > plain\nsetsid sh -c 'echo $$ > daemon; exec sleep 1000' >/dev/null 2>&1 & while ! [ -s daemon ]; do :; done")
@@ -212,7 +212,7 @@ func TestNothingSurvives(t *testing.T) {
 		}
 		f.gone(name)
 	}
-	// The sandbox's end in the middle of a run.
+	// The sandbox is closed during a run.
 	f.begin(false, "sleep 1000 & echo $! > last\nwait", nil)
 	f.appears("last")
 	if err := f.sb.Close(t.Context()); err != nil {
@@ -244,7 +244,7 @@ func TestStateLivesOn(t *testing.T) {
 	if r := f.cell("print('x' in globals())"); r.stdout != "False\n" || !r.Fresh {
 		t.Errorf("after a crash: %+v", r)
 	}
-	// It dies between two calls.
+	// The interpreter dies between two cells.
 	if r := f.cell("import threading; threading.Timer(0.01, lambda: os._exit(0) if os else 0).start(); import os"); r.Lost {
 		t.Errorf("got %+v", r)
 	}
@@ -269,8 +269,7 @@ func TestStateLivesOn(t *testing.T) {
 	f.gone("self")
 }
 
-// A wrapper, or the code that has taken it over, that breaks the protocol loses its state and
-// nothing else.
+// A wrapper that breaks the protocol loses its state and nothing else.
 func TestHostileSession(t *testing.T) {
 	raw := func(s string) string {
 		return fmt.Sprintf("out.write(%s); out.flush(); import time; time.sleep(1000)", s)
@@ -298,14 +297,14 @@ func TestHostileSession(t *testing.T) {
 			}
 		})
 	}
-	// A result that is written ahead cannot be the next one's.
+	// A result that is written in advance is not taken for the next one.
 	f.cell("import threading; threading.Timer(0, lambda: send({'type': 'result', 'id': m['id'], 'stdout': 'forged', 'stderr': '', 'exit_code': 0})).start()")
 	for range 3 {
 		if r := f.cell("print('honest')"); r.stdout != "honest\n" && !r.Lost || strings.Contains(r.stdout, "forged") {
 			t.Errorf("after a forged result: %+v", r)
 		}
 	}
-	// It may ping, and exit codes are brought into range.
+	// It may ping. Exit codes are brought into range.
 	for code, want := range map[int]int{-9: 137, 255: 255, 256: 1, -1000: 1} {
 		r := f.cell(fmt.Sprintf("send({'type': 'ping'}); code = %d", code))
 		if r.Code != want || r.Lost {
@@ -327,7 +326,8 @@ func TestSessionThatDoesNotStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, wrapper.Config{ReadyTimeout: 500 * time.Millisecond}, sandbox.Limits{}, map[string]string{"run": "", "session-run": c.script})
 			r := f.cell("1")
-			if r.Code != 126 || !r.Lost || !strings.Contains(r.Error, c.says) || !strings.Contains(r.stderr, c.stderr) || len(r.stderr) > 8<<10 {
+			if r.Code != 126 || !r.Lost || !strings.Contains(r.Error, c.says) ||
+				!strings.Contains(r.stderr, c.stderr) || len(r.stderr) > 8<<10 {
 				t.Errorf("got %+v", r)
 			}
 		})
@@ -349,7 +349,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Without control groups the memory of each process is limited.
+// Without cgroups, the memory of each process is limited.
 func TestMemoryWithoutGroup(t *testing.T) {
 	f := start(t, wrapper.Config{}, sandbox.Limits{MemoryBytes: 256 << 20}, map[string]string{"run": "#!/bin/sh\nexec python3 -\n"})
 	if r := f.run("x = bytearray(1 << 30)"); r.Code == 0 || !strings.Contains(r.stderr, "MemoryError") {

@@ -1,4 +1,4 @@
-// Package dockertest is what tests on a real engine share.
+// Package dockertest has helpers for tests on a real engine.
 package dockertest
 
 import (
@@ -11,8 +11,7 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// Build builds an image from a Dockerfile alone, which is removed with the test, and returns its
-// id.
+// Build builds an image from a Dockerfile and returns its id. The image is removed with the test.
 func Build(t *testing.T, c *client.Client, tag, dockerfile string) (id string) {
 	t.Helper()
 	var buf bytes.Buffer
