@@ -9,6 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// SocketPair returns the ends of a unix socket of a kind such as SOCK_SEQPACKET. Ours does not
+// block, so that waiting for it holds no thread. Theirs is for another process and blocks, unless
+// kind says SOCK_NONBLOCK.
+func SocketPair(kind int) (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(fds[0], true)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a socket: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs"), nil
+}
+
 // SendFiles sends a message with descriptors over a non-blocking unix socket.
 func SendFiles(conn *os.File, message string, files ...*os.File) error {
 	fds := make([]int, len(files))

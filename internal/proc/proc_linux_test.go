@@ -61,11 +61,10 @@ func TestAwaitExitLeavesTheChildToItsParent(t *testing.T) {
 }
 
 func TestFilesPassASocket(t *testing.T) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	a, b, err := proc.SocketPair(unix.SOCK_SEQPACKET | unix.SOCK_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, b := os.NewFile(uintptr(fds[0]), "a"), os.NewFile(uintptr(fds[1]), "b")
 	defer b.Close()
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/agent/runinit"
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -117,12 +118,11 @@ func (b *base) newRun(start func(run *Run, files []*os.File) error) (_ *Run, err
 		*ours = r
 		files = append(files, w)
 	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	channel, theirs, err := proc.SocketPair(unix.SOCK_STREAM | unix.SOCK_NONBLOCK)
 	if err != nil {
 		return nil, err
 	}
-	run.Channel = os.NewFile(uintptr(fds[0]), "interpreter")
-	files = append(files, os.NewFile(uintptr(fds[1]), "agent"))
+	run.Channel, files = channel, append(files, theirs)
 	if err := start(run, files); err != nil {
 		return nil, err
 	}

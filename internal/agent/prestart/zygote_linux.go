@@ -89,7 +89,7 @@ var errNoZygote = errors.New("the zygote cannot fork")
 
 // startZygote starts a zygote.
 func startZygote(host zygoteHost, w *wire.Zygote) (*zygote, error) {
-	ours, theirs, err := packetSocket()
+	ours, theirs, err := proc.SocketPair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		return nil, err
 	}
@@ -147,21 +147,6 @@ func ZygoteConfig(preload []string) map[string]any {
 	return map[string]any{
 		"preload": preload, "limits": confine.LimitsByName(confine.FixedLimits), "filter": confine.RunFilter().Hex(),
 	}
-}
-
-// packetSocket makes the connection to a zygote.
-func packetSocket() (ours, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	theirs = os.NewFile(uintptr(fds[1]), "agent")
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		_ = unix.Close(fds[0])
-		_ = theirs.Close()
-		return nil, nil, err
-	}
-	return os.NewFile(uintptr(fds[0]), "zygote"), theirs, nil
 }
 
 // listen handles the zygote's messages until it hangs up.

@@ -8,13 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/agent/runinit"
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
 )
 
 // TestZygoteDiesForking: a run whose zygote dies without an answer starts in another way. A fork
 // that the zygote may have made must not run the program, too.
 func TestZygoteDiesForking(t *testing.T) {
-	ours, theirs, err := packetSocket()
+	ours, theirs, err := proc.SocketPair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"mcp-code-sandbox/internal/agent/runinit"
 	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
@@ -148,7 +150,7 @@ func (zs *zygotes) grow(name string, code []byte) {
 	if len(more) == 0 || !z.isIdle() {
 		return
 	}
-	ours, theirs, err := packetSocket()
+	ours, theirs, err := proc.SocketPair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		return
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -57,17 +58,8 @@ type cell struct {
 	displayed int64
 }
 
-// DriverSocket makes the connection between run-init and a driver.
-func DriverSocket() (ours, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		return nil, nil, err
-	}
-	return os.NewFile(uintptr(fds[0]), "driver"), os.NewFile(uintptr(fds[1]), "run-init"), nil
-}
+// DriverSocket returns the ends of the connection between run-init and a driver.
+func DriverSocket() (ours, theirs *os.File, err error) { return proc.SocketPair(unix.SOCK_STREAM) }
 
 // serveCells serves the agent once the interpreter is ready, until it has ended.
 func serveCells(p *program) *cells {
