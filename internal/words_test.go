@@ -15,7 +15,7 @@ import (
 
 // unclean are the starts of paths that do not keep the rules yet. The list must only get shorter.
 var unclean = []string{
-	"cmd/mcp-code-sandbox/backend", "internal/agent/", "internal/backend/", "internal/proc/", "internal/sandbox/", "internal/wire/",
+	"cmd/mcp-code-sandbox/backend", "internal/backend/agentless/", "internal/backend/docker/network.go", "internal/sandbox/",
 }
 
 // privateWords are words that a reader from outside this project would not know in this sense.
