@@ -24,9 +24,6 @@ import (
 
 var update = flag.Bool("update", false, "write the generated pages of docs/ instead of comparing them")
 
-// unwrapped are the pages with prose that is not wrapped at 100 columns yet.
-var unwrapped = []string{"ARCHITECTURE.md"}
-
 // TestDocsGenerated: docs/settings.md and docs/tools.md match the code. make docs writes them.
 func TestDocsGenerated(t *testing.T) {
 	for page, want := range map[string]string{"settings.md": settingsPage(), "tools.md": toolsPage(t)} {
@@ -189,9 +186,6 @@ func TestDocsLinks(t *testing.T) {
 // TestDocsWidth: prose is wrapped at 100 columns. Tables, headings, links and code may be longer.
 func TestDocsWidth(t *testing.T) {
 	for _, page := range markdownPages(t) {
-		if slices.Contains(unwrapped, page) {
-			continue
-		}
 		for i, line := range proseLines(t, page) {
 			if utf8.RuneCountInString(line) > 100 && line[0] != '|' && line[0] != '#' && !strings.Contains(line, "](") && !strings.Contains(line, "://") {
 				t.Errorf("%s:%d: %d columns, want at most 100", page, i+1, utf8.RuneCountInString(line))

@@ -16,9 +16,9 @@ import (
 
 // Backend starts sandboxes. It is safe for concurrent use.
 type Backend interface {
-	// Start returns when the agent inside has said hello. Cancelling ctx aborts the start; it does not
-	// affect a sandbox that was returned. After an error nothing is left: no process, mount, cgroup,
-	// container or directory. Errors that a person can fix are of type *Error.
+	// Start returns when the agent inside has said hello. Cancelling ctx aborts the start, but does
+	// not affect a sandbox that was returned. After an error nothing is left: no process, mount,
+	// cgroup, container or directory. Errors that a person can fix are of type *Error.
 	Start(ctx context.Context, spec Spec) (Sandbox, error)
 }
 

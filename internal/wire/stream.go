@@ -116,10 +116,9 @@ func (s *Stream) returnCredit() {
 	}
 }
 
-// Send sends f. It splits payload into frames, which wait for the peer's credit as long as ctx
-// allows. It returns ErrClosed after this side has closed the stream or sent eof, and
-// io.ErrClosedPipe for payload after the peer has closed it. It drops interrupts and kills for an
-// ended run.
+// Send sends f. It splits payload into frames, which wait for the peer's credit until ctx ends. It
+// returns ErrClosed after this side closed the stream or sent eof, io.ErrClosedPipe for payload
+// after the peer closed it, and drops interrupts and kills for an ended run.
 func (s *Stream) Send(ctx context.Context, f Frame) error {
 	f.ID = s.id
 	if f.Type == TypeWindow || !s.carries(f.Type, s.conn.side) {

@@ -18,9 +18,9 @@ import (
 
 // Environment executes runs. Its methods are safe for concurrent use.
 type Environment interface {
-	// Run executes one run and returns how it ended. When ctx is done, the sandbox ends and Run must
-	// return soon. A *Refused error says that no code was executed. After any other error nobody
-	// knows whether it was, and the sandbox is lost.
+	// Run executes one run and returns how it ended. When ctx is done, the sandbox ends and Run
+	// must return soon. A *Refused error says that no code was executed. After any other error
+	// nobody knows whether it was, and the sandbox is lost.
 	Run(ctx context.Context, r *Run) (wire.Exit, error)
 	// Usage returns the totals of all runs.
 	Usage() sandbox.Usage
