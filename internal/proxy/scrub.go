@@ -28,7 +28,7 @@ const (
 
 // scrubber masks secrets in one stream, byte by byte, so that lengths stay the same. It finds them
 // as they are, in hexadecimal and base64, and escaped as in URLs, JSON or HTML. For the algorithm,
-// see docs/notes-outside.md.
+// see docs/scrubbing.md.
 type scrubber struct {
 	*needles
 	ranges [][2]int // of mask, kept to save an allocation

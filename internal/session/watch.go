@@ -32,7 +32,7 @@ const (
 	idleFiles = 10_000
 )
 
-// diskWatch watches what a session writes during one run. See docs/notes-session.md.
+// diskWatch watches what a session writes during one run. See docs/sharing.md.
 type diskWatch struct {
 	s       *Session
 	limit   workspace.Usage

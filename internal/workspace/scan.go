@@ -43,7 +43,7 @@ type place struct {
 }
 
 // version changes when a file changes. Code can set a file's size and its other times, but not the
-// time of its last change (ctime). See docs/notes-session.md.
+// time of its last change (ctime). See docs/sharing.md.
 type version struct {
 	size, modified, changed int64
 	inode                   uint64

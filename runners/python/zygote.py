@@ -348,7 +348,7 @@ def end(channel, poll, fd, pid, inherited):
     channel.send(b"ended %d %d %d %d %d" % (pid, status, usage.ru_utime * 1e6, usage.ru_stime * 1e6, own))
 
 
-# ---- Without namespaces; see docs/notes-agent.md ----
+# ---- Without namespaces; see docs/agent.md ----
 
 
 def serve_beside_runs(channel, program, filters):

@@ -20,7 +20,7 @@ import (
 
 // Landlock starts runs in the agent's own pid namespace, where the sandbox grants no capability.
 // Runs that overlap see each other's processes and share /tmp, /dev/shm and System V objects, which
-// the agent empties when no run is left. See docs/notes-agent.md for how a run ends.
+// the agent empties when no run is left. See docs/agent.md for how a run ends.
 type Landlock struct {
 	base
 	version int // of Landlock; 0: none, and nothing keeps runs apart

@@ -22,7 +22,7 @@ const (
 )
 
 // sweep kills every stray, a process that belongs to no run, until none is left. It reports whether
-// it succeeded. docs/notes-agent.md explains why no stray escapes, and why signals alternate.
+// it succeeded. docs/agent.md explains why no stray escapes, and why signals alternate.
 func (l *Landlock) sweep(deadline time.Time) bool {
 	stopped := false
 	defer func() {

@@ -27,7 +27,7 @@ const maxLine = 4 << 10
 var errLongLine = fmt.Errorf("the interpreter was killed: it sent the agent a line of more than %d bytes. "+
 	"Code must not write to descriptors that it has not opened", maxLine)
 
-// cells is run-init's side of a live interpreter. docs/notes-agent.md has the driver's protocol.
+// cells is run-init's side of a live interpreter. docs/agent.md has the driver's protocol.
 // User code may write to the driver's socket, too: malformed lines are ignored, and a line of more
 // than maxLine bytes ends the interpreter with errLongLine.
 type cells struct {
