@@ -17,7 +17,7 @@ import (
 )
 
 func main() {
-	debug.SetGCPercent(25) // small beats fast: there is one agent per sandbox
+	debug.SetGCPercent(25) // less memory rather than speed: every sandbox has an agent
 	var err error
 	switch {
 	case len(os.Args) > 1 && os.Args[0] == "run-init":

@@ -84,7 +84,7 @@ func TestHello(t *testing.T) {
 	}
 }
 
-// Each of these ends the connection, and with it the run that was going.
+// Each of these ends the connection and its run.
 func TestHostileAgent(t *testing.T) {
 	const (
 		exit   = `{"type":"exit","id":2,"exit":{"code":0,"user_us":0,"sys_us":0,"max_rss_bytes":0}}`
@@ -238,7 +238,7 @@ func attack(tb testing.TB, in []byte) (conn, run error) {
 	}
 }
 
-// queued is about what the frames that wait in s take of memory.
+// queued returns about how much memory the frames in the queue of s take.
 func queued(s *Stream) int {
 	n := 0
 	for _, f := range s.queue {
@@ -247,7 +247,7 @@ func queued(s *Stream) int {
 	return n
 }
 
-// Exactly the window is no overrun.
+// Filling the window exactly is allowed.
 func TestWholeWindow(t *testing.T) {
 	var in []byte
 	for range Window / cost(1) {
@@ -289,7 +289,7 @@ func TestAgentStopsReading(t *testing.T) {
 	}
 }
 
-// An agent that never reads cannot hold up Close.
+// An agent that never reads cannot block Close.
 func TestCloseWhileWriting(t *testing.T) {
 	sc, ac := net.Pipe()
 	defer ac.Close()
@@ -337,7 +337,7 @@ func TestFloodWithoutReading(t *testing.T) {
 	}
 }
 
-// Nor can it have the server make a goroutine per dial that it opens and closes.
+// Nor can it make the server start a goroutine for each dial that it opens and closes.
 func TestDialsWithoutReading(t *testing.T) {
 	sc, ac := net.Pipe()
 	defer ac.Close()
@@ -357,7 +357,7 @@ func TestDialsWithoutReading(t *testing.T) {
 	}
 }
 
-// A frame that comes byte by byte holds up nothing but itself.
+// A frame that arrives byte by byte delays only itself.
 func TestSlowDrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sc, ac := net.Pipe()

@@ -250,7 +250,7 @@ func TestDialChurn(t *testing.T) {
 	}
 }
 
-// Whatever ends the connection, nobody goes on waiting, and everybody learns why.
+// Whatever ends the connection, no call keeps waiting, and every call returns the reason.
 func TestEndUnblocksEverything(t *testing.T) {
 	tests := map[string]struct {
 		end  func(server, agent *Conn)
@@ -309,7 +309,7 @@ func TestEndUnblocksEverything(t *testing.T) {
 	}
 }
 
-// mute loses every pong.
+// mute drops every pong.
 type mute struct{ net.Conn }
 
 func (m mute) Write(p []byte) (int, error) {
@@ -337,7 +337,7 @@ func TestPing(t *testing.T) {
 		if err := ping(time.Second); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("ping = %v", err)
 		}
-		// The late pong is no breach, and no answer to the next ping.
+		// The late pong breaks no rule and does not answer the next ping.
 		pong()
 		synctest.Wait()
 		if err := server.Err(); err != nil {
@@ -369,7 +369,7 @@ func TestPing(t *testing.T) {
 	})
 }
 
-// What this side must not send is an error of the call; the connection goes on.
+// A frame that this side must not send is an error of the call. The connection goes on.
 func TestRefusals(t *testing.T) {
 	runs := make(chan *Stream, 1)
 	server, agent := connect(t, func(s *Stream, _ Frame) { runs <- s }, func(*Stream, Frame) {})

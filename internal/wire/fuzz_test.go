@@ -60,7 +60,7 @@ func FuzzReadFrame(f *testing.F) {
 	})
 }
 
-// hostile is an agent that says what it has to say and hangs up.
+// hostile is an agent that sends its bytes and hangs up.
 type hostile struct {
 	io.Reader
 	io.Writer
@@ -68,7 +68,7 @@ type hostile struct {
 
 func (hostile) Close() error { return nil }
 
-// Whatever an agent sends, the connection ends, with a reason, and so does everything on it.
+// Whatever an agent sends, the connection and all its streams end with a reason.
 func FuzzServerConn(f *testing.F) {
 	seed := func(frames ...string) {
 		var in []byte

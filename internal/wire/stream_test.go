@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Concurrent senders share one window, in pieces of every size, and none is left behind.
+// Concurrent senders share one window, in pieces of every size, and none starves.
 func TestConcurrentSenders(t *testing.T) {
 	const senders, pieces = 4, 3000
 	server, _ := connect(t, func(s *Stream, f Frame) {
@@ -102,7 +102,7 @@ func TestWriteToClosedPeer(t *testing.T) {
 	}
 }
 
-// An agent that gives up a run without an exit has the stream's end tell the server so.
+// If the agent closes a run without an exit, the server gets one that says so.
 func TestRunGivenUp(t *testing.T) {
 	server, _ := connect(t, nil, nil)
 	if _, exit := collect(t, open(t, server, runOne)); exit == nil || exit.Code != 126 || exit.Error == "" {
@@ -110,7 +110,7 @@ func TestRunGivenUp(t *testing.T) {
 	}
 }
 
-// A Close of the stream itself unblocks its own Recv and every Send, and harms nothing else.
+// Closing a stream unblocks its own Recv and every Send, and affects nothing else.
 func TestStreamCloseUnblocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accepted := make(chan *Stream, 1)
@@ -153,7 +153,7 @@ func TestStreamCloseUnblocks(t *testing.T) {
 	})
 }
 
-// The last frame of a stream, and eof, unblock those of this side who wait on it.
+// The last frame of a stream, and eof, unblock the waiting calls of this side.
 func TestLastFrameUnblocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		runs := make(chan *Stream, 1)
@@ -260,7 +260,7 @@ func TestOverrunAfterCredit(t *testing.T) {
 	})
 }
 
-// gone is a peer whose hang-up shows in a write first.
+// gone is a peer whose hang-up is first seen by a write.
 type gone struct {
 	err    error
 	closed chan struct{}
@@ -291,7 +291,8 @@ func TestHangUpSeenByWrite(t *testing.T) {
 	}
 }
 
-// hungUp is a peer that has said its last words and gone: they are read once a write has failed.
+// hungUp is a peer that has sent its last frames and hung up. They are read after a write has
+// failed.
 type hungUp struct {
 	words  *bytes.Reader
 	writes *int
@@ -329,7 +330,7 @@ func TestLastWordsAreRead(t *testing.T) {
 	<-c.Done()
 }
 
-// What the server sends on a run may cross with the run's exit; the agent takes no offence.
+// A frame from the server may cross with the run's exit. The agent ignores it.
 func TestFrameCrossesExit(t *testing.T) {
 	sc, ac := net.Pipe()
 	defer sc.Close()

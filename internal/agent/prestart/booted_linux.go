@@ -29,7 +29,7 @@ func bootFor(r *wire.Run) func(waiting) bool {
 	return func(p waiting) bool { return p.(*isolated).boot(spec, r.Prestart.Reads) }
 }
 
-// maxBootSpec fits into a pipe that nobody reads yet.
+// maxBootSpec is the size of a spec that fits into a pipe without a reader.
 const maxBootSpec = 32 << 10
 
 // boot has a waiting run-init start the program.

@@ -10,8 +10,8 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// TestSuits: a program that was started earlier serves a run only if the run could not have made it
-// start differently.
+// TestSuits: a prestarted program serves a run only if the run would have started it in the same
+// way.
 func TestSuits(t *testing.T) {
 	run := func(change func(*runinit.Spec)) *runinit.Spec {
 		spec := runinit.Spec{Argv: []string{"/bin/program", "{file}"}, File: "main.js", Dir: "/tmp", Env: map[string]string{"PATH": "/bin", "NODE_OWN": "1"}}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestEmpty: whatever a run has left in its directory goes, and nothing that it points at.
+// TestEmpty: everything in the directory goes, and nothing that a link points at.
 func TestEmpty(t *testing.T) {
 	outside := t.TempDir()
 	keep := filepath.Join(outside, "keep")

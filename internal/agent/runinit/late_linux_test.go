@@ -9,8 +9,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Pipes that are written, read, taken from and closed at the same time: nothing is lost before the
-// end, and nothing stays.
+// TestLatePipes: no output and no goroutine is lost when pipes are written, read and closed at the
+// same time.
 func TestLatePipes(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	var l late
@@ -41,7 +41,7 @@ func TestLatePipes(t *testing.T) {
 		t.Errorf("more: %q", got)
 	}
 	for _, w := range ends[:maxLateCells/2] {
-		_ = w.Close() // its pipe is closed by the one who follows it
+		_ = w.Close() // the goroutine that follows the pipe closes it
 	}
 	l.close()
 	for _, w := range ends[maxLateCells/2:] {
