@@ -23,13 +23,13 @@ func (s *suite) testLimits(t *testing.T) {
 	}
 	b := s.start(t, sandbox.Spec{Limits: limits})
 	neighbour := b.BeginUntil(t, "here\n", Shell("echo here; exec sleep 1000"))
-	_, hasMeter := b.Sandbox.(sandbox.Meter)
+	meter, hasMeter := b.Sandbox.(sandbox.Meter)
 	usage := func() sandbox.Usage {
 		t.Helper()
 		if !s.Has.Limits || !hasMeter {
 			return sandbox.Usage{}
 		}
-		u, err := s.needMeter(t, b).Usage()
+		u, err := meter.Usage()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
@@ -55,7 +56,7 @@ if len(open("/proc/net/route").readlines()) > 1: breach("routes", open("/proc/ne
 if name[1:] in open("/proc/net/unix").read(): breach("sees the host's sockets")
 # Loopback itself works.
 l = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(l.getsockname()); c.close()
-`, tcp.Addr().(*net.TCPAddr).Port, quote(name[1:]), quote(join(addrs))))
+`, tcp.Addr().(*net.TCPAddr).Port, quote(name[1:]), quote(strings.Join(addrs, " "))))
 	if hitTCP() != 0 || hitUnix() != 0 {
 		t.Errorf("the host saw %d TCP and %d abstract connections", hitTCP(), hitUnix())
 	}
@@ -158,12 +159,4 @@ for addr in ("127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"):
         c.close()
 `)
 	})
-}
-
-func join(ss []string) string {
-	out := ""
-	for _, s := range ss {
-		out += s + " "
-	}
-	return out
 }

@@ -430,15 +430,6 @@ func (h Harness) landlock(version uintptr) bool {
 	return h.Has.Landlock && e == 0 && v >= version
 }
 
-func (s *suite) needMeter(t *testing.T, b *Sandbox) sandbox.Meter {
-	t.Helper()
-	m, ok := b.Sandbox.(sandbox.Meter)
-	if !ok {
-		t.Fatal("the sandbox has no Meter")
-	}
-	return m
-}
-
 func contextEnded(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
