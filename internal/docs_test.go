@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -32,24 +33,49 @@ func TestNamedTestsExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pages, err := filepath.Glob("../*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	more, err := filepath.Glob("../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)")
-	for _, page := range append(pages, more...) {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, match := range named.FindAllStringSubmatch(string(text), -1) {
+	for page, text := range pages(t) {
+		for _, match := range named.FindAllStringSubmatch(text, -1) {
 			if !defined[match[1]] {
-				t.Errorf("%s names %s, which does not exist", strings.TrimPrefix(page, "../"), match[1])
+				t.Errorf("%s names %s, which does not exist", page, match[1])
 			}
 		}
 	}
+}
+
+// TestNamedFilesExist finds documentation that names a source file which was moved or removed.
+func TestNamedFilesExist(t *testing.T) {
+	roots := []string{"..", ".", "agent", "../cmd/mcp-code-sandbox"}
+	named := regexp.MustCompile("`([\\w-]+(?:/[\\w.-]+)+\\.(?:go|py|cjs|sh|ts|mjs))`")
+	for page, text := range pages(t) {
+		for _, match := range named.FindAllStringSubmatch(text, -1) {
+			exists := slices.ContainsFunc(roots, func(root string) bool {
+				_, err := os.Stat(filepath.Join(root, match[1]))
+				return err == nil
+			})
+			if !exists {
+				t.Errorf("%s names %s, which does not exist", page, match[1])
+			}
+		}
+	}
+}
+
+// pages returns the text of each documentation page.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, pattern := range []string{"../*.md", "../docs/*.md"} {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[strings.TrimPrefix(name, "../")] = string(text)
+		}
+	}
+	return all
 }

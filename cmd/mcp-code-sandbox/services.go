@@ -258,7 +258,7 @@ func (g granter) Release(runID string) {
 	defer cancel()
 	if err := g.proxy.RevokeRun(ctx, runID); err != nil {
 		// The tokens expire soon, and are valid in their sandbox only.
-		g.app.log.Error("execution_proxy: Cannot revoke the tokens of a run", "run_id", runID, "err", err)
+		g.app.log.Error("execution_proxy: Cannot revoke the tokens of a run", "run_id", runID, "error", err)
 	}
 }
 

@@ -203,7 +203,7 @@ func (e *Executor) saveImages(ctx context.Context, r *run, s *session.Session, l
 		name := fmt.Sprintf("%s-%d%s", r.id, n, ext)
 		f, err := s.Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota})
 		if err != nil {
-			r.log.WarnContext(ctx, "cannot save an image that a run showed", "err", err)
+			r.log.WarnContext(ctx, "cannot save an image that a run showed", "error", err)
 			saved.failed, saved.err = saved.failed+1, err
 			continue
 		}

@@ -132,7 +132,7 @@ func (e *Executor) ReceiveUpload(ctx context.Context, ticketID, id, name string,
 	noSpace := codeOf(err) == CodeQuotaExceeded || codeOf(err) == CodeDiskFull
 	if (content.broken || ctx.Err() != nil || noSpace) && e.isOpen(caller, t.Session, generation) {
 		if err := e.cfg.Store.AddTicket(context.WithoutCancel(ctx), t); err != nil {
-			e.log.WarnContext(ctx, "cannot renew the link of an upload that failed", "session_id", t.Session, "err", err)
+			e.log.WarnContext(ctx, "cannot renew the link of an upload that failed", "session_id", t.Session, "error", err)
 		}
 	}
 	return FileLink{}, err

@@ -134,7 +134,7 @@ func (r *recorder) flush() {
 		for _, rec := range batch {
 			r.bytes -= rec.size()
 			if err != nil {
-				r.log.Warn("cannot record a run", "run_id", rec.id(), "err", err)
+				r.log.Warn("cannot record a run", "run_id", rec.id(), "error", err)
 			}
 		}
 		r.mu.Unlock()

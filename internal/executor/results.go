@@ -136,7 +136,7 @@ func (e *Executor) storeRunning(r *run) {
 		err = e.cfg.Store.BeginResult(ctx, *row)
 	}
 	if err != nil {
-		r.log.Error("cannot store that a background run is active; a crash of the server would leave no trace of it", "err", err)
+		r.log.Error("cannot store that a background run is active; a crash of the server would leave no trace of it", "error", err)
 	}
 }
 
@@ -176,7 +176,7 @@ func (e *Executor) storeResult(r *run, background bool) {
 		}
 	}
 	if err != nil {
-		r.log.Error("cannot store the result of a run", "err", err)
+		r.log.Error("cannot store the result of a run", "error", err)
 	}
 	if rec != (record{}) {
 		e.recorder.add(rec)

@@ -135,7 +135,7 @@ func (e *Executor) carryOut(ctx context.Context, r *run, rn runner.Runner, req R
 		// Only the files remain, as those of any closed session.
 		err := e.closeSession(context.WithoutCancel(ctx), r.caller, req.Session)
 		if err != nil && r.err == nil && !r.res.NotStarted {
-			r.log.WarnContext(ctx, "cannot close the session of a single run", "err", err)
+			r.log.WarnContext(ctx, "cannot close the session of a single run", "error", err)
 		}
 	}
 	e.storeResult(r, r.end())
@@ -252,7 +252,7 @@ func (e *Executor) filesOf(ctx context.Context, r *run, s *session.Session, scan
 	files, truncated, err := s.Workspace().List(maxListed)
 	if err != nil {
 		// The code has run: keep its output.
-		r.log.ErrorContext(ctx, "cannot list the files of a session", "err", err)
+		r.log.ErrorContext(ctx, "cannot list the files of a session", "error", err)
 		return nil, true
 	}
 	return files, truncated
@@ -268,7 +268,7 @@ func (e *Executor) failed(ctx context.Context, r *run, res Result, err error) er
 	}
 	e.cfg.Metrics.ran(r.caller, r.runner, outcome, time.Since(res.Started), 0)
 	if r.inBackground() || !errors.Is(err, session.ErrMaxSessions) {
-		r.log.WarnContext(ctx, "execution failed", "err", err)
+		r.log.WarnContext(ctx, "execution failed", "error", err)
 	}
 	return wrapped
 }

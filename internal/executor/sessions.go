@@ -151,7 +151,7 @@ func (e *Executor) closeSession(ctx context.Context, caller session.Caller, sess
 	}
 	if err := e.cfg.Store.DropTickets(context.WithoutCancel(ctx), caller.ID, sessionID); err != nil {
 		// The session is closed. An upload to such a link makes a new one.
-		e.log.WarnContext(ctx, "cannot drop the upload links of a closed session", "session_id", sessionID, "err", err)
+		e.log.WarnContext(ctx, "cannot drop the upload links of a closed session", "session_id", sessionID, "error", err)
 	}
 	return nil
 }

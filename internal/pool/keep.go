@@ -150,7 +150,7 @@ func (p *Pool) recordFailure(k *kind, byRename bool, err error) {
 	case unsupported:
 		k.retryAt = time.Now().Add(never)
 	case p.ctx.Err() == nil:
-		p.log.Warn("cannot start a pooled sandbox", "runner", k.spec.Runner, "err", err, "failures", k.failures)
+		p.log.Warn("cannot start a pooled sandbox", "runner", k.spec.Runner, "error", err, "failures", k.failures)
 	}
 }
 

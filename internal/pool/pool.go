@@ -110,7 +110,7 @@ func (p *Pool) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		p.log.Debug("cannot use a pooled sandbox; starting another", "sandbox", m.ID(), "err", err)
+		p.log.Debug("cannot use a pooled sandbox; starting another", "sandbox", m.ID(), "error", err)
 	}
 	if victim := p.enter(); victim != nil {
 		p.end(victim)
@@ -172,7 +172,7 @@ func (p *Pool) assign(ctx context.Context, m *member, spec sandbox.Spec) error {
 	}
 	err := m.attach(ctx, spec.Workspace)
 	if errors.Is(err, errors.ErrUnsupported) {
-		p.log.Info("cannot attach workspaces to sandboxes here; only new sessions get a pooled one", "err", err)
+		p.log.Info("cannot attach workspaces to sandboxes here; only new sessions get a pooled one", "error", err)
 		p.mu.Lock()
 		p.switchToRenameLocked()
 		p.mu.Unlock()
@@ -262,7 +262,7 @@ func (p *Pool) end(m *member) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	if err := m.Close(ctx); err != nil {
-		p.log.Error("cannot end a sandbox", "sandbox", m.ID(), "err", err)
+		p.log.Error("cannot end a sandbox", "sandbox", m.ID(), "error", err)
 	}
 	if m.dir != "" {
 		_ = os.Remove(m.dir) // it is empty

@@ -62,7 +62,7 @@ func (p *Pool) MakeWorkspace(path string) bool {
 	p.notify()
 	if err := renameNew(m.dir, path); err != nil {
 		p.end(m)
-		p.log.Debug("cannot make a workspace of a pooled sandbox's directory", "err", err)
+		p.log.Debug("cannot make a workspace of a pooled sandbox's directory", "error", err)
 		return false
 	}
 	m.dir = "" // it is the session's now

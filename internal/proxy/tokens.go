@@ -115,7 +115,7 @@ func (p *Proxy) issue(ctx context.Context, caller, sandboxID string, rs []GrantR
 		}
 	}
 	if err := p.store.AddExecutionTokens(ctx, rows...); err != nil {
-		p.log.Error("execution_proxy: Execution token not stored", "err", err)
+		p.log.Error("execution_proxy: Execution token not stored", "error", err)
 		return nil, internalError(err)
 	}
 	for _, row := range rows {
@@ -318,12 +318,12 @@ func (p *Proxy) revoked(caller, execution, service string, jtis []string) {
 // tryAudit writes what has already happened: a failure is only logged.
 func (p *Proxy) tryAudit(r Record) {
 	if err := p.audit.append(r); err != nil {
-		p.log.Error("execution_proxy: Audit trail not written", "err", err)
+		p.log.Error("execution_proxy: Audit trail not written", "error", err)
 	}
 }
 
 func (p *Proxy) auditFailed(err error) *Error {
-	p.log.Error("execution_proxy: Audit trail not written, request refused", "err", err)
+	p.log.Error("execution_proxy: Audit trail not written, request refused", "error", err)
 	return refuse(http.StatusServiceUnavailable, CodeInternal,
 		"the audit trail cannot be written, so nothing is forwarded; see the server's log").withReason("audit: %v", err)
 }

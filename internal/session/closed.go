@@ -68,7 +68,7 @@ func (m *Manager) closedSessions(key string) (sessions []closedSession) {
 	parent := filepath.Join(m.cfg.Root, closedDir, key)
 	entries, err := os.ReadDir(parent) // sorted
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		m.log.Warn("cannot list closed sessions", "err", err)
+		m.log.Warn("cannot list closed sessions", "error", err)
 	}
 	for _, e := range slices.Backward(entries) {
 		text, _, _ := strings.Cut(e.Name(), "-")
@@ -125,7 +125,7 @@ func notExist(name string) error {
 func (m *Manager) purge(now time.Time) {
 	keys, err := os.ReadDir(filepath.Join(m.cfg.Root, closedDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		m.log.Warn("cannot list closed sessions", "err", err)
+		m.log.Warn("cannot list closed sessions", "error", err)
 	}
 	for _, key := range keys {
 		for _, c := range m.closedSessions(key.Name()) {
@@ -136,7 +136,7 @@ func (m *Manager) purge(now time.Time) {
 				if m.ctx.Err() != nil {
 					return
 				}
-				m.log.Warn("cannot delete the files of a closed session; trying again later", "err", err)
+				m.log.Warn("cannot delete the files of a closed session; trying again later", "error", err)
 				continue
 			}
 			m.stored.Drop(c.dir)

@@ -121,7 +121,7 @@ func writeMeta(dir string, md meta) (err error) {
 func (s *Session) writeMeta(md meta) bool {
 	err := writeMeta(s.dir, md)
 	if err != nil {
-		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "err", err)
+		s.m.log.Warn("cannot write a session's meta.json", "session_id", s.id, "error", err)
 	}
 	return err == nil
 }

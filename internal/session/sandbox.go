@@ -339,7 +339,7 @@ func (m *Manager) serve(sb *sessionSandbox, spec sandbox.Spec, wait predecessors
 	_ = sb.conn.Close()
 	if lost != nil && !errors.Is(lost, wire.ErrClosed) {
 		m.log.Warn("sandbox lost", "session_id", sb.s.id, "sandbox", sb.id,
-			"err", lost, "cause", string(sb.exit.Cause), "detail", sb.exit.Detail)
+			"error", lost, "cause", string(sb.exit.Cause), "detail", sb.exit.Detail)
 	}
 }
 
@@ -434,9 +434,9 @@ func (m *Manager) start(sb *sessionSandbox, spec sandbox.Spec) error {
 			return errEnded
 		case errors.As(err, &overload) && attempt < startAttempts && ctx.Err() == nil:
 			m.log.Warn("a sandbox took too long to start; trying again",
-				"session_id", sb.s.id, "runner", spec.Runner, "err", err)
+				"session_id", sb.s.id, "runner", spec.Runner, "error", err)
 		default:
-			m.log.Error("cannot start a sandbox", "session_id", sb.s.id, "runner", spec.Runner, "err", err)
+			m.log.Error("cannot start a sandbox", "session_id", sb.s.id, "runner", spec.Runner, "error", err)
 			return err
 		}
 	}
@@ -488,7 +488,7 @@ func (m *Manager) end(sb *sessionSandbox) {
 			return
 		}
 		if !errors.Is(err, context.DeadlineExceeded) || attempt == closeAttempts || m.ctx.Err() != nil {
-			m.log.Error("cannot end a sandbox", "session_id", sb.s.id, "sandbox", sb.id, "err", err)
+			m.log.Error("cannot end a sandbox", "session_id", sb.s.id, "sandbox", sb.id, "error", err)
 			return
 		}
 		m.log.Warn("a sandbox takes long to end", "session_id", sb.s.id, "sandbox", sb.id)

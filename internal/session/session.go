@@ -348,7 +348,7 @@ func (s *Session) discard() {
 		return
 	}
 	if err := workspace.RemoveAll(context.Background(), s.dir); err != nil {
-		s.m.log.Warn("cannot delete the directory of an unused session", "session_id", s.id, "err", err)
+		s.m.log.Warn("cannot delete the directory of an unused session", "session_id", s.id, "error", err)
 		return
 	}
 	s.m.stored.Drop(s.dir)

@@ -93,7 +93,7 @@ func (m *Manager) removeClosed(dir string) {
 	parent := filepath.Dir(dir)
 	m.log.Info("deleting a closed session to make room for its caller's others", "dir", filepath.Base(parent))
 	if err := workspace.RemoveAll(m.ctx, dir); err != nil && m.ctx.Err() == nil {
-		m.log.Warn("cannot delete the files of a closed session; trying again later", "err", err)
+		m.log.Warn("cannot delete the files of a closed session; trying again later", "error", err)
 	}
 	_ = os.Remove(parent) // if it is empty
 }
@@ -128,7 +128,7 @@ func (m *Manager) countStored(first bool) {
 	before := m.stored.Entries(false)
 	keys, err := os.ReadDir(m.cfg.Root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		m.log.Warn("cannot list sessions", "err", err)
+		m.log.Warn("cannot list sessions", "error", err)
 	}
 	for _, key := range keys {
 		if isKey(key.Name()) && m.ctx.Err() == nil {

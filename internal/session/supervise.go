@@ -194,7 +194,7 @@ func (s *Session) scanAfter(
 		Limit: watch.limit, Files: req.Files, Since: before, Index: req.Changes,
 	})
 	if err != nil {
-		s.m.log.Warn("cannot scan a workspace", "session_id", s.id, "err", err)
+		s.m.log.Warn("cannot scan a workspace", "session_id", s.id, "error", err)
 		return
 	}
 	use := found.Usage()

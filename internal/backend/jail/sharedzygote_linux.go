@@ -227,7 +227,7 @@ func (s *jailed) adopt(z *sharedZygote, link *os.File) {
 		return
 	}
 	if err := s.tryAdopt(z, link); err != nil && !s.isOver() {
-		s.backend.log.Debug("a sandbox imports libraries itself", "sandbox", s.id, "err", err)
+		s.backend.log.Debug("a sandbox imports libraries itself", "sandbox", s.id, "error", err)
 	}
 }
 

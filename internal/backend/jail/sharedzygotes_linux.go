@@ -155,7 +155,7 @@ func (zs *sharedZygotes) warnLocked(slot *zygoteSlot, zygote string, err error, 
 	}
 	slot.warned = true
 	zs.backend.log.Log(context.Background(), level, "no shared zygote: each sandbox imports libraries itself",
-		"zygote", zygote, "err", err, "detail", detail)
+		"zygote", zygote, "error", err, "detail", detail)
 }
 
 // endLocked empties a slot.
