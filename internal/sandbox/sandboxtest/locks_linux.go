@@ -13,7 +13,7 @@ func (s *suite) testLocks(t *testing.T) {
 	holder, other := s.start(t, sandbox.Spec{}), s.start(t, sandbox.Spec{})
 	held := holder.BeginUntil(t, "held\n", Python(s.facts()+`
 import fcntl
-signal.signal(signal.SIGINT, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 watch = libc.inotify_init1(os.O_NONBLOCK)
 locks = [open(p, mode) for p, mode in (("/data/flock", "w"), ("/data/lockf", "w"), ("/usr/bin/env", "rb"))]
 fcntl.flock(locks[0], fcntl.LOCK_EX); fcntl.lockf(locks[1], fcntl.LOCK_EX); fcntl.flock(locks[2], fcntl.LOCK_EX)
@@ -22,7 +22,7 @@ for path in [b"/data"] + [b"/usr/bin"] * IMAGE:
 open("/data/own", "w").close()
 if b"own" not in os.read(watch, 4096): breach("the test sees no event of its own")
 print("held", flush=True)
-signal.pause()
+signal.sigwait([signal.SIGINT])
 try: breach("sees", os.read(watch, 4096))
 except BlockingIOError: print("nothing")
 `))
