@@ -15,17 +15,17 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// isolation is the chosen backend and what goes around it.
+// isolation is the chosen backend with its pool and wrappers.
 type isolation struct {
 	backend
 	opened
-	why       string          // it was chosen
-	sessions  sandbox.Backend // starts the sandboxes of sessions: by the pool and the wrappers
-	pool      *pool.Pool      // nil: no sandbox is kept ready
+	why       string          // why the backend was chosen
+	sessions  sandbox.Backend // starts the sandboxes of sessions, through the pool or a wrapper
+	pool      *pool.Pool      // nil if no sandboxes are kept ready
 	wrappers  wrappers
 	refused   error           // why the backend could not be opened
-	engineErr error           // why "auto" cannot use an engine; nil if it can, or did not ask
-	closed    *closednet.List // what sandboxes with network, and services, cannot reach
+	engineErr error           // why "auto" cannot use an engine; nil if it can or did not try
+	closed    *closednet.List // networks that sandboxes and services cannot reach
 }
 
 // newIsolation opens the backend that the settings ask for. If it cannot be opened, nothing
@@ -115,7 +115,7 @@ func (i *isolation) makeWorkspace() func(path string) bool {
 	return i.pool.MakeWorkspace
 }
 
-// warm lets the backend make what sandboxes like spec share, before the first run needs it.
+// warm prepares what sandboxes like spec share, such as shared zygotes, before the first run.
 func (i *isolation) warm(ctx context.Context, spec sandbox.Spec) {
 	if i.pool != nil {
 		i.pool.KeepReady(spec)
@@ -128,7 +128,7 @@ func (i *isolation) warm(ctx context.Context, spec sandbox.Spec) {
 	}
 }
 
-// ready counts the sandboxes that wait for a session.
+// ready returns the number of sandboxes that wait for a session.
 func (i *isolation) ready() float64 {
 	if i.pool == nil {
 		return 0

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command sandbox-agent is process 1 of a sandbox, and run-init of each run in it. It is embedded
-// into the server, and backends start it.
+// Command sandbox-agent is process 1 of a sandbox and the run-init of each run. The server embeds
+// it, and backends start it.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 )
 
 func main() {
-	debug.SetGCPercent(25) // less memory rather than speed: every sandbox has an agent
+	debug.SetGCPercent(25) // saves memory at the cost of speed: every sandbox has an agent
 	var err error
 	switch {
 	case len(os.Args) > 1 && os.Args[0] == "run-init":
@@ -37,7 +37,7 @@ func main() {
 	case len(os.Args) == 2:
 		err = agent.Main(os.Args[1], version.String())
 	default:
-		err = fmt.Errorf("started by hand; the server starts it")
+		err = fmt.Errorf("do not start the agent by hand: the server starts it")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandbox-agent:", err)

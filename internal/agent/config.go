@@ -1,8 +1,8 @@
 package agent
 
-// OwnThreads is the number of threads that the agent and the inits of a few runs have. Backends add
-// it to the pid limit, which is meant for the code.
-const OwnThreads = 64
+// PIDReserve is how many pids the agent and the run-inits of a few runs need. Backends add it to
+// the pid limit, so that the code gets all of the configured limit.
+const PIDReserve = 64
 
 // Config is the agent's configuration. The backend passes it as JSON in the last argument.
 type Config struct {

@@ -206,7 +206,7 @@ func (c *containers) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sand
 	}
 	processes := 0
 	if spec.Limits.PIDs > 0 {
-		processes = spec.Limits.PIDs + agent.OwnThreads
+		processes = spec.Limits.PIDs + agent.PIDReserve
 	}
 	config, err := json.Marshal(agent.Config{Forward: spec.Forward, DataBytes: uint64(spec.Limits.MemoryBytes), Processes: uint64(processes)})
 	if err != nil {

@@ -25,8 +25,8 @@ const (
 	ZygoteFD = 7
 )
 
-// ownThreads is how many threads the agent reserves.
-const ownThreads = 12
+// reservedThreads is how many threads the agent starts early.
+const reservedThreads = 12
 
 // Main runs the agent of a sandbox that has capabilities in its own user namespace, until the
 // server closes the connection. It is process 1 of the sandbox: when it ends, everything inside
@@ -73,7 +73,7 @@ func Main(configJSON, version string) error {
 			return err
 		}
 		zygote := ""
-		if len(cfg.Zygotes) > 0 { // the first one takes longest to fork
+		if len(cfg.Zygotes) > 0 { // the first zygote takes longest to fork
 			zygote = cfg.Zygotes[0].Name
 		}
 		launcher.PrestartFirst(cfg.Expect.TmpBytes, zygote)
@@ -109,10 +109,10 @@ func MainLandlock(configJSON, version string) error {
 	return serve(&cfg, prestart.NewLandlock(cfg.settings(), landlock), conn, wire.Hello{Agent: version, Isolation: isolation})
 }
 
-// becomeProcess1 prepares the process for hostile neighbours: it has its threads, nothing can read
-// its memory, and no signal ends it.
+// becomeProcess1 protects the process from hostile neighbours: it reserves its threads, and nothing
+// can read its memory or end it with a signal.
 func becomeProcess1() error {
-	proc.ReserveThreads(ownThreads)
+	proc.ReserveThreads(reservedThreads)
 	if err := confine.MakeUnreadable(); err != nil {
 		return err
 	}
@@ -120,8 +120,8 @@ func becomeProcess1() error {
 	return nil
 }
 
-// forbidUserNamespaces sets the limit of this user namespace to zero. The seccomp filter forbids
-// them, too; this holds even for a process that gets around the filter.
+// forbidUserNamespaces sets the limit of this user namespace to zero. The seccomp filter also
+// forbids them; the limit holds even for a process that bypasses the filter.
 func forbidUserNamespaces() error {
 	if err := os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0); err != nil {
 		return fmt.Errorf("forbid user namespaces: %w", err)
@@ -146,8 +146,8 @@ func blockNetworks(networks []string) error {
 	return confine.DropCapability(unix.CAP_NET_ADMIN)
 }
 
-// closeOnExec keeps the agent's connection from runs, and descriptors that the server inherited
-// from an editor or a shell.
+// closeOnExec keeps runs from inheriting the agent's connection, and descriptors that the server
+// inherited from an editor or a shell.
 func closeOnExec() error {
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -161,8 +161,8 @@ func closeOnExec() error {
 	return nil
 }
 
-// stdioConn returns the connection of an agent that a container engine has started. Runs inherit
-// none of it.
+// stdioConn returns the connection of an agent that a container engine has started. Runs do not
+// inherit it.
 func stdioConn() (io.ReadWriteCloser, error) {
 	if err := closeOnExec(); err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func (c stdio) Close() error                { return errors.Join(c.in.Close(), c
 // checkSurroundings refuses to start where MainLandlock could not isolate runs.
 func checkSurroundings() error {
 	if os.Getpid() != 1 {
-		return errors.New("not process 1 of the sandbox: start it without an init of the engine's")
+		return errors.New("not process 1 of the sandbox: start the container without an init process (no --init)")
 	}
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -26,7 +26,7 @@ const (
 
 // Group is one group. A nil Group limits nothing, and has no counters.
 type Group struct {
-	dirs map[string]string // by controller; all the same on version 2
+	dirs map[string]string // by controller; version 2 has one directory for all
 	home map[string]string // version 1: the groups to which the starting thread returns
 }
 
@@ -164,8 +164,8 @@ func (g *Group) Weigh(share float64) error {
 	return g.write("cpu", "cpu.shares", max(int(1024*share), 2))
 }
 
-// Forking counts the processes that compute, have children, and whose parents compute, too.
-// Programs that divide work wait for their children instead.
+// Forking counts the running processes that have both a running parent and a child. Programs that
+// divide work wait for their children instead.
 func (g *Group) Forking() (n int, err error) {
 	if g == nil {
 		return 0, errors.ErrUnsupported

@@ -199,7 +199,7 @@ func (e *Executor) readAll(
 	if limit := int64(e.cfg.MaxReadBytes); link.Size > limit {
 		return Artifact{}, tooLarge(link, limit)
 	}
-	if !e.room(ctx, caller, answerCopies*link.Size, roomWait) {
+	if !e.room(ctx, caller, answerCopies*link.Size, memoryWait) {
 		if ctx.Err() != nil {
 			return Artifact{}, context.Cause(ctx)
 		}

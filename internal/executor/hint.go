@@ -31,7 +31,7 @@ var (
 )
 
 // NoNetworkHint is the hint of a run that failed because it did not ask for network.
-const NoNetworkHint = "This run had no network. Set network to true to have it."
+const NoNetworkHint = "This run had no network access. Set network to true to enable it."
 
 // noWorkspace comes with every result of an environment that isolates itself.
 const noWorkspace = "This environment has no /data: it sees no file of the session, and files it writes are not kept."

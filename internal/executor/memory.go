@@ -19,12 +19,12 @@ const (
 	// answerDisplays bounds the displays in an answer: images are made smaller, text is left out.
 	answerDisplays = 1200 << 10
 
-	roomWait = 10 * time.Second       // how long a call waits for memory
-	runWait  = 500 * time.Millisecond // the same for a result that can do with less
+	memoryWait  = 10 * time.Second       // how long a call waits for memory that it needs
+	shortenWait = 500 * time.Millisecond // how long a result waits before it is shortened
 )
 
 // answer returns res in a form that can be sent: if memory is short, without displays and with less
-// output. held is what the run holds already.
+// output. held is the memory that the run already holds.
 func (e *Executor) answer(ctx context.Context, caller session.Caller, res Result, held int64) Result {
 	displays := 0
 	for _, d := range res.Displays {
@@ -32,7 +32,7 @@ func (e *Executor) answer(ctx context.Context, caller session.Caller, res Result
 		displays += len(data) + len(plain)
 	}
 	n := int64(len(res.Stdout) + len(res.Stderr) + len(res.Recent.Data) + min(displays, answerDisplays))
-	if e.room(ctx, caller, answerCopies*n-held, runWait) {
+	if e.room(ctx, caller, answerCopies*n-held, shortenWait) {
 		return res
 	}
 	for _, d := range res.Displays {
@@ -75,8 +75,8 @@ func shorten(p []byte, total int64) ([]byte, bool) {
 	return c.bytes()
 }
 
-// memory is what one run holds while it is active, while answers about it are made and sent, and
-// while it lingers. The zero value has no limit.
+// memory accounts for the buffers of one run: while it is active, while answers about it are made
+// and sent, and while it lingers. The zero value has no limit.
 type memory struct {
 	pool   *share.Pool
 	caller string
@@ -169,11 +169,11 @@ type hold struct {
 	leases []*share.Lease
 	bytes  int64 // of the leases
 	offer  offer
-	fixed  bool // it is not offered while the run is used
+	fixed  bool // not offered while the run is in use
 	gone   bool // taken or released: it never grows again
 }
 
-// offer says who may take a hold.
+// offer determines which callers may take a hold.
 type offer int
 
 const (
@@ -182,7 +182,7 @@ const (
 	toNobody
 )
 
-// grow adds n bytes and reports whether there is room for them.
+// grow adds n bytes and reports whether the pool had room for them.
 func (h *hold) grow(n int64) bool {
 	if h == nil {
 		return true
@@ -228,7 +228,7 @@ func (h *hold) fix(drop func()) {
 	h.fixed, h.drop = true, drop
 }
 
-// setOffer changes who may take the hold, if it is fixed or not as the argument says.
+// setOffer changes who may take the hold, provided that h.fixed equals fixed.
 func (h *hold) setOffer(to offer, fixed bool) {
 	h.mu.Lock()
 	if h.fixed != fixed {
@@ -246,7 +246,7 @@ func (h *hold) setOffer(to offer, fixed bool) {
 	}
 }
 
-// taken is called when the pool has taken a lease. The hold gives up the others, too.
+// taken is called when the pool has taken a lease. The hold releases its other leases.
 func (h *hold) taken() {
 	if leases, drop, ok := h.end(); ok {
 		drop()

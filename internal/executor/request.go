@@ -113,7 +113,7 @@ func (e *Executor) check(ctx context.Context, caller session.Caller, req *Reques
 		return rn, err
 	}
 	if req.Background && e.cfg.Store == nil {
-		return rn, refuse(CodeBackendUnavailable, "This server keeps no results, so nothing can run in the background.")
+		return rn, refuse(CodeBackendUnavailable, "This server does not store results, so code cannot run in the background.")
 	}
 	if most := max(e.cfg.MaxExecTimeout, e.cfg.ExecTimeout); req.Timeout > most {
 		return rn, refuse(CodeInvalidTimeout, "A run may take %s at most.", seconds(most))

@@ -15,12 +15,12 @@ import (
 
 const (
 	keptResults  = 500     // per caller
-	keptDisplays = 1 << 20 // bytes of one run's displays; images are files, too
+	keptDisplays = 1 << 20 // bytes of one run's displays; larger images are kept as files only
 
 	// ResultRetention is how long a run's result is available by its id.
 	ResultRetention = 24 * time.Hour
 
-	// pollInterval is the time between two looks for the end of another process's run.
+	// pollInterval is the time between two checks whether another process's run has ended.
 	pollInterval = 500 * time.Millisecond
 
 	// cancelWait bounds how long CancelRun waits. An interpreter needs time to handle an interrupt.
@@ -33,13 +33,13 @@ type WaitRequest struct {
 	Cursor  int64                         // of the Result before; zero: from the beginning
 	Output  func(stream Stream, p []byte) // like that of a Request, from now on
 	Queued  func(*Queue)                  // like that of a Request; called at once for a queued run
-	// Follow returns as soon as there is output after Cursor. It has no effect on runs of other
-	// processes.
+	// Follow makes WaitRun return as soon as there is output after Cursor. It has no effect on runs
+	// of other processes.
 	Follow bool
 }
 
 // WaitRun waits until a run of the caller ends or the request's timeout has passed, and returns its
-// Result, which may be Running. It also knows past runs and those of other processes that share the
+// Result, which may be Running. It also finds past runs and runs of other processes that share the
 // store. Its errors are those of Run, and run_not_found.
 func (e *Executor) WaitRun(ctx context.Context, caller session.Caller, id string, req WaitRequest) (Result, error) {
 	timer := time.NewTimer(req.Timeout)
@@ -53,8 +53,8 @@ func (e *Executor) WaitRun(ctx context.Context, caller session.Caller, id string
 		}
 		return e.answerWhen(ctx, r, req.Cursor, printed, timer.C)
 	}
-	// A stored result is read whole, whatever part of it is wanted.
-	if !e.room(ctx, caller, answerCopies/2*int64(keptDisplays+4*e.cfg.MaxOutputBytes), roomWait) {
+	// A stored result is read whole, even if only a part of it is needed.
+	if !e.room(ctx, caller, answerCopies/2*int64(keptDisplays+4*e.cfg.MaxOutputBytes), memoryWait) {
 		return Result{}, memoryShort("")
 	}
 	for {
@@ -72,9 +72,9 @@ func (e *Executor) WaitRun(ctx context.Context, caller session.Caller, id string
 	}
 }
 
-// CancelRun ends a run of the caller and returns its Result, which is Running if the end takes
-// long. It leaves a run that has ended as it is. Its errors are those of Run, run_not_found, and
-// run_elsewhere for a run of another process.
+// CancelRun ends a run of the caller and returns its Result, which is Running if the run has not
+// ended within cancelWait. It does not change a run that has ended. Its errors are those of Run,
+// run_not_found, and run_elsewhere for a run of another process.
 func (e *Executor) CancelRun(ctx context.Context, caller session.Caller, id string) (Result, error) {
 	r := e.runs.find(caller, id)
 	if r == nil {
@@ -140,7 +140,7 @@ func (e *Executor) storeRunning(r *run) {
 	}
 }
 
-// storeResult stores how a run ended: that of a background run at once, others a little later.
+// storeResult stores the result of a run: at once for a background run, otherwise a little later.
 func (e *Executor) storeResult(r *run, background bool) {
 	if e.recorder == nil || r.err != nil && !background {
 		return
@@ -183,7 +183,7 @@ func (e *Executor) storeResult(r *run, background bool) {
 	}
 }
 
-// pack returns the row for a run, without what is too large to store.
+// pack returns the row for a run. It leaves out what is too large to store.
 func (e *Executor) pack(r *run, sr storedRun) (*store.Result, error) {
 	sr.Result.Files = slices.Clone(sr.Result.Files)
 	for i := range sr.Result.Files {
@@ -238,7 +238,7 @@ func (e *Executor) storedResult(ctx context.Context, caller session.Caller, id s
 	case running:
 		res.Running, res.TimeLeft = true, res.Timeout // the time of its start is not stored
 		return res, nil
-	case row.Running(): // possibly ours: its end could not be stored
+	case row.Running(): // possibly our own run, if storing its end failed
 		res.ExitCode, res.Cause, res.StateLost = -1, sandbox.CauseLost, res.Persistent
 		res.Hint = "The server ended while the code was running, and its output is lost. " +
 			"Some of it may have been executed: check the files before you run it again."
@@ -246,7 +246,7 @@ func (e *Executor) storedResult(ctx context.Context, caller session.Caller, id s
 	case sr.Error != nil && sr.Error.Code != "":
 		return Result{}, &Error{Code: sr.Error.Code, Message: sr.Error.Message}
 	case sr.Error != nil:
-		return Result{}, errors.New("the run failed because of the server; its log has the reason")
+		return Result{}, errors.New("the run failed because of a server error; see the server's log")
 	}
 	for i, f := range res.Files {
 		res.Files[i].URL = e.url(caller, row.Session, f.Name)

@@ -19,9 +19,9 @@ import (
 const (
 	maxListed = 200 // files in a run's result
 
-	// startWait is how long Run waits for a background run to begin or to be refused. It is shorter
-	// than any client's timeout and longer than the start of a sandbox.
-	startWait = time.Second
+	// backgroundStartWait bounds Run's wait for a background run to begin or to be refused. It is
+	// shorter than any client's timeout and longer than the start of a sandbox.
+	backgroundStartWait = time.Second
 
 	followedOutput = 1 << 20 // bytes of output kept of a followed run while it is in memory
 
@@ -30,8 +30,8 @@ const (
 	clockSlack = 20 * time.Millisecond
 )
 
-// errStopped is the reason for cancelling a run when the server stops.
-var errStopped = errors.New("the server stops")
+// errStopped is the cancellation cause of runs when the server shuts down.
+var errStopped = errors.New("the server is shutting down")
 
 // Run executes code. It returns when no process of the run is left, or, for a background run, with
 // a Result that is Running. A program or sandbox that fails is a Result; a refusal or a sandbox
@@ -41,7 +41,7 @@ func (e *Executor) Run(ctx context.Context, caller session.Caller, req Request) 
 	if err != nil {
 		return Result{}, err
 	}
-	// The run keeps the caller's values but not its cancellation: await passes that on.
+	// The run keeps the caller's values but not its cancellation, which await passes on.
 	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	r := e.newRun(caller, rn, req, cancel)
 	if err := e.runs.add(r, e.cfg.Sessions.MaxRunsPerSession()); err != nil {
@@ -71,7 +71,7 @@ func (e *Executor) newRun(caller session.Caller, rn runner.Runner, req Request, 
 	}
 	r.markBegun = sync.OnceFunc(func() { close(r.begun) })
 	r.memory.pool, r.memory.caller = e.memory, caller.ID
-	// A run may stay in memory after its end. It needs none of this then.
+	// Free these now: the rest of the run may stay in memory after its end.
 	r.req.Code, r.req.Env, r.req.Services = "", nil, nil
 	r.req.Observer, r.req.Begun, r.req.Queued, r.req.Output = nil, nil, nil, nil
 	if req.Background || req.Handover > 0 {
@@ -90,7 +90,7 @@ func (e *Executor) await(ctx context.Context, r *run, req Request) (Result, erro
 		req.Begun(r.id)
 	}
 	if req.Background {
-		timer := time.NewTimer(startWait)
+		timer := time.NewTimer(backgroundStartWait)
 		defer timer.Stop()
 		select {
 		case <-r.done:
@@ -132,7 +132,7 @@ func (e *Executor) carryOut(ctx context.Context, r *run, rn runner.Runner, req R
 	done := r.memory.use()
 	r.res, r.err = e.executeRecovering(ctx, r, rn, req)
 	if req.Once {
-		// Only the files remain, as those of any closed session.
+		// As with any closed session, only the files remain.
 		err := e.closeSession(context.WithoutCancel(ctx), r.caller, req.Session)
 		if err != nil && r.err == nil && !r.res.NotStarted {
 			r.log.WarnContext(ctx, "cannot close the session of a single run", "error", err)
@@ -145,7 +145,7 @@ func (e *Executor) carryOut(ctx context.Context, r *run, rn runner.Runner, req R
 	close(r.done)
 }
 
-// executeRecovering is execute with a recover: a bug of ours costs one run, not the server.
+// executeRecovering is execute with a recover: a panic fails one run, not the server.
 func (e *Executor) executeRecovering(ctx context.Context, r *run, rn runner.Runner, req Request) (res Result, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -178,7 +178,7 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 
 	output := newCapture(r, e.cfg.MaxOutputBytes)
 	revoke := sync.OnceFunc(func() { e.revoke(r, req) })
-	defer revoke() // also after a panic
+	defer revoke() // even after a panic
 	var shown images
 	ended, err := s.Run(ctx, rn, session.RunRequest{
 		ID: r.id, Code: req.Code, Env: req.Env, Network: req.Network, Timeout: req.Timeout, Persistent: req.Persistent,
@@ -240,8 +240,8 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 	return res, nil
 }
 
-// filesOf returns the files for a run's result. If the sandbox was lost, scan is nil, and what the
-// run changed is unknown.
+// filesOf returns the files for a run's result. If the sandbox was lost, scan is nil, and the run's
+// changes are unknown.
 func (e *Executor) filesOf(ctx context.Context, r *run, s *session.Session, scan *workspace.Scan) ([]workspace.File, bool) {
 	if scan != nil {
 		return scan.Files()
@@ -258,8 +258,8 @@ func (e *Executor) filesOf(ctx context.Context, r *run, s *session.Session, scan
 	return files, truncated
 }
 
-// failed counts a run that could not be tried and returns its error as a refusal where it is one.
-// Tools log a foreground run that is refused on a full server.
+// failed counts a run that could not start, logs why, and returns the error for the caller. It does
+// not log a foreground run that a full server refuses: the tools do.
 func (e *Executor) failed(ctx context.Context, r *run, res Result, err error) error {
 	wrapped := e.wrap(err)
 	outcome := "error"

@@ -30,7 +30,7 @@ func (e *fakeExecutor) CancelRun(_ context.Context, caller session.Caller, id st
 // TestLongWork: background runs, as plain callers and MCP clients see them.
 func TestLongWork(t *testing.T) {
 	p := newProduct(t)
-	const goOn = "The code goes on running, for 13 seconds at most. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it."
+	const goOn = "The code is still running, for at most 13 more seconds. Call wait_run with the run_id and the cursor for more output and the result, or cancel_run to end it."
 	going := executor.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run_code", Timeout: time.Minute, TimeLeft: 12_100 * time.Millisecond,
 		Recent: executor.Output{Data: []byte("so far\n"), Cursor: 7}}
 	ended := executor.Result{RunID: "run_1", Session: "s", Tool: "run_code", Stdout: []byte("so far\nall\n"), Duration: time.Second,
@@ -39,7 +39,7 @@ func TestLongWork(t *testing.T) {
 	cancelled.Tool, cancelled.ExitCode, cancelled.Cause = "run_python", -1, sandbox.CauseCancelled
 	queued := executor.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run", Timeout: time.Minute,
 		Queued: &executor.Queue{RunID: "run_0", Tool: "run", Running: 12 * time.Second, Ahead: 2}}
-	const waits = "The code waits for run_0 (run, running for 12 s) and 1 more, then it runs for 60 seconds at most. " +
+	const waits = "The code waits for run_0 (run, running for 12 s) and 1 more. Then it runs for at most 60 seconds. " +
 		"Call wait_run with the run_id and the cursor for its output and the result, or cancel_run to end it."
 	runCode := `{"success":true,"output":"so far\nall\n","files":[],"exit_code":0,"run_id":"run_1","duration_ms":1000}`
 	for _, tt := range []struct {
@@ -59,7 +59,7 @@ func TestLongWork(t *testing.T) {
 		{"ended", "wait_run", `{"run_id":"run_1"}`, ended, nil,
 			`{"status":"completed","run_id":"run_1","session_id":"s","cursor":11,"result":` + runCode + `}`},
 		{"the rest", "sandbox.wait_run", `{"run_id":"run_1","cursor":7}`, ended, nil,
-			`{"status":"completed","run_id":"run_1","session_id":"s","output":"all\n","cursor":11,"message":"output is what is new since the cursor; result does not repeat it.",` +
+			`{"status":"completed","run_id":"run_1","session_id":"s","output":"all\n","cursor":11,"message":"output contains what is new since the cursor; result does not repeat it.",` +
 				`"result":` + strings.Replace(runCode, `so far\nall\n`, "", 1) + `}`},
 		{"a cursor that is not the run's", "wait_run", `{"run_id":"run_1","cursor":12}`, ended, nil,
 			`{"status":"completed","run_id":"run_1","session_id":"s","cursor":11,"result":` + runCode + `}`},

@@ -91,7 +91,7 @@ func checkParams(name string, params json.RawMessage) *jsonrpc.Error {
 	}
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	if !ok {
-		return rpcErrorf(jsonrpc.CodeInvalidParams, "params is malformed")
+		return rpcErrorf(jsonrpc.CodeInvalidParams, "params must be valid JSON")
 	}
 	field := "params"
 	if wrong.Field != "" {

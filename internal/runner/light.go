@@ -16,7 +16,7 @@ var (
 	module  = regexp.MustCompile(`^[ \t]*(\w+)(?:\.\w+)*(?:[ \t]+as[ \t]+\w+)?[ \t]*$`)
 )
 
-// maxLook bounds the time of importsOnly. Longer code takes longer than its imports anyway.
+// maxLook is the longest code, in bytes, that importsOnly reads.
 const maxLook = 32 << 10
 
 // importsOnly reports whether a Python program seems to import these modules only. It does not

@@ -86,7 +86,7 @@ type Weigher interface {
 	// Weigh sets the sandbox's weight relative to others: 1 is the weight of a new sandbox, 0 the
 	// lowest.
 	Weigh(share float64) error
-	// Forking counts the running processes that have a child and whose parent is running, too.
+	// Forking counts the running processes that have both a running parent and a child.
 	Forking() (int, error)
 }
 

@@ -36,7 +36,8 @@ type RunRequest struct {
 	Grant func(ctx context.Context, sandboxID string) (map[string]string, error)
 	// Started is called once the code has been sent to its sandbox.
 	Started func()
-	// Display gets, in parts, what the code shows beside its output, such as a plot. See Output.
+	// Display gets, in parts, what the code shows in addition to its output, such as a plot. See
+	// Output.
 	Display func(Display)
 	// Ended is called when the code has ended, before the next run of the interpreter. Files that
 	// it writes to the workspace do not count as changes of that run.
@@ -72,33 +73,33 @@ type RunResult struct {
 	ExitCode int
 	Signal   int // zero if the program exited by itself
 	Cause    sandbox.Cause
-	// Started is false if certainly no line of the code was executed.
+	// Started is false only if no line of the code was executed.
 	Started     bool
 	UserTime    time.Duration
 	SysTime     time.Duration
 	MaxRSSBytes int64
-	// OOMKilled says that the code survived the kill of a process at the memory limit, which a run
-	// beside it in the sandbox may have caused. Cause is another one then.
+	// OOMKilled reports that the kernel killed a process of the sandbox at the memory limit, but
+	// the run did not end for that reason. An overlapping run may have used the memory.
 	OOMKilled bool
 
 	// Set for a persistent run only:
 	Fresh     bool // the interpreter was started for it
 	StateLost bool // the interpreter is gone, and its variables with it
-	Forgotten bool // an earlier interpreter of the session was gone before it
-	Evicted   bool // that interpreter was ended to make room for other sessions
+	Forgotten bool // an earlier interpreter of the session was already gone
+	Evicted   bool // the server ended that interpreter to make room for other sessions
 	Switched  bool // the run before it used the other interpreter, with or without network
 
 	// Set with the cause disk_quota only, except for CallerBound:
-	CallerBound bool // the file size limit came from what the caller's limits leave
+	CallerBound bool // the file size limit was what remained of the caller's quota
 	CallerFull  bool // the caller's limit is reached, not only the session's
-	DiskShort   bool // the disk was nearly full, and the caller had filled it the most
+	DiskShort   bool // the disk was nearly full, and this caller's usage had grown the most
 
 	Scan       *workspace.Scan // the requested files after the run; nil if they could not be read
 	Preemption *Preemption     // set with the cause preempted
 	Operator   bool            // with the cause cancelled: the operator ended it
 }
 
-// notStarted returns the outcome of a run whose code was not sent because of err.
+// notStarted returns the outcome of a run that failed with err before its code was sent.
 func notStarted(ctx context.Context, err error) (RunResult, error) {
 	if ctx.Err() != nil || errors.Is(err, errEnded) {
 		return RunResult{ExitCode: -1, Cause: sandbox.CauseCancelled}, nil
@@ -157,7 +158,7 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 			return res, err
 		}
 		if !retried && sb.conn.Err() != nil {
-			// It died while idle, before this run was sent: nothing has been executed.
+			// The sandbox died while idle, so no code of this run has been executed.
 			s.m.retire(sb)
 			s.m.release(sb)
 			continue

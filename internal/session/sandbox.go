@@ -23,19 +23,20 @@ const (
 	startTimeout = 30 * time.Second
 	// startWait bounds the wait for a turn to start.
 	startWait = time.Minute
-	// startAttempts is how often a start that takes too long is tried. No code has been executed
-	// then.
+	// startAttempts bounds the retries of a start that times out. Retrying is safe: no code has
+	// been executed.
 	startAttempts = 2
-	// closeTimeout is how long a sandbox may take to end before that is logged. On a busy machine
-	// one with hundreds of processes takes long.
+	// closeTimeout is how long a sandbox may take to end before the server logs it. Ending hundreds
+	// of processes is slow on a busy machine.
 	closeTimeout = time.Minute
-	// closeAttempts bounds the wait. The kernel ends no process before its fsync is done.
+	// closeAttempts bounds the wait for an end. The kernel does not end a process during an fsync.
 	closeAttempts = 10
-	// endWait is how long others wait for a sandbox to end: for its place, or to close the session.
+	// endWait bounds the wait for another sandbox to end, to take its place or to close its
+	// session.
 	endWait = time.Second
 )
 
-// sandboxKey is what cannot change on a started sandbox.
+// sandboxKey identifies a session's sandbox by the properties that are fixed at its start.
 type sandboxKey struct {
 	environment string
 	network     bool
@@ -48,25 +49,25 @@ type sessionSandbox struct {
 	sources sandbox.Sources // of its mounts
 	created time.Time
 
-	ctx   context.Context    // done when the sandbox is to end
+	ctx   context.Context    // done when the sandbox must end
 	close context.CancelFunc // ends the sandbox and its runs; does not wait
 
-	ready  chan struct{} // closed when the start has succeeded or failed; the next fields are set then
+	ready  chan struct{} // closed after the start; guards the next fields
 	err    error         // why the start failed
 	id     string
 	inner  sandbox.Sandbox
 	conn   *wire.Conn
 	weight *cpuweight.Weight
 
-	gone chan struct{} // closed when the sandbox has ended; exit is set then
+	gone chan struct{} // closed when the sandbox has ended; guards exit
 	exit sandbox.Exit
 
 	// m.mu guards the rest.
 	runs         int
 	interpreters map[interpreterKey]bool
-	zygotes      map[string]bool // that its agent knows
+	zygotes      map[string]bool // names of the zygotes that its agent knows
 	retired      bool            // removed from its session: gets no new run, ends with its last one
-	preempted    *Preemption     // why its runs were stopped; nil: they were not
+	preempted    *Preemption     // why its runs were stopped; nil if they were not
 	stopped      bool            // by StopSession
 }
 
@@ -100,7 +101,7 @@ func (sb *sessionSandbox) usage() sandbox.Usage {
 	return sandbox.Usage{}
 }
 
-// sandboxRequest is what a run needs a sandbox for.
+// sandboxRequest describes the sandbox that a run needs.
 type sandboxRequest struct {
 	s       *Session
 	runner  runner.Runner
@@ -108,7 +109,7 @@ type sandboxRequest struct {
 	network bool
 	stops   uint64 // Session.stops when the run was requested
 
-	waiter  *roomWaiter // nil: it has not waited for room
+	waiter  *roomWaiter // nil if the run has not waited for room
 	preempt bool        // another caller's run may be stopped to make room
 }
 
@@ -200,7 +201,7 @@ func (m *Manager) removeIdleLocked(s *Session) {
 	}
 }
 
-// release ends what acquire began.
+// release ends the run that acquire counted.
 func (m *Manager) release(sb *sessionSandbox) {
 	s := sb.s
 	m.mu.Lock()
@@ -271,7 +272,7 @@ func (m *Manager) spec(req sandboxRequest) sandbox.Spec {
 	return spec
 }
 
-// runnerSpec returns what the Specs of all sessions have in common.
+// runnerSpec returns the parts of a Spec that do not depend on the session.
 func (m *Manager) runnerSpec(r runner.Runner, network bool) sandbox.Spec {
 	limits := m.cfg.Limits
 	if r.MemoryMB > 0 {
@@ -289,8 +290,9 @@ func (m *Manager) runnerSpec(r runner.Runner, network bool) sandbox.Spec {
 	}
 }
 
-// environment identifies what a sandbox is started with. Runners with the same environment, such as
-// TypeScript and JavaScript, share sandboxes. A runner that was reinstalled gets new ones.
+// environment identifies the files and the image that a sandbox starts with. Runners with the same
+// environment, such as TypeScript and JavaScript, share sandboxes. A runner that was reinstalled
+// gets new ones.
 func environment(r runner.Runner) string {
 	if len(r.Mounts) == 0 && r.ImageID == "" {
 		return r.Image
@@ -308,7 +310,7 @@ func environment(r runner.Runner) string {
 // Spec describes the sandboxes of a runner without network, for any session.
 func (m *Manager) Spec(r runner.Runner) sandbox.Spec { return m.runnerSpec(r, false) }
 
-// serve is the life of one sandbox: wait for a place, start, run code, end.
+// serve manages one sandbox from its start to its end.
 func (m *Manager) serve(sb *sessionSandbox, spec sandbox.Spec, wait predecessors) {
 	defer func() {
 		m.mu.Lock()
@@ -345,8 +347,8 @@ func (m *Manager) serve(sb *sessionSandbox, spec sandbox.Spec, wait predecessors
 
 // predecessors are the ending sandboxes that a new one waits for.
 type predecessors struct {
-	evicted []*sessionSandbox // to make room for it: for endWait
-	ending  []*sessionSandbox // see excessEndingLocked: until they are gone
+	evicted []*sessionSandbox // to make room; waits at most endWait
+	ending  []*sessionSandbox // see excessEndingLocked; waits at most startWait
 }
 
 // excessEndingLocked returns the ending sandboxes that must be gone before the caller's next one
@@ -359,7 +361,7 @@ func (m *Manager) excessEndingLocked(caller Caller) []*sessionSandbox {
 	var own, all []*sessionSandbox // oldest first
 	for _, sb := range m.ending {
 		if sb.ctx.Err() == nil {
-			continue // it still has a run
+			continue // a run still uses it
 		}
 		if all = append(all, sb); sb.s.caller == caller {
 			own = append(own, sb)
@@ -475,7 +477,7 @@ func (m *Manager) dialer(sandboxID string) func(*wire.Stream, wire.Frame) {
 	}
 }
 
-// end closes the sandbox. It returns when that is done or has taken far too long.
+// end closes the sandbox. It returns when the sandbox has ended, or after closeAttempts timeouts.
 func (m *Manager) end(sb *sessionSandbox) {
 	for attempt := 1; ; attempt++ {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
@@ -491,6 +493,6 @@ func (m *Manager) end(sb *sessionSandbox) {
 			m.log.Error("cannot end a sandbox", "session_id", sb.s.id, "sandbox", sb.id, "error", err)
 			return
 		}
-		m.log.Warn("a sandbox takes long to end", "session_id", sb.s.id, "sandbox", sb.id)
+		m.log.Warn("a sandbox is slow to end", "session_id", sb.s.id, "sandbox", sb.id)
 	}
 }

@@ -2,11 +2,10 @@
 //
 // It starts a sandbox on first use, reuses it for many runs, and ends it when it is idle or when
 // another session needs the room. It supervises each run from outside: time, output, disk. It knows
-// no MCP, no HTTP and no links.
-//
-// session.go is the life of a session, sandbox.go that of a sandbox, run.go and supervise.go that
-// of a run. room.go and evict.go decide which session gets a sandbox when there are too few,
-// disk.go, watch.go and shortage.go who may write, snapshot.go which files a run has changed.
+// no MCP, no HTTP and no links. session.go holds the life cycle of a session, sandbox.go of a
+// sandbox, and run.go and supervise.go of a run. room.go and evict.go decide which session gets a
+// sandbox when there are too few. disk.go, watch.go and shortage.go limit disk usage. snapshot.go
+// finds the files that a run changed.
 package session
 
 import (
@@ -27,7 +26,7 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// filesDir is the workspace in a session's directory, beside meta.json.
+// filesDir is the name of the workspace in a session's directory.
 const filesDir = "files"
 
 // Session is a caller's long-lived place to work. Its methods are safe for concurrent use.
@@ -38,20 +37,20 @@ type Session struct {
 	key    string
 	dir    string // <root>/<key>
 
-	loadMu  sync.Mutex           // guards what follows, which load sets once
+	loadMu  sync.Mutex           // guards the next fields, which load sets once
 	ws      *workspace.Workspace // nil before load
 	info    fs.FileInfo          // of the directory that ws has open
 	account *storage.Entry
 
 	usageMu    sync.Mutex
 	usage      *workspace.Usage // as of the last complete walk, plus later uploads; nil before it
-	savedUsage workspace.Usage  // as meta.json has it
+	savedUsage workspace.Usage  // the usage in meta.json
 
 	// m.mu guards the rest.
 	refs      int // of Open, Lookup and runs
 	lastUsed  time.Time
-	saved     time.Time // last_used as meta.json has it
-	unused    bool      // this server made the directory and nothing was put into it; see Keep
+	saved     time.Time // last_used in meta.json
+	unused    bool      // this server made the directory, which is still empty; see Keep
 	discarded bool      // forgotten while unused: closeForgotten deletes the directory
 	forgotten bool
 	ended     chan struct{} // set when the session begins to close; closed when that is done
@@ -112,7 +111,7 @@ func (m *Manager) Lookup(caller Caller, id string) (*Session, error) {
 	return m.get(caller, id, false)
 }
 
-// maxTries is how often a session is opened again that another server closed meanwhile.
+// maxTries bounds the attempts to open a session while another server closes it.
 const maxTries = 3
 
 func (m *Manager) get(caller Caller, id string, create bool) (*Session, error) {
@@ -268,8 +267,8 @@ func (s *Session) isCurrent() bool {
 	return err == nil && os.SameFile(info, now)
 }
 
-// Keep makes the session outlive its release. Without it, a session that was made for a call which
-// ran no code and stored no file is deleted then.
+// Keep makes a new session outlive its release. Without it, Release deletes a session that was made
+// for a call that ran no code and stored no file.
 func (s *Session) Keep() {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
@@ -277,8 +276,8 @@ func (s *Session) Keep() {
 }
 
 // Reserve keeps other holders from reserving the session until release is called. It returns
-// ErrBusy while another reservation or any run is in progress. Runs may still begin beside the
-// reservation.
+// ErrBusy while another reservation or any run is in progress. A reservation does not keep runs
+// from starting.
 func (s *Session) Reserve() (release func(), err error) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
@@ -293,7 +292,8 @@ func (s *Session) Reserve() (release func(), err error) {
 	}, nil
 }
 
-// Release ends what Open or Lookup began. A session without references and sandboxes costs nothing.
+// Release drops the reference that Open or Lookup returned. A session without references and
+// sandboxes costs nothing.
 func (s *Session) Release() {
 	s.m.mu.Lock()
 	defer s.m.unlock()
@@ -405,7 +405,8 @@ func (m *Manager) cleanup(now time.Time) {
 // minCleanup keeps the loops from spinning with tiny settings.
 const minCleanup = 100 * time.Millisecond
 
-// nextCleanup returns how long the loop may sleep. What becomes idle meanwhile expires later.
+// nextCleanup returns how long the loop may sleep. A sandbox that becomes idle meanwhile expires
+// later than that.
 func (m *Manager) nextCleanup(now time.Time) time.Duration {
 	next := time.Hour
 	for _, d := range []time.Duration{m.cfg.CleanupInterval, m.cfg.IdleTTL, m.cfg.MaxLifetime} {
@@ -455,7 +456,7 @@ func (m *Manager) CloseSession(ctx context.Context, caller Caller, id string) er
 		case <-sb.gone:
 		case <-wait.Done():
 			// Its processes are being killed, it gets no run, and its own goroutine waits for it.
-			m.log.Info("a sandbox of a closed session takes long to end", "session_id", id)
+			m.log.Info("a sandbox of a closed session is slow to end", "session_id", id)
 		}
 	}
 	s.settle(ctx, len(sandboxes) > 0)

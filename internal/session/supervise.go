@@ -16,19 +16,19 @@ import (
 )
 
 const (
-	// killGrace is how long the agent has to answer a kill before it loses its sandbox.
+	// killGrace is how long the agent may take to answer a kill before the server ends the sandbox.
 	killGrace = 2 * time.Second
-	// cancelGrace is shorter: a cancelled run is dead within a second.
+	// cancelGrace replaces killGrace for a cancelled run, which must be dead within a second.
 	cancelGrace = 500 * time.Millisecond
-	// interruptGrace is how long an interpreter has to obey an interrupt, which keeps its state,
-	// before it is killed.
+	// interruptGrace is how long an interpreter may take to obey an interrupt, which keeps its
+	// state, before the server kills it.
 	interruptGrace = 2 * time.Second
-	// diskGrace is the same for one that fills the disk or forks.
+	// diskGrace replaces interruptGrace for code that fills the disk or reaches the process limit.
 	diskGrace = 300 * time.Millisecond
-	// goneWait is how long the result of a run whose sandbox died waits for the reason.
+	// goneWait bounds the wait for the reason of a sandbox's death.
 	goneWait = 3 * time.Second
 
-	// maxDisplayBytes and maxDisplays bound what a run shows. The rest is dropped.
+	// maxDisplayBytes and maxDisplays bound the displays of a run. The server drops the rest.
 	maxDisplayBytes = 16 << 20
 	maxDisplays     = 64
 
@@ -36,10 +36,10 @@ const (
 	sigxfsz = 25 // a write would exceed the run's limit of a file's size
 )
 
-// supervised is a run in progress. Its result has the first reason to stop it.
+// supervised is a run in progress. Only the first reason to stop it counts.
 type supervised struct {
 	sb        *sessionSandbox
-	interrupt bool // ask first, kill later
+	interrupt bool // send an interrupt before a kill
 
 	mu       sync.Mutex
 	stream   *wire.Stream
@@ -48,8 +48,8 @@ type supervised struct {
 	escalate *time.Timer
 }
 
-// stop ends the program for the given reason. It does not block. An agent that does not report the
-// end in time loses its sandbox.
+// stop ends the program for the given reason. It does not block. If the agent does not report the
+// end in time, the sandbox is closed.
 func (r *supervised) stop(cause sandbox.Cause) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -274,7 +274,7 @@ func streamOf(t wire.Type) Stream {
 	return Stderr
 }
 
-// frame returns the run as its agent gets it.
+// frame returns the message that sends the run to its agent.
 func (sb *sessionSandbox) frame(
 	r runner.Runner, req RunRequest, granted map[string]string, limits wire.RunLimits,
 ) *wire.Run {
@@ -298,7 +298,7 @@ func (sb *sessionSandbox) frame(
 	return frame
 }
 
-// zygote returns z as the agent needs it: its name, and the rest only the first time.
+// zygote returns z for the agent: complete the first time, later only its name.
 func (sb *sessionSandbox) zygote(z *sandbox.Zygote) *wire.Zygote {
 	if z == nil {
 		return nil
@@ -313,7 +313,7 @@ func (sb *sessionSandbox) zygote(z *sandbox.Zygote) *wire.Zygote {
 	return &w
 }
 
-// displays counts what a run shows.
+// displays counts the displays of a run.
 type displays struct {
 	bytes  int // including dropped ones
 	count  int // complete ones
@@ -335,7 +335,7 @@ func (d *displays) add(f wire.Frame, show func(Display)) {
 	}
 }
 
-// lossCause returns why a run ended whose sandbox is gone.
+// lossCause returns why a run ended with its sandbox.
 func (s *Session) lossCause(sb *sessionSandbox, cause sandbox.Cause) sandbox.Cause {
 	if cause != "" {
 		return cause
@@ -359,9 +359,9 @@ func (s *Session) lossCause(sb *sessionSandbox, cause sandbox.Cause) sandbox.Cau
 	return sandbox.CauseLost
 }
 
-// causeOf returns which limit of its sandbox made a program fail, if any. Overlapping runs share
-// the sandbox's counters, so the counters alone prove nothing. They come from outside, or with the
-// exit if the backend cannot read them there.
+// causeOf returns the sandbox limit that made a program fail, if any. Overlapping runs share the
+// counters, so the counters alone prove nothing. If the backend cannot read them, the agent sends
+// them with the exit.
 func causeOf(exit *wire.Exit, before, after sandbox.Usage) sandbox.Cause {
 	killed := exit.Signal == sigkill
 	refused := after.PIDsRefused > before.PIDsRefused || exit.PIDsRefused > 0

@@ -66,8 +66,8 @@ func (a argument) isEmpty() bool {
 	return false
 }
 
-// equal reports whether two arguments have the same value. Of other types than strings it compares
-// the JSON text.
+// equal reports whether two arguments have the same value. It compares strings by value and other
+// types by their JSON text.
 func (a argument) equal(b argument) bool {
 	if bytes.Equal(a.raw, b.raw) {
 		return true
@@ -86,7 +86,7 @@ type arguments struct {
 }
 
 // parseArguments accepts an object or nothing. It ignores unknown arguments, since clients add
-// their own, but warns about or refuses those whose names are close to one of the tool's.
+// their own, but warns about or refuses names that look like a misspelling of one of the tool's.
 func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error) {
 	a := &arguments{members: map[string]argument{}, misses: map[string]string{}}
 	if len(raw) == 0 || string(raw) == "null" {
@@ -100,11 +100,11 @@ func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error
 	for dec.More() {
 		key, err := dec.Token()
 		if err != nil {
-			return nil, argumentError("arguments is malformed")
+			return nil, argumentError("arguments must be valid JSON")
 		}
 		var arg argument
 		if err := dec.Decode(&arg.raw); err != nil {
-			return nil, argumentError("arguments is malformed")
+			return nil, argumentError("arguments must be valid JSON")
 		}
 		arg.name, _ = key.(string)
 		if name, ok := accepted[arg.name]; ok {

@@ -14,9 +14,9 @@ import (
 )
 
 type readArtifactArguments struct {
-	SessionID string `json:"session_id" jsonschema:"The session that has the file"`
+	SessionID string `json:"session_id" jsonschema:"The session that contains the file"`
 	Path      string `json:"path" jsonschema:"Path of the file, such as /mnt/data/chart.png"`
-	Encoding  string `json:"encoding,omitempty" jsonschema:"base64: the bytes as base64 text, of an image too (default: auto)"`
+	Encoding  string `json:"encoding,omitempty" jsonschema:"base64: return the bytes as base64 text, even for an image (default: auto)"`
 }
 
 // readArtifactJSON is contract 4's result of read_artifact.
@@ -25,7 +25,7 @@ type readArtifactJSON struct {
 	Filename      string  `json:"filename"`
 	MIMEType      string  `json:"mime_type"`
 	SizeBytes     int64   `json:"size_bytes"`
-	ContentBase64 *string `json:"content_base64,omitempty" jsonschema:"The content, unless the result has an image"`
+	ContentBase64 *string `json:"content_base64,omitempty" jsonschema:"The content, unless the result contains an image"`
 	SessionID     string  `json:"session_id"`
 	warned
 }
@@ -74,7 +74,7 @@ type listArtifactsArguments struct {
 // listArtifactsJSON is contract 4's result of list_artifacts.
 type listArtifactsJSON struct {
 	Artifacts []artifactJSON `json:"artifacts"`
-	Truncated bool           `json:"truncated,omitempty" jsonschema:"There are more files than these"`
+	Truncated bool           `json:"truncated,omitempty" jsonschema:"There are more files than listed"`
 	SessionID string         `json:"session_id"`
 	warned
 }
@@ -96,7 +96,7 @@ func (t *toolset) listArtifactsTool() *tool {
 	return newStructuredTool(mcp.Tool{
 		Name:        "list_artifacts",
 		Title:       "List artifacts",
-		Description: "List the files in the session's /mnt/data, newest first: what was uploaded and what code has made.",
+		Description: "List the files in the session's /mnt/data, newest first: uploaded files and files that code wrote.",
 		Annotations: &readOnly,
 	}, t.listArtifacts)
 }
@@ -135,7 +135,7 @@ func artifactOf(f executor.FileLink) artifactJSON {
 }
 
 type deleteFileArguments struct {
-	SessionID string `json:"session_id" jsonschema:"The session that has the file"`
+	SessionID string `json:"session_id" jsonschema:"The session that contains the file"`
 	Filename  string `json:"filename" jsonschema:"Path of the file, such as plots/old.png or /mnt/data/plots/old.png"`
 }
 
@@ -151,7 +151,7 @@ func (t *toolset) deleteFileTool() *tool {
 	return newStructuredTool(mcp.Tool{
 		Name:        "delete_file",
 		Title:       "Delete a file",
-		Description: "Delete one file of the session's /mnt/data, for good. Links to it stop working. To delete many, or directories, use code.",
+		Description: "Permanently delete one file from the session's /mnt/data. Links to it stop working. To delete many files, or directories, use code.",
 		Annotations: &destructive,
 	}, t.deleteFile)
 }

@@ -21,7 +21,7 @@ type runnerJSON struct {
 	Version    string   `json:"version,omitempty"`
 	Title      string   `json:"title,omitempty"`
 	Libraries  []string `json:"libraries,omitempty"`
-	Persistent bool     `json:"persistent,omitempty" jsonschema:"It can keep variables between runs"`
+	Persistent bool     `json:"persistent,omitempty" jsonschema:"The runner can keep variables between runs"`
 }
 
 func (t *toolset) listRunnersTool() *tool {
@@ -33,7 +33,7 @@ func (t *toolset) listRunnersTool() *tool {
 	}, t.listRunners)
 	if t.offers("run") {
 		persistent := tool.result.Properties["languages"].Items.Properties["persistent"]
-		persistent.Description = "The tool run, given a session, keeps variables between calls"
+		persistent.Description = "With a session, the tool run keeps variables between calls"
 	}
 	return tool
 }
@@ -66,7 +66,7 @@ func (t *toolset) listServicesTool() *tool {
 		Name:  "list_services",
 		Title: "List services",
 		Description: "List the outside services (APIs) that code may call through the argument services of the run tools, and whether the user has connected them. " +
-			"One that is not connected has a connect_url: show it to the user, who opens it in a browser and connects the service.",
+			"A service that is not connected has a connect_url: show it to the user, who opens it in a browser to connect the service.",
 		Annotations: &readOnly,
 	}, t.listServices)
 }

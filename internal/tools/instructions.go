@@ -11,9 +11,9 @@ func Instructions(opt Options) string {
 	offered := opt.Offered()
 	lines := []string{"Code runs in an isolated sandbox. Files in /data are kept per session: use one session id for the whole conversation."}
 	for _, tool := range [][2]string{
-		{"run", "first choice; give a session to keep variables between calls."},
+		{"run", "first choice; pass a session to keep variables between calls."},
 		{"run_code", "fresh process in any language."},
-		{"run_python", "fresh Python process, stdout and stderr apart."},
+		{"run_python", "fresh Python process, separate stdout and stderr."},
 		{"wait_run", "follow a run whose status is running."},
 		{"cancel_run", "end a run."},
 		{"upload_file", "bring the user's files in."},

@@ -40,7 +40,7 @@ type errorJSON struct {
 	warned
 }
 
-// errorResult returns a refusal by the executor. That of run_code has contract 1's fields, too.
+// errorResult returns a refusal by the executor. For run_code, it adds contract 1's fields.
 func errorResult(tool string, e *executor.Error, warnings []string) *mcp.CallToolResult {
 	var v any = errorJSON{
 		Error: e.Code, Message: e.Message, SizeBytes: e.SizeBytes, DownloadURL: e.DownloadURL, ConnectURL: e.ConnectURL,

@@ -16,7 +16,7 @@ import (
 type runArguments struct {
 	Code        string      `json:"code" jsonschema:"The code to run"`
 	Env         string      `json:"env" jsonschema:"The environment to run it in"`
-	Session     string      `json:"session,omitempty" jsonschema:"Name of the session whose state to use and keep; leave it out for a single run"`
+	Session     string      `json:"session,omitempty" jsonschema:"Name of the session that keeps the state; omit it for a single run"`
 	Network     bool        `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false)"`
 	Environment environment `json:"environment,omitempty" jsonschema:"Environment variables for this call's code"`
 	runOptions
@@ -26,8 +26,8 @@ func (t *toolset) runTool() *tool {
 	tool := newTool[runArguments, runJSON](mcp.Tool{
 		Name:  "run",
 		Title: "Run code",
-		Description: "Run code in an isolated sandbox and get its output. With a session, the interpreter lives on between calls like a notebook: variables, imports, " +
-			"functions and the working directory are kept, the value of a last expression is shown, plots come back as images. Without one, each call is a fresh process " +
+		Description: "Run code in an isolated sandbox and get its output. With a session, the interpreter keeps running between calls, like a notebook: variables, imports, " +
+			"functions and the working directory are kept, the value of a last expression is shown, plots come back as images. Without a session, each call is a fresh process " +
 			"and nothing is kept. Files written to /data are kept for the session.",
 		Annotations: &runsCode,
 	}, t.run)

@@ -88,7 +88,7 @@ type runCodeJSON struct {
 	Success        bool       `json:"success"`
 	Output         string     `json:"output" jsonschema:"What the code printed: stdout, then stderr"`
 	Files          []fileJSON `json:"files" jsonschema:"Files in /data, newest first, with download URLs"`
-	FilesTruncated bool       `json:"files_truncated,omitempty" jsonschema:"There are more files than these"`
+	FilesTruncated bool       `json:"files_truncated,omitempty" jsonschema:"There are more files than listed"`
 	ExitCode       *int       `json:"exit_code,omitempty"`
 	Cause          string     `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
 	Hint           string     `json:"hint,omitempty" jsonschema:"What to do about a known failure"`

@@ -19,7 +19,7 @@ import (
 const python = "python"
 
 type runPythonArguments struct {
-	SessionID   string      `json:"session_id,omitempty" jsonschema:"The session to run in, from an earlier result. A new session is made when it is missing; the result has its id."`
+	SessionID   string      `json:"session_id,omitempty" jsonschema:"The session to run in, from an earlier result. Without it, a new session is created; the result contains its id."`
 	Code        string      `json:"code" jsonschema:"Python source. Print what you want to see: the value of a last expression is not shown."`
 	Network     bool        `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false)"`
 	Environment environment `json:"environment,omitempty" jsonschema:"Environment variables for the code"`
@@ -34,7 +34,7 @@ func (t *toolset) runPythonTool() *tool {
 			"The working directory is /mnt/data; files there are kept for the session, so save charts, tables and reports there. " +
 			"Each call is a fresh process: variables and imports are not kept between calls, files are. " +
 			"When the code fails, read stderr, fix the code and call again with the same session_id. " +
-			"One run at a time per session; nothing can be installed, and there is no network unless asked for.",
+			"One run at a time per session; nothing can be installed, and there is no network unless you enable it.",
 		Annotations: &runsCode,
 	}, t.runPython)
 	tool.adapt = func(definition *mcp.Tool, _ *jsonschema.Schema, runners runner.Set) {
@@ -80,7 +80,7 @@ type runPythonJSON struct {
 	StdoutTruncated    bool           `json:"stdout_truncated" jsonschema:"The middle of a long output is missing"`
 	StderrTruncated    bool           `json:"stderr_truncated"`
 	Artifacts          []artifactJSON `json:"artifacts" jsonschema:"Files that the run created or changed"`
-	ArtifactsTruncated bool           `json:"artifacts_truncated,omitempty" jsonschema:"There are more files than these"`
+	ArtifactsTruncated bool           `json:"artifacts_truncated,omitempty" jsonschema:"There are more files than listed"`
 	DurationMS         int64          `json:"duration_ms"`
 	Cause              string         `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
 	Hint               string         `json:"hint,omitempty" jsonschema:"What to do about a known failure"`

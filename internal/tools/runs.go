@@ -14,8 +14,8 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// The steps that run, run_code and run_python share: their common arguments, running the code, and
-// choosing the form of the result.
+// This file has the steps that run, run_code and run_python share: common arguments, running the
+// code, and choosing the form of the result.
 
 const (
 	defaultMaxTimeout = 10 * time.Minute
@@ -24,8 +24,8 @@ const (
 
 // runOptions are the last arguments of every run tool.
 type runOptions struct {
-	TimeoutSeconds float64          `json:"timeout_seconds,omitempty" jsonschema:"Longest time that the code may take, where the server's default is not enough"`
-	Background     bool             `json:"background,omitempty" jsonschema:"Return at once and let the code go on; wait_run gets its output and result by the run_id (default: false)"`
+	TimeoutSeconds float64          `json:"timeout_seconds,omitempty" jsonschema:"Time limit of the code in seconds, if the server's default is too short"`
+	Background     bool             `json:"background,omitempty" jsonschema:"Return at once and run the code in the background; wait_run returns its output and result (default: false)"`
 	Services       servicesArgument `json:"services,omitempty"`
 }
 
@@ -75,8 +75,8 @@ type servicesArgument []serviceArgument
 type serviceArgument struct {
 	Name        string   `json:"name"`
 	Paths       []string `json:"paths,omitempty" jsonschema:"Paths that the code may request, such as /api/v1/metrics, /api/*/metrics or /api/** (default: the service's)"`
-	Methods     []string `json:"methods,omitempty" jsonschema:"HTTP methods that it may use (default: the service's)"`
-	MaxRequests *int64   `json:"max_requests,omitempty" jsonschema:"Most requests that it may make"`
+	Methods     []string `json:"methods,omitempty" jsonschema:"HTTP methods that the code may use (default: the service's)"`
+	MaxRequests *int64   `json:"max_requests,omitempty" jsonschema:"Maximum number of requests"`
 }
 
 // UnmarshalJSON accepts objects, and names in place of objects. It refuses unknown fields: a
@@ -124,7 +124,7 @@ func (t *toolset) execute(ctx context.Context, c *call, req executor.Request) (e
 	defer progress.stop()
 	req.Output, req.Queued = progress.hooks()
 	if c.wantsDetails() {
-		// The client shows output as it comes: it waits for the end, or follows a background run.
+		// The client shows output as it arrives: it waits for the end, or follows a background run.
 		req.Handover, req.Followed = 0, req.Background
 		req.Tag = c.tag()
 		if progress != nil {
@@ -139,8 +139,8 @@ func (t *toolset) execute(ctx context.Context, c *call, req executor.Request) (e
 	return t.executor.Run(ctx, c.caller, req)
 }
 
-// report returns the result of a run tool: that of the code, or the state of a run that goes on in
-// the background.
+// report returns the result of a run tool: the code's result, or the state of a run that continues
+// in the background.
 func (t *toolset) report(c *call, res executor.Result) *mcp.CallToolResult {
 	t.addDetails(c, res)
 	if res.Running {
@@ -154,7 +154,7 @@ func (t *toolset) report(c *call, res executor.Result) *mcp.CallToolResult {
 	return t.finishedResult(c, res)
 }
 
-// startedResult returns the result of a run tool whose code goes on in the background.
+// startedResult returns the result of a run tool that leaves its code running in the background.
 func (t *toolset) startedResult(c *call, res executor.Result) *mcp.CallToolResult {
 	if c.wantsText(res) {
 		return t.stateText(c, res, false)
@@ -208,8 +208,7 @@ func (t *toolset) imagesFor(c *call, res executor.Result) (images []mcp.Content,
 	return images, warnings
 }
 
-// withFiles returns JSON followed by the images that a run showed and links to the files that it
-// made.
+// withFiles appends the images and the file links of a run to the JSON.
 func (t *toolset) withFiles(c *call, res executor.Result, json any, images []mcp.Content) *mcp.CallToolResult {
 	out := textResult(json)
 	out.Content = append(append(out.Content, images...), t.links(c, res)...)

@@ -53,7 +53,7 @@ func newTool[A, R any](definition mcp.Tool, handle func(context.Context, *call, 
 }
 
 // newStructuredTool returns a tool that announces the schema of its result and returns it as
-// structured content, too, to clients that know it.
+// structured content as well, to clients that know it.
 func newStructuredTool[A, R any](definition mcp.Tool, handle func(context.Context, *call, A) (R, error)) *tool {
 	t := newTool[A, R](definition, func(ctx context.Context, c *call, in A) (*mcp.CallToolResult, error) {
 		out, err := handle(ctx, c, in)

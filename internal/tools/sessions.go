@@ -13,13 +13,13 @@ const (
 )
 
 type listSessionsArguments struct {
-	Limit *int `json:"limit,omitempty" jsonschema:"How many to list at most (default: 20)"`
+	Limit *int `json:"limit,omitempty" jsonschema:"Maximum number of sessions to list (default: 20)"`
 }
 
 type listSessionsJSON struct {
 	Sessions  []sessionJSON `json:"sessions"`
-	Truncated bool          `json:"truncated,omitempty" jsonschema:"There may be more sessions than these"`
-	Usage     usageJSON     `json:"usage" jsonschema:"What all your sessions take up on the server's disk, as last measured"`
+	Truncated bool          `json:"truncated,omitempty" jsonschema:"There may be more sessions than listed"`
+	Usage     usageJSON     `json:"usage" jsonschema:"Disk usage of all your sessions, as last measured"`
 	warned
 }
 
@@ -27,19 +27,19 @@ type sessionJSON struct {
 	SessionID      string `json:"session_id"`
 	LastUsed       string `json:"last_used"`
 	Files          int    `json:"files"`
-	FilesTruncated bool   `json:"files_truncated,omitempty" jsonschema:"There are more files than were counted"`
+	FilesTruncated bool   `json:"files_truncated,omitempty" jsonschema:"Not all files were counted"`
 	Bytes          int64  `json:"bytes"`
-	Live           bool   `json:"live" jsonschema:"It has a sandbox now: variables of earlier runs may be there"`
+	Live           bool   `json:"live" jsonschema:"The session has a sandbox, so variables of earlier runs may still exist"`
 }
 
 type usageJSON struct {
 	Sessions       int   `json:"sessions"`
 	Bytes          int64 `json:"bytes"`
-	ClosedSessions int   `json:"closed_sessions" jsonschema:"Closed, and kept for a while for links to their files"`
+	ClosedSessions int   `json:"closed_sessions" jsonschema:"Closed sessions, kept for a while so that links to their files work"`
 	ClosedBytes    int64 `json:"closed_bytes"`
 	Files          int   `json:"files" jsonschema:"Directories included"`
 	ClosedFiles    int   `json:"closed_files"`
-	MaxSessions    int   `json:"max_sessions,omitempty" jsonschema:"The most that you may have; the oldest closed ones go first"`
+	MaxSessions    int   `json:"max_sessions,omitempty" jsonschema:"The limit of your sessions; the oldest closed ones are deleted first"`
 	MaxBytes       int64 `json:"max_bytes,omitempty"`
 	MaxFiles       int   `json:"max_files,omitempty"`
 }
@@ -48,7 +48,7 @@ func (t *toolset) listSessionsTool() *tool {
 	tool := newStructuredTool(mcp.Tool{
 		Name:        "list_sessions",
 		Title:       "List sessions",
-		Description: "List your sessions, last used first, with how many files each has. Use it to find an earlier session's id.",
+		Description: "List your sessions, last used first, with the number of files in each. Use it to find an earlier session's id.",
 		Annotations: &readOnly,
 	}, t.listSessions)
 	// Clients that validate results against an older schema know no usage.
@@ -85,7 +85,7 @@ func (t *toolset) listSessions(ctx context.Context, c *call, in listSessionsArgu
 
 type closeSessionArguments struct {
 	SessionID   string `json:"session_id" jsonschema:"The session to close"`
-	RevokeLinks bool   `json:"revoke_links,omitempty" jsonschema:"End the session's download links at once, also those of an earlier session of this id (only for logged-in users)"`
+	RevokeLinks bool   `json:"revoke_links,omitempty" jsonschema:"Revoke the session's download links, including those of an earlier session with this id (only for logged-in users)"`
 }
 
 // closeSessionJSON is contract 4's result of close_session.
@@ -99,8 +99,8 @@ func (t *toolset) closeSessionTool() *tool {
 	return newStructuredTool(mcp.Tool{
 		Name:  "close_session",
 		Title: "Close a session",
-		Description: "End a session when its work is done: what still runs in it is stopped and its files are no longer available to code. " +
-			"Download links that were handed out go on working for a while. The same id used again starts an empty session.",
+		Description: "End a session when its work is done: its runs are stopped, and code can no longer use its files. " +
+			"Existing download links keep working for a while. Using the same id again starts an empty session.",
 		Annotations: &destructive,
 	}, t.closeSession)
 }

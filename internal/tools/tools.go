@@ -1,9 +1,8 @@
 // Package tools implements the MCP tools: their names, arguments and results. It checks arguments,
 // calls the executor and shapes the contracts' results. It knows no transport and no sandbox.
 //
-// Each tool has a file that reads top to bottom: the type of its arguments, its definition, its
-// handler and the type of its result. The schemas that clients see are derived from these types
-// (schema.go).
+// The file of a tool (or of a few related ones) reads top to bottom: arguments, definition,
+// handler, result. The schemas that clients see are derived from these types (schema.go).
 package tools
 
 import (

@@ -23,7 +23,7 @@ const codeInvalidBase64 executor.Code = "invalid_base64"
 // uploadFileArguments are those of contracts 2 and 4. SessionID and ContentBase64 are aliases, so
 // their values arrive in ConversationID and Content.
 type uploadFileArguments struct {
-	ConversationID string  `json:"conversationId,omitempty" jsonschema:"Unique identifier for the conversation/session; a new one is made when it is missing"`
+	ConversationID string  `json:"conversationId,omitempty" jsonschema:"Unique identifier for the conversation/session; without it, a new one is created"`
 	SessionID      string  `json:"session_id,omitempty" jsonschema:"Another name for conversationId"`
 	Filename       string  `json:"filename" jsonschema:"Name of the file to create (e.g., 'data.csv', 'input.json')"`
 	Content        *string `json:"content,omitempty" jsonschema:"Base64 encoded file content"`
@@ -37,9 +37,9 @@ type uploadFileJSON struct {
 	Success   bool      `json:"success"`
 	Message   string    `json:"message"`
 	File      *fileJSON `json:"file,omitempty"`
-	UploadURL string    `json:"upload_url,omitempty" jsonschema:"Where to PUT the content, once"`
-	Curl      string    `json:"curl,omitempty" jsonschema:"The command that does it"`
-	ExpiresAt string    `json:"expires_at,omitempty" jsonschema:"Until when, as RFC 3339"`
+	UploadURL string    `json:"upload_url,omitempty" jsonschema:"URL for a single PUT of the content"`
+	Curl      string    `json:"curl,omitempty" jsonschema:"A curl command that uploads the file"`
+	ExpiresAt string    `json:"expires_at,omitempty" jsonschema:"When upload_url expires (RFC 3339)"`
 	SessionID string    `json:"session_id"`
 	Path      string    `json:"path" jsonschema:"The file's path inside the sandbox"`
 	warned

@@ -18,17 +18,18 @@ const (
 )
 
 type waitRunArguments struct {
-	RunID          string   `json:"run_id" jsonschema:"The run_id of the result that said status: running or queued"`
-	TimeoutSeconds *float64 `json:"timeout_seconds,omitempty" jsonschema:"How long to wait for the end before answering with the output so far (default: 30)"`
-	Cursor         int64    `json:"cursor,omitempty" jsonschema:"The cursor of the last answer; without it output comes from the beginning"`
+	RunID          string   `json:"run_id" jsonschema:"The run_id of a result with the status running or queued"`
+	TimeoutSeconds *float64 `json:"timeout_seconds,omitempty" jsonschema:"Seconds to wait for the end before returning the output so far (default: 30)"`
+	Cursor         int64    `json:"cursor,omitempty" jsonschema:"The cursor of the last answer; without it, output starts at the beginning"`
 }
 
 func (t *toolset) waitRunTool() *tool {
 	tool := newTool[waitRunArguments, runStateJSON](mcp.Tool{
 		Name:  "wait_run",
 		Title: "Wait for a run",
-		Description: "Wait for code that goes on running in the background: get what it has printed since the cursor and, once it has ended, its result, as the tool " +
-			"that started it would give it, without the output before the cursor. Call it again, with the cursor of the answer, for as long as the status is queued (it waits for another run of the session) or running. Results can be had for a day.",
+		Description: "Wait for code that runs in the background. Returns its output since the cursor and, once it has ended, its result as the tool that started it returns it, " +
+			"without the output before the cursor. While the status is queued (another run of the session is first) or running, call it again with the cursor of the last answer. " +
+			"Results are kept for a day.",
 		Annotations: &readOnly,
 	}, t.waitRun)
 	tool.input.Properties["cursor"].Minimum = new(0.0)
@@ -55,7 +56,7 @@ func (t *toolset) waitRun(ctx context.Context, c *call, in waitRunArguments) (*m
 }
 
 type cancelRunArguments struct {
-	RunID string `json:"run_id" jsonschema:"The run_id of the result that said status: running or queued"`
+	RunID string `json:"run_id" jsonschema:"The run_id of a result with the status running or queued"`
 }
 
 func (t *toolset) cancelRunTool() *tool {
@@ -64,8 +65,8 @@ func (t *toolset) cancelRunTool() *tool {
 	return newTool[cancelRunArguments, runStateJSON](mcp.Tool{
 		Name:  "cancel_run",
 		Title: "Cancel a run",
-		Description: "End code that goes on running in the background and get its result, with the output so far. An interpreter that keeps state is interrupted first, " +
-			"so that its variables survive. A run that has ended already is left as it is.",
+		Description: "Stop code that runs in the background and get its result, with the output so far. An interpreter that keeps state is interrupted first, " +
+			"so that its variables survive. A run that has already ended is not changed.",
 		Annotations: &annotations,
 	}, t.cancelRun)
 }
@@ -107,7 +108,7 @@ func (t *toolset) stateResult(c *call, res executor.Result, cursor int64) *mcp.C
 		return textResult(out)
 	}
 	if resumed {
-		out.Message = "output is what is new since the cursor; result does not repeat it."
+		out.Message = "output contains what is new since the cursor; result does not repeat it."
 		res.Stdout, res.StdoutTruncated, res.Stderr, res.StderrTruncated = nil, false, nil, false
 	} else {
 		out.Output, out.OutputMissed = nil, 0 // the result has all output
@@ -148,9 +149,9 @@ func (t *toolset) nextStep(res executor.Result) string {
 		cancel = ", or cancel_run to end it"
 	}
 	if res.Queued != nil {
-		return fmt.Sprintf("The code waits for %s, then it runs for %g seconds at most. Call wait_run with the run_id and the cursor for its output and the result%s.",
+		return fmt.Sprintf("The code waits for %s. Then it runs for at most %g seconds. Call wait_run with the run_id and the cursor for its output and the result%s.",
 			queueOf(res.Queued), res.Timeout.Seconds(), cancel)
 	}
-	return fmt.Sprintf("The code goes on running, for %g seconds at most. Call wait_run with the run_id and the cursor for more output and the result%s.",
+	return fmt.Sprintf("The code is still running, for at most %g more seconds. Call wait_run with the run_id and the cursor for more output and the result%s.",
 		max(1, math.Ceil(res.TimeLeft.Seconds())), cancel)
 }

@@ -41,7 +41,7 @@ type watchKey struct {
 
 type watcher struct {
 	caller  session.Caller
-	runs    bool // it wants to know about runs, too
+	runs    bool // also notify about runs
 	sending bool
 	again   bool // another change came while sending
 }

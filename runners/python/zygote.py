@@ -84,7 +84,7 @@ def main():
     if shared_zygote:
         die_with_server(channel)
         os.setpriority(os.PRIO_PROCESS, 0, 10)  # runs go first; the server resets it
-    limit(config["limits"])
+    set_limits(config["limits"])
     preload(config["preload"])
     filter = Filter(bytes.fromhex(config["filter"]))
     drop_bounding_set()
@@ -110,7 +110,7 @@ def die_with_server(channel):
     work: bubblewrap, its parent, has another uid and may not send it."""
     os.closerange(CHANNEL + 1, 1 << 16)
     fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO, which is not handled
+    fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) | os.O_ASYNC)  # the kernel sends SIGIO, which ends the process
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     if any(event & select.POLLHUP for _, event in poll.poll(0)):
@@ -124,7 +124,7 @@ def outlive_imports(channel):
 
 def serve_forks(channel):
     """Forks zygotes until the server hangs up. Returns, in a zygote, the connection to its agent."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # it must reap the zygotes: a sandbox does not end before
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # it must reap the zygotes, or their sandboxes could not end
     wake, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -204,7 +204,7 @@ def preload(names):
         except Exception:
             pass  # a run that imports it gets the error
     if shares_memory():
-        sys.exit("a preloaded library has memory that forks would share: no run may come from this zygote")
+        sys.exit("a preloaded library has shared memory, so runs forked from this zygote would not be isolated")
     known.update(sys.modules)
     gc.collect()
     gc.freeze()
@@ -223,16 +223,16 @@ def collapse():
 
 
 def shares_memory():
-    """Reports whether forks would share writable memory, as with mmap.mmap(-1, n)."""
+    """Reports whether forks would share writable memory, such as that of mmap.mmap(-1, n)."""
     with open("/proc/self/smaps") as f:
         flags = [set(line.split()) for line in f if line.startswith("VmFlags:")]
     return any("sh" in each and "dc" not in each for each in flags)  # shared, and inherited by forks
 
 
 def serve(channel, filter):
-    """Forks programs until the agent hangs up. Returns only in a successor, whose channel is a new connection
-    to the agent: the names of the modules that it must import."""
-    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    """Forks programs until the agent hangs up. Returns only in a successor, where channel is a new
+    connection to the agent. The result names the modules that the successor must import."""
+    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     children = {}  # by descriptor
@@ -248,7 +248,7 @@ def serve(channel, filter):
                 if succeed(fds):
                     return word.decode().split()[1:]
                 continue
-            pid, reported = fork(fds, own, filter, word == b"prestart")
+            pid, reported = fork(fds, own_namespace, filter, word == b"prestart")
             for each in fds:
                 os.close(each)
             if pid is None:
@@ -293,8 +293,8 @@ def receive(channel):
     return word, list(fds)
 
 
-def fork(fds, own, filter, prestart):
-    """Forks a run's process into its namespaces, whose descriptors come first. If the kernel does not report
+def fork(fds, own_namespace, filter, prestart):
+    """Forks a run's process into the namespaces behind the first descriptors. If the kernel does not report
     the pid inside, the process does."""
     reported = 0
     report = () if REPORTS_PIDS else os.pipe()
@@ -312,7 +312,7 @@ def fork(fds, own, filter, prestart):
             os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
         finally:
             os._exit(126)
-    setns(own)
+    setns(own_namespace)
     if report:
         os.close(report[1])
         reported = int(os.read(report[0], 32) or 0)
@@ -344,15 +344,15 @@ def end(channel, poll, fd, pid, inherited):
     poll.unregister(fd)
     os.close(fd)
     _, status, usage = os.wait4(pid, 0)
-    own = max(0, usage.ru_maxrss - inherited) << 10
-    channel.send(b"ended %d %d %d %d %d" % (pid, status, usage.ru_utime * 1e6, usage.ru_stime * 1e6, own))
+    added = max(0, usage.ru_maxrss - inherited) << 10
+    channel.send(b"ended %d %d %d %d %d" % (pid, status, usage.ru_utime * 1e6, usage.ru_stime * 1e6, added))
 
 
 # ---- Without namespaces; see docs/agent.md ----
 
 
 def serve_beside_runs(channel, program, filters):
-    """Forks until the agent hangs up. Never returns, in no process."""
+    """Forks until the agent hangs up. Never returns, neither in the zygote nor in a fork."""
     # A plain clone: the fork of the run's process makes Python's own preparations.
     clone = CLONE[os.uname().machine], ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4
     while True:
@@ -384,36 +384,36 @@ def become_init(channel, program, fds, filters, prestart):
             os.close(opener)
             become_beside_runs(gate, spec, rules, [*init[1:3], *driver[1:]], filters, prestart)
         channel.send(b"started %d %d" % (os.getpid(), pid))
-        own = [*init, opener, *driver[:1]]
-        arrange(own)
-        os.closerange(len(own), 1 << 16)
+        inherited = [*init, opener, *driver[:1]]
+        arrange(inherited)
+        os.closerange(len(inherited), 1 << 16)
         os.execve(program, ["run-init", "shared-pids"], {})
     finally:
         os._exit(1)
 
 
 def become_beside_runs(gate, spec, rules, streams, filters, prestart):
-    """Turns a fork of the zygote into a run's program, whose streams are its descriptors from 1 on."""
+    """Turns a fork of the zygote into a run's program. streams become its descriptors from 1 on."""
     try:
         os.setsid()
         os.chdir("/data")
         # From here on it is an ordinary process, and its memory holds no secret.
         prctl(PR_SET_DUMPABLE, 1)
-        worth = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         for filter in filters:
             prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
-        spec, gate, worth, rules = arrange([os.open(os.devnull, os.O_RDONLY), *streams], spec, gate, worth, rules)
+        spec, gate, oom_score, rules = arrange([os.open(os.devnull, os.O_RDONLY), *streams], spec, gate, oom_score, rules)
         os.closerange(1 + len(streams), spec)
         prepare(prestart)
         if os.read(gate, 1):
             check(libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, rules, 0))  # now they are complete
-            os.write(worth, b"1000")  # not earlier: when memory runs out, running programs go first
+            os.write(oom_score, b"1000")  # not earlier: when memory runs out, running programs are killed first
             with open(spec, "rb", closefd=False) as f:
                 text = f.read()
             os.closerange(1 + len(streams), 1 << 16)
             run = json.loads(text)
-            limit(run["limits"])
+            set_limits(run["limits"])
             start(run)
     except BaseException as e:
         os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
@@ -422,7 +422,7 @@ def become_beside_runs(gate, spec, rules, streams, filters, prestart):
 
 
 def arrange(fds, *others):
-    """Gives descriptors the numbers from 0 on, and returns the others with high numbers."""
+    """Moves fds to the numbers from 0 on and the others to high numbers, which it returns."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in [*others, *fds]]
     for target, fd in enumerate(high[len(others) :]):
         os.dup2(fd, target)
@@ -444,7 +444,7 @@ def become(fds, filter, prestart):
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     streams = [os.open(os.devnull, os.O_RDONLY), out, err, *driver]
     (spec,) = arrange(streams, spec)
-    os.closerange(len(streams), spec)  # above all the zygote's connection, whose end the agent must see
+    os.closerange(len(streams), spec)  # including the zygote's connection: the agent must see it close when the zygote ends
     os.closerange(spec + 1, 1 << 16)
     os.setsid()
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(filter))
@@ -452,10 +452,10 @@ def become(fds, filter, prestart):
     with open(spec, "rb") as f:  # waits for the run
         text = f.read()
     if not text:
-        os._exit(0)  # there is no run
+        os._exit(0)  # the agent discarded this process
     run = json.loads(text)
     os.chdir("/data")  # it may have been attached during the wait
-    limit(run["limits"])
+    set_limits(run["limits"])
     # From here on it is an ordinary process, and its memory holds no secret.
     prctl(PR_SET_DUMPABLE, 1)
     with open("/proc/self/oom_score_adj", "w") as f:
@@ -470,7 +470,7 @@ def prepare(prestart):
 
 
 def rehearse():
-    """Does what every run does first, so that the pages it writes to are copied before anybody waits."""
+    """Does what every run does first, so that the kernel copies the written pages before a caller waits."""
     run = json.loads('{"path": "/dev/null", "code": "", "env": {"PYTHONPATH": "/"}}')
     put(run, os.O_WRONLY)
     environment({**os.environ, **run["env"]})
@@ -503,11 +503,14 @@ def paths(run):
     return [os.path.dirname(run["path"])] + [p for p in run["env"].get("PYTHONPATH", "").split(":") if p]
 
 
-def limit(limits):
-    for name, most in limits.items():
+def set_limits(limits):
+    """Sets resource limits, by their names in the module resource. It never raises one."""
+    for name, value in limits.items():
         kind = getattr(resource, name)
-        most = min(most, resource.getrlimit(kind)[1]) if resource.getrlimit(kind)[1] != resource.RLIM_INFINITY else most
-        resource.setrlimit(kind, (most, most))
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        resource.setrlimit(kind, (value, value))
 
 
 def environment(env):
@@ -555,7 +558,7 @@ def load(path):
 
 
 def failed(e):
-    """Reports an exception as the interpreter does, and returns the exit status that it makes."""
+    """Reports an exception as the interpreter does, and returns the exit status."""
     if isinstance(e, SystemExit):
         if e.code is None:
             return 0
@@ -596,7 +599,7 @@ def finish(status, program):
 
 def imported():
     """Returns the modules that the program has imported, the last one first. They are at the end of
-    sys.modules, so the others need not be looked at."""
+    sys.modules, so it need not visit all others."""
     modules, new, missing = [], len(sys.modules) - len(known), object()
     try:
         for name, module in reversed(sys.modules.items()):

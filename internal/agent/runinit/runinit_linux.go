@@ -41,9 +41,9 @@ const (
 	HiddenMounts = "hidden"
 )
 
-// ownThreads is how many threads run-init reserves. One of them may end with the start of the
+// reservedThreads is how many threads run-init reserves. One of them may end with the start of the
 // program.
-const ownThreads = 5
+const reservedThreads = 5
 
 // Main is run-init's main function. When it returns and the process exits, the kernel kills the
 // rest of the run's pid namespace; with SharedPIDs, the agent does.
@@ -101,7 +101,7 @@ func start(where string, hidden bool) (*process, error) {
 	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this
 	// one.
 	runtime.LockOSThread()
-	proc.ReserveThreads(ownThreads)
+	proc.ReserveThreads(reservedThreads)
 	init := &process{hasNamespaces: where != SharedPIDs}
 	var err error
 	if init.oom, err = os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0); err != nil {

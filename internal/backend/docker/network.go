@@ -321,7 +321,7 @@ func (b *Backend) helperOptions(
 	b.guard.helpers++
 	number := b.guard.helpers
 	b.guard.mu.Unlock()
-	pids := int64(agent.OwnThreads)
+	pids := int64(agent.PIDReserve)
 	opt = client.ContainerCreateOptions{
 		Name: fmt.Sprintf("mcp-sandbox-helper-%s-%d", b.cfg.Instance, number),
 		Config: &container.Config{

@@ -132,7 +132,7 @@ func (b *Backend) agentOptions(spec sandbox.Spec, img image, e *engine) (opt cli
 		return opt, err
 	}
 	if spec.Limits.PIDs > 0 {
-		spec.Limits.PIDs += agent.OwnThreads
+		spec.Limits.PIDs += agent.PIDReserve
 	}
 	data, processes := b.processLimits(e, spec.Limits)
 	config, err := json.Marshal(agent.Config{

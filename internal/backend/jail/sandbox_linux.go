@@ -57,19 +57,19 @@ func (s *jailed) Close(ctx context.Context) error {
 	return err
 }
 
-// kill kills process 1, and the kernel the rest.
+// kill kills every process of the sandbox.
 func (s *jailed) kill() {
 	s.mu.Lock()
 	s.killed = true
 	s.mu.Unlock()
 	s.proc.kill()
-	// The kernel ends the others only when process 1 gets to run, which is late beside hundreds of
-	// processes that fork. bubblewrap ends last.
+	// Kill the others directly: the kernel does so only when process 1 is scheduled, which takes
+	// too long among hundreds of forking processes. bubblewrap ends last.
 	s.group.Kill(s.proc.cmd.Process.Pid)
 }
 
-// wait cleans up when the sandbox has ended. bubblewrap ends after process 1, and that after all
-// others.
+// wait cleans up when the sandbox has ended. bubblewrap ends after process 1, and process 1 after
+// all others.
 func (s *jailed) wait() {
 	err := s.proc.wait()
 	s.mu.Lock()

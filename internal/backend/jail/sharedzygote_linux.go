@@ -21,8 +21,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// forkTimeout bounds a fork. A shared zygote that takes longer is stuck, and with it the end of
-// every sandbox with a fork of it: only the shared zygote can reap those.
+// forkTimeout bounds a fork. A shared zygote that takes longer is stuck. It then delays the end of
+// every sandbox that has a fork of it, since only it can reap its forks.
 const forkTimeout = 3 * time.Second
 
 // sharedZygote is an interpreter outside all sandboxes that has imported libraries and has seen no
@@ -121,8 +121,8 @@ func (z *sharedZygote) wait() {
 func (z *sharedZygote) awaitReady() error {
 	pid, err := z.readPID("ready %d")
 	if err == nil {
-		// It has lowered its priority to import, and cannot raise it in a container whose root may
-		// not.
+		// The shared zygote lowered its priority for the imports, and in some containers it may not
+		// raise it again.
 		_ = unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
 	}
 	return err

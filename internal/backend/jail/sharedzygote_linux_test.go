@@ -208,7 +208,7 @@ func TestSharedZygoteLife(t *testing.T) {
 	shares := append([]byte("import mmap\nheld = mmap.mmap(-1, 4096)\n"), zygoteSource(t)...)
 	for says, source := range map[string][]byte{
 		"broken here":       []byte("raise SystemExit('broken here')"),
-		"forks would share": shares, // one run could write there what others read
+		"has shared memory": shares, // one run could write there what others read
 	} {
 		t.Run(says, func(t *testing.T) {
 			log := &lockedLog{wrote: make(chan struct{}, 1)}

@@ -16,9 +16,9 @@ const (
 	// zygotePause is the least time between two starts of a shared zygote that does not become
 	// ready.
 	zygotePause = time.Minute
-	// zygoteLife bounds how long sandboxes share what a process gets when it starts: the layout of
-	// its address space, its stack canary and its hash seed.
-	zygoteLife = time.Hour
+	// sharedZygoteLife bounds how long sandboxes share what a process gets at its start: its
+	// address space layout, stack canary and hash seed.
+	sharedZygoteLife = time.Hour
 )
 
 // sharedZygotes are a backend's shared zygotes, by name.
@@ -81,7 +81,7 @@ func (zs *sharedZygotes) acquireOne(spec sandbox.Spec, z sandbox.Zygote) *shared
 	case current == nil || current.dead.Load():
 		slot.current = zs.startLocked(slot, spec, z, key)
 	case slot.successor == nil && current.isReady() &&
-		time.Since(current.started) > cmp.Or(zs.backend.cfg.SharedZygoteLife, zygoteLife):
+		time.Since(current.started) > cmp.Or(zs.backend.cfg.SharedZygoteLife, sharedZygoteLife):
 		slot.successor = zs.startLocked(slot, spec, z, key)
 	}
 	if slot.current != nil {

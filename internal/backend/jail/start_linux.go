@@ -44,7 +44,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (_ *jailed, err 
 		fmt.Errorf("the agent did not answer within %v: %w", startTimeout, context.DeadlineExceeded))
 	defer cancel()
 	if spec.Limits.PIDs > 0 {
-		spec.Limits.PIDs += agent.OwnThreads
+		spec.Limits.PIDs += agent.PIDReserve
 	}
 	zygotes := b.zygotes.acquire(spec)
 	defer func() {
