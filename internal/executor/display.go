@@ -19,7 +19,7 @@ var imageExtensions = map[string]string{"image/png": ".png", "image/jpeg": ".jpg
 // text/plain.
 const bundleMIME = "application/vnd.mcp-code-sandbox.bundle+json"
 
-// A display's memory grows in steps: memory that is reserved early is missing elsewhere.
+// A display's memory grows in steps, so that it does not reserve memory that others need.
 const (
 	smallDisplay = 64 << 10 // the first step
 	displayStep  = 1 << 20  // the largest step
@@ -28,9 +28,9 @@ const (
 // Display is something that code showed.
 type Display struct {
 	MIME string
-	// Data and Plain are Content's results, of a Result that was stored.
+	// Data and Plain hold the results of Content in a stored Result.
 	Data  []byte `json:",omitempty"`
-	File  string `json:",omitempty"` // the workspace's file with an image; empty if there is none
+	File  string `json:",omitempty"` // the name of the image's file in the workspace, if it was saved
 	Plain []byte `json:",omitempty"`
 
 	kept *shown // shared by the copies of a Result of this process
@@ -108,7 +108,7 @@ type displays struct {
 	memory *memory
 	redact func([]byte) []byte
 
-	current *shown // the display that is not complete; nil: none
+	current *shown // the incomplete display, if any
 	list    []Display
 	dropped int // for lack of memory
 	beyond  int // because a run may show no more
@@ -187,7 +187,7 @@ type images struct {
 }
 
 // saveImages saves the images that a run showed as files named after the run, and sets their names
-// in the displays. A full workspace costs the file, not the result.
+// in the displays. If the workspace is full, the result lacks only the file.
 func (e *Executor) saveImages(ctx context.Context, r *run, s *session.Session, list []Display) (saved images) {
 	n := 0
 	for i, d := range list {

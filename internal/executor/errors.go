@@ -25,7 +25,7 @@ const (
 	CodeFileExists         Code = "file_exists"
 	CodeFileTooLarge       Code = "file_too_large"
 	CodeQuotaExceeded      Code = "quota_exceeded"
-	CodeDiskFull           Code = "disk_full" // the server's disk, whatever the quota
+	CodeDiskFull           Code = "disk_full" // the server's disk is full, regardless of the quota
 	CodeMaxSessions        Code = "max_sessions"
 	CodeBusy               Code = "busy" // the server; the same call works later, see RetryAfter
 	CodeSessionBusy        Code = "session_busy"
@@ -54,11 +54,11 @@ type Error struct {
 	Message string // for the caller; contains no secret
 	Err     error  // the reason, for the log; may be nil
 
-	SizeBytes   int64  // of artifact_too_large: the file's
-	DownloadURL string // of artifact_too_large and busy: the file's
+	SizeBytes   int64  // the file's size, for artifact_too_large
+	DownloadURL string // the file's link, for artifact_too_large and busy
 
-	RetryAfter time.Duration // of busy
-	ConnectURL string        // of service_not_connected: where the caller connects it
+	RetryAfter time.Duration // for busy
+	ConnectURL string        // where the caller connects the service, for service_not_connected
 }
 
 func (e *Error) Error() string { return e.Message }
@@ -84,7 +84,7 @@ const (
 	diskFull = "The disk of the server, which holds /data, is full. The operator of the server must free space; " +
 		"until then nothing can be written to /data."
 
-	// diskShort refuses a run of the caller that has filled the disk.
+	// diskShort refuses a run of a caller that has filled the disk.
 	diskShort = "The disk of the server, which all users share, is nearly full, and your sessions have grown the most lately: " +
 		"no code was run. Your own quota is not the reason. Delete files (delete_file) or close sessions (close_session), " +
 		"or try again in ten minutes."
@@ -99,7 +99,7 @@ func (e *Executor) wrapSession(id string, err error) error {
 }
 
 // wrap turns errors of the layers below into an *Error where the caller or the operator can do
-// something about them. No other place does.
+// something about them. It is the only place that does so.
 func (e *Executor) wrap(err error) error {
 	code, message := e.describe(err)
 	if code == "" {
@@ -186,7 +186,7 @@ func describeUsed(used *session.CallerError) string {
 		size(used.Bytes), size(used.MaxBytes))
 }
 
-// maxNamed is how many of the caller's own sessions a message names.
+// maxNamed bounds the caller's own sessions that a message names.
 const maxNamed = 3
 
 // describeFull says which sessions use the server, when to try again, and what the caller can do.
@@ -218,8 +218,8 @@ func describeFull(full *session.MaxSessionsError) string {
 		when = fmt.Sprintf("try again in %s, when the first of them can make room",
 			seconds(full.RetryAfter.Truncate(time.Second)+time.Second))
 	}
-	// Contract 4's sentence asks to close a session, which deletes files. Say so, and what does
-	// not.
+	// Contract 4's sentence asks to close a session, which deletes its files. Say so, and name the
+	// alternatives.
 	advice := "None of these sessions is yours, so you have none to close."
 	switch {
 	case len(full.RunningOwn) > 0:

@@ -20,11 +20,11 @@ import (
 
 const (
 	maxArtifacts     = 1000 // files in a list of a session's files
-	recentSessions   = 20   // whose files RecentFiles lists
-	recentCandidates = 100  // looked up to find those: some have been closed
+	recentSessions   = 20   // sessions that RecentFiles covers
+	recentCandidates = 100  // sessions looked up to find them, since some are closed
 
 	readWait  = 10 * time.Second // how long a call waits for its turn to read files
-	readRetry = 5 * time.Second  // when a client whose turn did not come should try again
+	readRetry = 5 * time.Second  // when a client should retry after readWait
 )
 
 // FileLink is a file of a session's workspace with its download link.
@@ -238,7 +238,8 @@ func tooLarge(f FileLink, limit int64) *Error {
 	}
 }
 
-// Position is a place in RecentFiles, whose order is by time, newest first, then session and name.
+// Position is a place in the list of RecentFiles, which is sorted by time (newest first), session
+// and name.
 type Position struct {
 	ModTime time.Time
 	Session string
@@ -252,8 +253,8 @@ func (p Position) compare(q Position) int {
 }
 
 // RecentFiles lists at most limit files of the sessions that the caller used last, newest first,
-// after a position (zero: from the start). After a restart it does not know sessions that have only
-// had uploads. It leaves out files that no client could ask for by their name.
+// after a position (zero: from the start). After a restart, it omits sessions that have only had
+// uploads. It leaves out files that a client cannot request by name.
 func (e *Executor) RecentFiles(
 	ctx context.Context, caller session.Caller, after Position, limit int,
 ) (files []FileLink, more bool, err error) {

@@ -22,7 +22,7 @@ const (
 )
 
 // linkID returns the id by which links name a session: the id itself for the local caller, else the
-// session's key, since each caller has ids of its own, and its generation, so that links end with
+// session's key, since ids are unique only per caller, and the generation, so that links end with
 // the session.
 func (e *Executor) linkID(caller session.Caller, id string) string {
 	if caller == session.Local {
@@ -66,7 +66,8 @@ func (e *Executor) OpenLink(id, name string) (*os.File, fs.FileInfo, error) {
 	return f, fi, e.wrap(err)
 }
 
-// LinkCaller returns the caller whose session a link names, or "" if it does not exist.
+// LinkCaller returns the owner of the session that a link names, or "" if the session does not
+// exist.
 func (e *Executor) LinkCaller(id string) string {
 	key, _, ok := parseLinkID(id)
 	if !ok {
@@ -75,7 +76,7 @@ func (e *Executor) LinkCaller(id string) string {
 	return e.cfg.Sessions.LinkCaller(key)
 }
 
-// UploadURL returns a link to which one file can be PUT, once, until the session is closed. It
+// UploadURL returns a link for a single PUT of a file. It expires when the session is closed. It
 // creates the session if necessary.
 func (e *Executor) UploadURL(
 	ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool,
@@ -106,8 +107,8 @@ func (e *Executor) UploadURL(
 }
 
 // ReceiveUpload stores the file that a client sent to a link of UploadURL. The caller has checked
-// the link's signature. A used link is refused with link_expired. An upload that breaks off or
-// finds no space does not use up the link.
+// the link's signature. A used link is refused with link_expired. The link stays valid if the
+// upload breaks off or finds no space.
 func (e *Executor) ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (FileLink, error) {
 	expired := refuse(CodeLinkExpired, "This upload link has been used or has expired. Ask for a new one.")
 	if e.cfg.Store == nil {
@@ -148,7 +149,7 @@ func (e *Executor) isOpen(caller session.Caller, sessionID, generation string) b
 	return e.cfg.Sessions.Generation(caller, sessionID) == generation
 }
 
-// breakReader notes whether a body broke off before its end.
+// breakReader records whether a body broke off before its end.
 type breakReader struct {
 	r      io.Reader
 	broken bool

@@ -25,10 +25,10 @@ type run struct {
 	started   time.Time
 	log       *slog.Logger
 	cancel    func()
-	stop      func()        // cancels because the server stops
+	stop      func()        // cancels with errStopped
 	begun     chan struct{} // closed when the code was sent to its sandbox, or first had to wait
 	markBegun func()        // closes begun, once
-	done      chan struct{} // closed when the run has ended and, of a background run, its result is stored
+	done      chan struct{} // closed when the run has ended and a background run's result is stored
 
 	memory memory
 
@@ -36,7 +36,7 @@ type run struct {
 	tape       tape
 	printed    chan struct{} // closed at the next output or change of the queue; nil if nobody waits
 	listeners  map[*listener]struct{}
-	place      *place    // in the queue for the interpreter; nil: the run does not wait
+	place      *place    // in the queue for the interpreter; nil if the run does not wait
 	sent       time.Time // when the code was sent to its sandbox
 	background bool      // Run has returned, or will not wait for the end
 	ended      bool
@@ -46,7 +46,7 @@ type run struct {
 	err error
 }
 
-// listener hears about a run while a call waits for it. Either function may be nil.
+// listener is notified about a run while a call waits for it. Either function may be nil.
 type listener struct {
 	output func(Stream, []byte)
 	queued func(*Queue)
@@ -65,7 +65,7 @@ func (p *place) queue() *Queue {
 	return &Queue{RunID: p.RunID, Tool: p.tool, Running: time.Since(p.Since), Ahead: p.Ahead}
 }
 
-// setQueue notes the run's place in the queue; nil: it is the run's turn.
+// setQueue records the run's place in the queue, or nil when it is the run's turn.
 func (r *run) setQueue(p *place) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,14 +81,14 @@ func (r *run) setQueue(p *place) {
 	}
 }
 
-// queue returns what the run waits for; nil: nothing.
+// queue returns what the run waits for, or nil.
 func (r *run) queue() *Queue {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.place.queue()
 }
 
-// begin notes that the code has been sent to its sandbox.
+// begin records that the code has been sent to its sandbox.
 func (r *run) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -185,7 +185,7 @@ func (r *run) result(cursor int64) (Result, error) {
 	return res, r.err
 }
 
-// end notes that the run has ended and reports whether it was in the background.
+// end records that the run has ended and reports whether it was in the background.
 func (r *run) end() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -200,8 +200,8 @@ func (r *run) inBackground() bool {
 	return r.background && !r.ended
 }
 
-// runs has the active runs and a few followed ones that have ended: the store keeps less of their
-// output.
+// runs holds the active runs. It also keeps a few followed runs that have ended, since the store
+// keeps less of their output.
 type runs struct {
 	mu        sync.Mutex
 	closed    bool
@@ -209,7 +209,7 @@ type runs struct {
 	lingering []*run // oldest first
 }
 
-// add adds a run. It refuses a background run if its session has limit of them.
+// add adds a run. It refuses a background run if its session already has limit background runs.
 func (rs *runs) add(r *run, limit int) error {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -224,8 +224,8 @@ func (rs *runs) add(r *run, limit int) error {
 	return nil
 }
 
-// detach makes r a background run. It reports false if r has ended or its session has limit of
-// them.
+// detach makes r a background run. It reports false if r has ended or its session already has limit
+// background runs.
 func (rs *runs) detach(r *run, limit int) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

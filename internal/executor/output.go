@@ -105,7 +105,8 @@ func (r *redactor) flush() {
 	}
 }
 
-// find returns the place and the length of the first secret, and a negative place if there is none.
+// find returns the position and the length of the first secret. The position is negative if no
+// secret is found.
 func (r *redactor) find(p []byte) (at, length int) {
 	at = -1
 	for _, s := range r.secrets {
@@ -139,7 +140,7 @@ func (r *redactor) redact(p []byte) []byte {
 	return p
 }
 
-// allowance is how many bytes a buffer may keep. It grows as far as its hold gets memory.
+// allowance bounds the bytes that a buffer keeps. It grows as long as its hold gets memory.
 type allowance struct {
 	hold  *hold // nil: no limit on memory
 	limit int   // bytes to keep now
@@ -167,7 +168,7 @@ func (a *allowance) grow(mu *sync.Mutex, needs func() int64) {
 		next := min(full, max(4*limit, int(needed)))
 		ok := a.hold.grow(2 * int64(next-limit)) // a buffer and its copies need up to twice the limit
 		mu.Lock()
-		if ok && next <= a.full { // it did not shrink meanwhile
+		if ok && next <= a.full { // the pool did not take it meanwhile
 			a.limit = next
 		} else {
 			a.full = min(a.full, limit)
@@ -186,7 +187,7 @@ type collector struct {
 	total int64
 }
 
-// newCollector makes a collector whose memory m accounts for.
+// newCollector returns a collector that takes its memory from m.
 func newCollector(limit int, m *memory) *collector {
 	c := &collector{}
 	c.allowance = newAllowance(max(limit, 2*utf8.UTFMax), m.hold(c.cut))
@@ -228,7 +229,7 @@ func (c *collector) write(p []byte) {
 	c.tail = append(c.tail, p...)
 }
 
-// cut drops what needs a hold: the pool has taken its memory.
+// cut drops the part that needs a hold, after the pool has taken its memory.
 func (c *collector) cut() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -272,7 +273,7 @@ func cutEnd(p []byte) []byte {
 	return p
 }
 
-// cutStart removes the rest of a character whose beginning is missing.
+// cutStart removes an incomplete character at the start.
 func cutStart(p []byte) []byte {
 	for i := 0; i < len(p) && i < utf8.UTFMax; i++ {
 		if utf8.RuneStart(p[i]) {

@@ -21,8 +21,8 @@ const (
 )
 
 // recorder stores runs and results in the background, so that a slow disk does not slow a run. It
-// waits a moment first, so that the answer to the run comes before it, and writes in batches. It
-// drops what does not fit into its queue.
+// waits a moment, so that the run is answered first, and writes in batches. It drops records that
+// do not fit into its queue.
 type recorder struct {
 	store *store.Store
 	log   *slog.Logger

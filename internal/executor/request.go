@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	maxEnvBytes = 128 << 10 // of a run's environment; the kernel takes no larger variable
-	maxQuoted   = 64        // bytes that a message quotes of a name in a request
+	maxEnvBytes = 128 << 10 // of a run's environment; the kernel rejects a larger variable
+	maxQuoted   = 64        // bytes of a requested name that a message quotes
 )
 
 // Stream is one of a program's two output streams.
@@ -57,7 +57,7 @@ type Request struct {
 	Tag string
 	// Tool is copied to every Result of the run.
 	Tool string
-	// Observer hears about the stages of the run. It may be nil.
+	// Observer is notified about the stages of the run. It may be nil.
 	Observer Observer
 	// Begun gets the run's id before Run waits for anything. It may be nil.
 	Begun func(runID string)
@@ -70,9 +70,9 @@ type Request struct {
 	Output func(stream Stream, p []byte)
 }
 
-// Observer hears about the stages of one run, in order, from one goroutine. A background run calls
-// it after Run has returned. Its methods must not block. A refused request calls none of them, and
-// a run that fails skips the rest.
+// Observer is notified about the stages of one run, in order, from one goroutine. A background run
+// calls it after Run has returned. Its methods must not block. A refused request calls none of
+// them, and a run that fails skips the rest.
 type Observer interface {
 	Started(runID string, r runner.Runner)
 	Opened(sessionKey string)

@@ -22,24 +22,24 @@ type Result struct {
 	Once    bool   // of the request
 
 	ExitCode int
-	Signal   int // that ended the program; 0 if it exited by itself
+	Signal   int // the signal that ended the program; 0 if it exited by itself
 	Cause    sandbox.Cause
-	// NotStarted is true if certainly no line of the code was executed. It comes only with Cause
-	// sandbox_lost or cancelled.
+	// NotStarted is true only if no line of the code was executed. It is set only with the causes
+	// sandbox_lost and cancelled.
 	NotStarted bool
 	Stopped    bool   // the server stopped and ended the run; Cause is sandbox_lost
 	Hint       string // what to do about a known failure, in a sentence or two; may be empty
 
 	callerFull  bool  // all sessions of the caller together have reached their limit
-	callerBytes int64 // that limit, if it bounded the size of the run's files; otherwise zero
+	callerBytes int64 // the caller's limit, if it bounded the size of the run's files
 	oomKilled   bool  // a process was killed at the memory limit and the run continued
 	diskShort   bool  // the run was stopped because the disk of /data is nearly full
 	diskFull    bool  // the disk of /data is full
 
-	// Each stream is complete, or is its head and tail with a line between them about the omission.
+	// Each stream is complete, or consists of its head, a line about the omission, and its tail.
 	Stdout, Stderr                   []byte
 	StdoutTruncated, StderrTruncated bool
-	stdoutTotal, stderrTotal         int64 // bytes printed, of a Result that was not stored
+	stdoutTotal, stderrTotal         int64 // bytes printed; not stored
 
 	Started     time.Time
 	Duration    time.Duration
@@ -51,7 +51,8 @@ type Result struct {
 	Files          []FileLink
 	FilesTruncated bool
 
-	// Displays are what the code showed besides its output, such as plots. Images are files, too.
+	// Displays are what the code showed in addition to its output, such as plots. Images are also
+	// saved as files.
 	Displays        []Display
 	DisplaysDropped int `json:",omitempty"` // missing because the server had no memory for them
 	DisplaysBeyond  int `json:",omitempty"` // missing because a run may show no more
@@ -60,7 +61,7 @@ type Result struct {
 	// Of a persistent run:
 	StateLost bool // the interpreter has ended, and its variables are gone
 	Forgotten bool // the interpreter of earlier runs had ended, and their variables were gone
-	Evicted   bool // it had ended to make room for other sessions
+	Evicted   bool // that interpreter was ended to make room for other sessions
 	Switched  bool // the run before used the session's other interpreter, with or without network
 
 	Preemption *session.Preemption // what the caller held when the run was stopped; Cause is preempted

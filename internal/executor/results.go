@@ -30,9 +30,9 @@ const (
 // WaitRequest says how to wait for a run.
 type WaitRequest struct {
 	Timeout time.Duration
-	Cursor  int64                         // of the Result before; zero: from the beginning
-	Output  func(stream Stream, p []byte) // like that of a Request, from now on
-	Queued  func(*Queue)                  // like that of a Request; called at once for a queued run
+	Cursor  int64                         // of the previous Result; zero for the beginning
+	Output  func(stream Stream, p []byte) // see Request.Output; gets output from now on
+	Queued  func(*Queue)                  // see Request.Queued; called at once for a queued run
 	// Follow makes WaitRun return as soon as there is output after Cursor. It has no effect on runs
 	// of other processes.
 	Follow bool

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	maxServices = 16 // that one run may ask for
+	maxServices = 16 // that one run may request
 
 	// tokenSlack is how much longer than the run a grant may last: an interrupted run takes a
 	// moment to end.
@@ -27,14 +27,14 @@ type Services interface {
 	// order.
 	List(ctx context.Context, caller session.Caller) []ServiceState
 	// Grant lets a run that is about to start in a sandbox call services, until Release and for ttl
-	// at most. A refusal is an *Error. Release is called in any case.
+	// at most. A refusal is an *Error. The executor always calls Release.
 	Grant(ctx context.Context, caller session.Caller, runID, sandboxID string, ttl time.Duration, services []ServiceRequest) (Grant, error)
 	// Release ends the grant of a run, and its active calls.
 	Release(runID string)
 }
 
 // ServiceRequest is a service that a run wants to call. Paths, Methods and MaxRequests narrow the
-// grant; zero: as the service is configured.
+// grant; a zero value keeps the service's configuration.
 type ServiceRequest struct {
 	Name           string
 	Paths, Methods []string
@@ -54,7 +54,7 @@ type Grant struct {
 	Secrets []string // texts to remove from the output
 }
 
-// checkServices refuses services that a run cannot have.
+// checkServices refuses services that the run cannot use.
 func (e *Executor) checkServices(ctx context.Context, caller session.Caller, r runner.Runner, req []ServiceRequest) error {
 	switch {
 	case len(req) == 0:

@@ -13,7 +13,7 @@ import (
 	"mcp-code-sandbox/internal/session"
 )
 
-// A root may hold thousands of sessions, so no list looks through all of them.
+// A root may hold thousands of sessions, so no list reads all of them.
 const (
 	rememberedSessions = 1000 // of all callers, in memory
 	sessionCandidates  = 1000 // looked up by ListSessions: a run with Once leaves a closed session
@@ -28,12 +28,12 @@ type SessionInfo struct {
 	Files     int
 	Bytes     int64
 	MoreFiles bool // there are more than were counted
-	Live      bool // it has a sandbox in this server
+	Live      bool // the session has a sandbox in this server
 }
 
-// ListSessions lists the caller's sessions, last used first, at most limit of them. It knows those
-// that RecentFiles knows, and all that count towards the caller's share. more means that there may
-// be others.
+// ListSessions lists the caller's sessions, last used first, at most limit of them. It lists the
+// sessions that RecentFiles covers, and all that count towards the caller's share. more means that
+// there may be others.
 func (e *Executor) ListSessions(ctx context.Context, caller session.Caller, limit int) (sessions []SessionInfo, more bool, err error) {
 	ids, err := e.recentlyUsed(ctx, caller, sessionCandidates)
 	if err != nil {
@@ -97,7 +97,7 @@ func (e *Executor) recentlyUsed(ctx context.Context, caller session.Caller, limi
 	return appendNew(ids, stored, limit), nil
 }
 
-// appendNew appends to ids those of more that it does not have, up to limit in all.
+// appendNew appends the elements of more that ids lacks, up to limit ids in total.
 func appendNew(ids, more []string, limit int) []string {
 	known := make(map[string]bool, len(ids))
 	for _, id := range ids {
@@ -191,14 +191,14 @@ func (e *Executor) RecentRuns(caller session.Caller, sessionID string) []RunInfo
 	return list
 }
 
-// Watch has changed called when a run, an upload or the end of a session changes files of a caller.
-// It may be called without a change. It must not block.
+// Watch calls changed when a run, an upload or the end of a session changes a caller's files. It
+// may call it without a change. changed must not block.
 func (e *Executor) Watch(changed func(session.Caller)) { e.fileChanges.add(changed) }
 
-// WatchRuns has changed called when a run of a caller starts or ends. It must not block.
+// WatchRuns calls changed when a run of a caller starts or ends. changed must not block.
 func (e *Executor) WatchRuns(changed func(session.Caller)) { e.runChanges.add(changed) }
 
-// noteUsed notes that a session was used now, and notifies the watchers if its files changed.
+// noteUsed records that a session was used now, and notifies the watchers if its files changed.
 func (e *Executor) noteUsed(caller session.Caller, id string, changed bool) {
 	e.activity.update(usedKey{caller, id}, func(*use) {})
 	if changed {
@@ -219,7 +219,7 @@ func (e *Executor) noteStarted(r *run) {
 	e.runChanges.notify(r.caller)
 }
 
-// noteEnded notes how a run ended, and removes one that was refused.
+// noteEnded records how a run ended, and removes a refused run.
 func (e *Executor) noteEnded(r *run) {
 	if r.req.Once {
 		return
@@ -228,7 +228,8 @@ func (e *Executor) noteEnded(r *run) {
 	e.runChanges.notify(r.caller)
 }
 
-// watchers are functions that hear about a caller's changes. The zero value is ready to use.
+// watchers are functions to call when a caller's files or runs change. The zero value is ready to
+// use.
 type watchers struct {
 	mu    sync.Mutex
 	funcs []func(session.Caller)
@@ -249,7 +250,7 @@ func (w *watchers) notify(caller session.Caller) {
 	}
 }
 
-// activity has the sessions that were used last, and their runs. The zero value is ready to use.
+// activity holds the most recently used sessions and their runs. The zero value is ready to use.
 type activity struct {
 	mu    sync.Mutex
 	order list.List // of *use, last used first

@@ -2,8 +2,8 @@ package executor
 
 import "slices"
 
-// maxMarks bounds the changes between streams that a tape knows. Output before the first one counts
-// as stdout.
+// maxMarks bounds the changes between streams that a tape records. Output before the first mark
+// counts as stdout.
 const maxMarks = 4000
 
 // Output is what a program printed after some point, both streams in the order of arrival.
@@ -76,7 +76,7 @@ func (t *tape) shrink(n int) {
 }
 
 // dropMarks drops the marks of output that is no longer kept, except for the last of them, which
-// says what the first byte kept is.
+// names the stream of the first kept byte.
 func (t *tape) dropMarks() {
 	n := 0
 	for n+1 < len(t.marks) && t.marks[n+1].At <= t.start {

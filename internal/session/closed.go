@@ -81,8 +81,8 @@ func (m *Manager) closedSessions(key string) (sessions []closedSession) {
 	return sessions
 }
 
-// retained returns the directories of the closed sessions with that key whose retention is not
-// over, last closed first.
+// retained returns the directories of the closed sessions with that key that are still retained,
+// last closed first.
 func (m *Manager) retained(key string) (dirs []string) {
 	now := time.Now()
 	for _, c := range m.closedSessions(key) {
@@ -121,7 +121,7 @@ func notExist(name string) error {
 	return &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
 
-// purge deletes closed sessions whose retention is over.
+// purge deletes closed sessions after their retention.
 func (m *Manager) purge(now time.Time) {
 	keys, err := os.ReadDir(filepath.Join(m.cfg.Root, closedDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

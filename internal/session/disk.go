@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	lastWalk = 10 * time.Second // bounds a walk outside of a run
+	lastWalk = 10 * time.Second // bounds a walk outside a run
 
 	// fullFileBytes is the largest file that a run may write in a full workspace: enough for its
-	// code and for temporary files of programs that only delete. watchDisk sees to it that files
+	// code and for temporary files of programs that only delete. watchDisk ensures that files
 	// shrink.
 	fullFileBytes = 1 << 20
 
-	// overshootBytes is added to twice the quota. What exceeds that can only be deleted without
-	// code.
+	// overshootBytes is added to twice the quota. Above that, code cannot run: files can only be
+	// deleted through the API.
 	overshootBytes = 64 << 20
-	// overshootFiles is by how many files a caller may exceed its limit and still run code to
-	// delete.
+	// overshootFiles is how many files a caller may have above its limit and still run code that
+	// deletes files.
 	overshootFiles = 10_000
 
 	// fileSlack lets a file that is stopped by its size exceed the rest of the caller's limit.
@@ -62,8 +62,8 @@ func (s *Session) addFile(bytes int64) bool {
 	return true
 }
 
-// countable returns what a usage counts for. A tree that cannot be measured counts for the most
-// that a workspace can grow to.
+// countable returns the usage to charge. A tree that cannot be measured is charged the largest size
+// that a workspace can reach.
 func (m *Manager) countable(u workspace.Usage) workspace.Usage {
 	most := workspace.Usage{Bytes: 1 << 50, Files: 1 << 30}
 	if q := m.cfg.Quota.Bytes; q > 0 {
@@ -115,8 +115,8 @@ func (s *Session) checkDisk(ctx context.Context, persistent bool) error {
 }
 
 // checkQuota returns workspace.ErrQuota if the workspace exceeds twice its quota: each run can make
-// a full workspace grow a little before it is stopped. A tree that cannot be measured is left to
-// fresh runs, which may write nothing in it.
+// a full workspace grow a little before it is stopped. A tree that cannot be measured allows only
+// fresh runs, which may not write in it.
 func (s *Session) checkQuota(ctx context.Context, persistent bool) error {
 	if _, full := s.diskLimit(); !full {
 		return nil

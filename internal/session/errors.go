@@ -32,7 +32,7 @@ var (
 // room. It matches ErrMaxSessions.
 type MaxSessionsError struct {
 	Running   int           // sessions that run code
-	Recent    int           // sessions whose interpreter has not been idle for EvictIdle
+	Recent    int           // sessions with an interpreter that was used within EvictIdle
 	EvictIdle time.Duration // see Config
 	// RunningOwn and RecentOwn are the ids of the caller's own sessions among them, sorted.
 	RunningOwn, RecentOwn []string

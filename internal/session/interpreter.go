@@ -26,7 +26,7 @@ func (k interpreterKey) String() string {
 	return k.runner
 }
 
-// hasStateLocked reports whether the session has an interpreter, whose variables would be lost.
+// hasStateLocked reports whether the session has an interpreter, and so variables to lose.
 func (s *Session) hasStateLocked() bool {
 	for _, sb := range s.sandboxes {
 		if len(sb.interpreters) > 0 {

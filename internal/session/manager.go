@@ -38,7 +38,7 @@ type Config struct {
 	IdleTTL           time.Duration // a session idle for this long loses its sandboxes
 	MaxLifetime       time.Duration // a sandbox of this age gets no new run
 	CleanupInterval   time.Duration
-	ClosedRetention   time.Duration // how long files of a closed session stay before they are deleted
+	ClosedRetention   time.Duration // how long the files of a closed session are kept
 	OutputLimit       int64         // bytes that a run may print before it is stopped
 
 	// MakeWorkspace makes the workspace of a new session at path, empty and with the right owner,
@@ -56,7 +56,7 @@ type Config struct {
 type Manager struct {
 	cfg  Config
 	log  *slog.Logger
-	name string // identifies this manager among those on the same root
+	name string // identifies this manager among the managers of the same root
 
 	ctx    context.Context // ends with the manager; sandboxes start under it, never under a caller's
 	cancel context.CancelFunc
@@ -67,8 +67,8 @@ type Manager struct {
 	stored  *storage.Accounts
 	counted chan struct{} // closed when stored knows every session
 
-	// mu guards what follows and most of Session and sessionSandbox. After a call of retireLocked
-	// or forgetLocked it is released by unlock.
+	// mu guards the fields below and most of Session and sessionSandbox. After a call of
+	// retireLocked or forgetLocked, release it with unlock.
 	mu        sync.Mutex
 	closed    bool
 	sessions  map[string]*Session // by key; those in use or with a sandbox
@@ -76,10 +76,10 @@ type Manager struct {
 	sandboxes map[*sessionSandbox]struct{}
 	ending    []*sessionSandbox   // retired ones, in the order of retirement
 	live      int                 // sessions with a sandbox
-	held      map[Caller]int      // the same for each caller
+	held      map[Caller]int      // sessions with a sandbox, by caller
 	waiting   []*roomWaiter       // in the order of arrival
 	idle      list.List           // of *Session with a sandbox and without runs, least recently used first
-	evicted   map[string][]string // by key: interpreters whose eviction is not in meta.json yet
+	evicted   map[string][]string // by key: evicted interpreters that meta.json does not list yet
 	stats     Stats               // counters and active runs only
 	kept      int                 // files that sessions remember; see snapshot.go
 
@@ -98,7 +98,7 @@ func New(cfg Config) *Manager {
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
-	// More starts at a time than processors would only make each of them slower.
+	// More concurrent starts than processors would only slow each other down.
 	m.starts = share.New(share.Config{Capacity: int64(max(2, runtime.GOMAXPROCS(0))), Exempt: Local.ID})
 	m.weights = cpuweight.New(cpuweight.Config{Exempt: Local.ID, PIDs: cfg.Limits.PIDs, Go: m.wg.Go})
 	m.stored = storage.New(storage.Limits{

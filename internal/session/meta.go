@@ -16,12 +16,12 @@ import (
 
 const (
 	metaFile     = "meta.json"
-	maxMeta      = 64 << 10    // bytes; no meta.json has as many
+	maxMeta      = 64 << 10    // bytes; every meta.json is smaller
 	saveInterval = time.Minute // how far last_used in meta.json may lag while the session is in use
 	minSave      = time.Second // how far it may lag afterwards
 
-	// staleBytes and staleFiles are by how much the size in meta.json may be wrong before it is
-	// written for that reason alone.
+	// staleBytes and staleFiles are how far the size in meta.json may be off before it is rewritten
+	// for that reason alone.
 	staleBytes = 64 << 10
 	staleFiles = 100
 )
@@ -41,12 +41,12 @@ type meta struct {
 	Evicted    []string   `json:"evicted,omitempty"`    // those evicted since their last run
 }
 
-// newMeta returns the meta.json of a session that begins at a time.
+// newMeta returns the meta.json of a session created at the given time.
 func (s *Session) newMeta(at time.Time) meta {
 	return meta{Caller: s.caller.ID, ID: s.id, Created: at, Generation: rand.Text()}
 }
 
-// usage returns what the session held when it was last measured; nil: unknown.
+// usage returns the session's usage as last measured, or nil if it is unknown.
 func (md meta) usage() *workspace.Usage {
 	if md.Bytes == nil || md.Files == nil {
 		return nil
@@ -54,8 +54,8 @@ func (md meta) usage() *workspace.Usage {
 	return &workspace.Usage{Bytes: *md.Bytes, Files: *md.Files}
 }
 
-// generation returns the generation of the session's links. Sessions of early releases have none;
-// the time they were created stands in for it.
+// generation returns the generation of the session's links. Sessions of early releases lack one and
+// use their creation time instead.
 func (md meta) generation() string {
 	if md.Generation != "" {
 		return md.Generation
@@ -126,8 +126,8 @@ func (s *Session) writeMeta(md meta) bool {
 	return err == nil
 }
 
-// save writes last use and size to meta.json, unless it lags less than lag and its size is about
-// right.
+// save writes the last use and the size to meta.json, unless meta.json is at most lag old and its
+// size is about right.
 func (s *Session) save(lag time.Duration) {
 	lock := s.m.metaLock(s.key)
 	lock.Lock()

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// roomWait is how long a caller that is entitled to room waits for a run to end. Then the caller
-// that holds the most loses one.
+// roomWait is how long a caller that is entitled to room waits for a run to end. After that, the
+// caller that holds the most loses a run.
 const roomWait = 2 * time.Second
 
 // roomWaiter is a run that waits until its session may have a sandbox. m.mu guards it.
@@ -80,7 +80,8 @@ func (m *Manager) awaitRoom(ctx context.Context, w *roomWaiter, req sandboxReque
 	}
 }
 
-// nextWaiterLocked returns the waiter whose caller holds least; of equals, the first to arrive.
+// nextWaiterLocked returns the waiter of the caller that holds the least; of equals, the first to
+// arrive.
 func (m *Manager) nextWaiterLocked() *roomWaiter {
 	if len(m.waiting) == 0 {
 		return nil
@@ -105,8 +106,8 @@ func notify(c chan<- struct{}) {
 	}
 }
 
-// isFullLocked reports whether a session without a sandbox needs room to be made. Free places
-// belong to the waiters.
+// isFullLocked reports whether a session without a sandbox must wait until room is made. Free
+// places belong to the waiters.
 func (m *Manager) isFullLocked(w *roomWaiter) bool {
 	reserved := len(m.waiting)
 	if w != nil {
@@ -115,8 +116,8 @@ func (m *Manager) isFullLocked(w *roomWaiter) bool {
 	return m.cfg.MaxSessions > 0 && m.live+reserved >= m.cfg.MaxSessions
 }
 
-// heldLocked returns what a caller counts as holding when it asks. The operator counts as holding
-// nothing.
+// heldLocked returns how many sessions a caller counts as holding when it asks for one. The
+// operator counts as holding nothing.
 func (m *Manager) heldLocked(asking Caller) int {
 	if asking == Local {
 		return 0
@@ -180,7 +181,7 @@ func (m *Manager) preemptVictimLocked(asking Caller) (victim *Session) {
 }
 
 // comparePreemptionLocked orders sessions by who is preempted first: one of the caller that holds
-// the most, one that already runs code, one whose runs are all in the background, the newest.
+// the most, then one that already runs code, then one with background runs only, then the newest.
 func (m *Manager) comparePreemptionLocked(a, b *Session) int {
 	return cmp.Or(
 		cmp.Compare(m.held[b.caller], m.held[a.caller]),
@@ -196,13 +197,13 @@ func trueFirst(a, b bool) int {
 	return cmp.Compare(rank[a], rank[b])
 }
 
-// activeRun is a run whose code is in its sandbox.
+// activeRun is a run that has been sent to its sandbox.
 type activeRun struct {
 	since      time.Time
 	background func() bool // may be nil
 }
 
-// addActive records a run whose code is about to be sent, until done is called.
+// addActive records a run that is about to be sent, until done is called.
 func (s *Session) addActive(background func() bool) (done func()) {
 	r := &activeRun{since: time.Now(), background: background}
 	s.m.mu.Lock()

@@ -16,9 +16,9 @@ type RunRequest struct {
 	Code    string
 	Env     map[string]string // added to the runner's variables, which it overrides
 	Network bool
-	Timeout time.Duration // zero: none
-	// Persistent runs the code in the session's interpreter for that runner and network, which
-	// keeps its variables. Such runs wait for each other.
+	Timeout time.Duration // zero means no limit
+	// Persistent runs the code in the session's interpreter for the runner and network setting,
+	// which keeps its variables. Such runs wait for each other.
 	Persistent bool
 	// Queued is called when the run has to wait for others, whenever one of them has left, and with
 	// nil when the wait is over. The wait does not count towards Timeout.
@@ -52,7 +52,7 @@ type RunRequest struct {
 // Stream is one of a program's outputs.
 type Stream int
 
-// The streams. The zero Stream is none.
+// The streams. The zero Stream is invalid.
 const (
 	Stdout Stream = iota + 1
 	Stderr
@@ -63,13 +63,13 @@ type Display struct {
 	MIME   string
 	Data   []byte
 	More   bool // another part follows
-	Beyond bool // over the limit of a run: Data is empty, and earlier parts are to be dropped
+	Beyond bool // over the limit of a run: Data is empty, and drop its earlier parts
 }
 
 // RunResult says how a run ended.
 type RunResult struct {
-	// ExitCode is the program's own, 128+Signal if a signal ended it, and -1 if the server ended it
-	// or nobody knows (sandbox_lost).
+	// ExitCode is the program's exit code, or 128+Signal if a signal ended it. It is -1 if the
+	// server ended the program or the sandbox was lost.
 	ExitCode int
 	Signal   int // zero if the program exited by itself
 	Cause    sandbox.Cause

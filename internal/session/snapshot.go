@@ -24,8 +24,8 @@ const userLink = "user"
 // if nothing can have changed since.
 type kept struct {
 	scan   *workspace.Scan
-	begun  uint64 // Session.begun then
-	writes uint64 // Workspace.Writes then
+	begun  uint64 // Session.begun at the snapshot
+	writes uint64 // Workspace.Writes at the snapshot
 }
 
 // keepLocked replaces what the session remembers, within the bounds. It keeps nothing if something

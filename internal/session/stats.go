@@ -22,7 +22,7 @@ type CallerStats struct {
 // Counters only grow. An eviction or preemption counts for the caller that lost something.
 type Counters struct {
 	Evictions   uint64 // idle sessions that lost their sandboxes to another one
-	Preemptions uint64 // sessions whose runs were stopped for another caller
+	Preemptions uint64 // sessions that lost their runs to another caller
 	Refusals    uint64 // runs that found no room
 }
 

@@ -44,7 +44,7 @@ func (s *Session) limitsUsage() bool {
 }
 
 // admit adds a session that is about to be made to its caller's account. At the limit of sessions,
-// the caller's session that was closed first is deleted; if there is none, admit returns a
+// the caller's session that was closed first is deleted; without a closed session, admit returns a
 // *CallerError.
 func (m *Manager) admit(s *Session, create bool) error {
 	if !create || m.stored.Limits(s.caller.ID).Sessions <= 0 {
@@ -98,8 +98,8 @@ func (m *Manager) removeClosed(dir string) {
 	_ = os.Remove(parent) // if it is empty
 }
 
-// storageLoop counts what is stored, and deletes closed sessions whose retention is over: now, and
-// at every clean-up interval.
+// storageLoop counts what is stored, and deletes closed sessions after their retention: now, and at
+// every clean-up interval.
 func (m *Manager) storageLoop() {
 	interval := m.cfg.CleanupInterval
 	if interval <= 0 {

@@ -21,12 +21,12 @@ const (
 
 	// heldTimeout is how long an agent may take to count the open files of its runs.
 	heldTimeout = 2 * time.Second
-	// nearPoll is how often the free disk is read while it has less than nearReserve times the
-	// reserve.
+	// nearPoll is the interval of reading the free disk space while it has less than nearReserve
+	// times the reserve.
 	nearPoll    = 25 * time.Millisecond
 	nearReserve = 3
-	// idlePoll is how often the free disk is read while interpreters are idle. Their sessions are
-	// measured after it has lost idleBytes or idleFiles.
+	// idlePoll is the interval of reading the free disk space while interpreters are idle. Their
+	// sessions are measured after it has lost idleBytes or idleFiles.
 	idlePoll  = time.Second
 	idleBytes = 64 << 20
 	idleFiles = 10_000
@@ -38,8 +38,8 @@ type diskWatch struct {
 	limit   workspace.Usage
 	full    bool            // the workspace exceeded the quota when the run began
 	was     workspace.Usage // what it held then, but at least limit
-	base    workspace.Usage // what it counted for then
-	free    int64           // free bytes of the disk then
+	base    workspace.Usage // its charged usage at the start
+	free    int64           // free bytes of the disk at the start
 	began   time.Time
 	reserve workspace.Usage
 	over    func() // called once when a limit is exceeded

@@ -23,8 +23,8 @@ var steps = []struct {
 }
 
 const (
-	// minPoll and maxPoll bound how often a sandbox is measured: less often, the longer it runs
-	// code.
+	// minPoll and maxPoll bound the interval between measurements, which grows while the sandbox
+	// runs code.
 	minPoll = 25 * time.Millisecond
 	maxPoll = 2 * time.Second
 	// maxRefused is how many refused forks end a run. An ordinary program gives up long before, and
@@ -39,7 +39,7 @@ const (
 
 // Config configures Callers.
 type Config struct {
-	Exempt string       // a caller whose sandboxes do not share one weight
+	Exempt string       // the caller that is exempt from sharing one weight
 	PIDs   int          // the process limit of a sandbox; zero: none
 	Go     func(func()) // starts a goroutine; the caller waits for it
 }

@@ -138,7 +138,7 @@ func (a *Accounts) AddUpload(caller string, bytes int64, files int) {
 
 // Admit adds the directory of a new session. At the limit of sessions, the caller's session that
 // was closed first makes way: Admit removes it from the account and returns its directory for the
-// files to be deleted. ok is false if there is none.
+// files to be deleted. ok is false if no session qualifies.
 func (a *Accounts) Admit(dir, caller, id string) (closed string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
