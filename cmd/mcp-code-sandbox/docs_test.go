@@ -86,8 +86,13 @@ func toolsPage(t *testing.T) string {
 
 <!-- Generated from internal/tools by make docs. -->
 
-All tools are available at the same time. ` + "`SANDBOX_TOOLS`" + ` narrows the list to tools and presets.
-Each preset includes ` + "`list_services`" + ` if the server has services.
+The server offers every tool. ` + "`SANDBOX_TOOLS`" + ` narrows the list to tools and presets. The tool
+` + "`list_services`" + ` and the argument ` + "`services`" + ` exist only with ` + "`SANDBOX_CONFIG`" + `; every preset
+includes them.
+
+MCP clients get the result of ` + "`run`" + ` as text; the table below shows what plain callers (curl)
+get as JSON. While a run is in the background, results have ` + "`status`" + `, ` + "`cursor`" + ` and, if it
+waits, ` + "`queued_behind`" + `. Any result may have ` + "`warnings`" + ` about ignored arguments.
 
 | preset | tools |
 |---|---|
