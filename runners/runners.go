@@ -1,6 +1,6 @@
 // Package runners holds the definitions of the language environments: a directory for each runner
 // with its runner.json, and one for each environment with the lock of its libraries and the
-// programs that are installed beside them. The jail, the images and the tool descriptions use them.
+// programs that are installed with them. The jail, the images and the tool descriptions use them.
 //
 // The package is data. internal/runner reads it, and finds and installs environments.
 package runners

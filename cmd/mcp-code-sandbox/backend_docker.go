@@ -58,8 +58,8 @@ const (
 	reachTimeout = 15 * time.Second
 )
 
-// reachEngine returns an error if no engine answers. A server whose settings ask for one must not
-// start as if it could run code. If an engine goes away later, the server waits for it.
+// reachEngine returns an error if no engine answers. A server that is configured to use an engine
+// must not start as if it could run code. If an engine goes away later, the server waits for it.
 func (i *isolation) reachEngine(ctx context.Context) error {
 	err := i.refused
 	if err == nil {

@@ -40,7 +40,8 @@ var durationUnits = map[string]struct {
 	length time.Duration
 }{"s": {"seconds", time.Second}, "m": {"minutes", time.Minute}, "h": {"hours", time.Hour}}
 
-// decodeDuration reads a plain number in the unit of the setting's tag, which its name states, too.
+// decodeDuration reads a plain number in the unit of the setting's tag. The setting's name also
+// states the unit.
 func decodeDuration(ctx *kong.DecodeContext, target reflect.Value) error {
 	var s string
 	if err := ctx.Scan.PopValueInto("duration", &s); err != nil {

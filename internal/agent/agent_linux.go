@@ -5,8 +5,8 @@
 // shares a descriptor or a capability with it.
 //
 // The backend chooses how runs are kept apart. [Main] holds capabilities in the sandbox's own user
-// namespace and starts each run in namespaces of its own. [MainLandlock] holds none, as in a
-// container. The package prestart has the two launchers, runinit is process 1 of a run, confine has
+// namespace and starts each run in new namespaces. [MainLandlock] holds no capabilities, as in a
+// container. Package prestart has the two launchers, runinit is process 1 of a run, and confine has
 // the kernel mechanisms.
 package agent
 

@@ -1,4 +1,4 @@
 //go:build !linux
 
-// Package agent is process 1 of a sandbox. Other systems have its configuration only.
+// Package agent is process 1 of a sandbox. On other systems, it has only the configuration.
 package agent

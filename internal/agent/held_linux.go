@@ -13,13 +13,12 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// maxDescriptors limits the descriptors that one call looks at. User code decides how many there
-// are.
+// maxDescriptors limits the descriptors that one call reads, since user code can open any number.
 const maxDescriptors = 100_000
 
 // HeldFiles returns the size of the files on the workspace's file system that are deleted but still
-// open in the sandbox. root is the sandbox's root as the caller sees it. It skips processes that
-// run no user code: those for which own returns true.
+// open in the sandbox. root is the sandbox's root as the caller sees it. It skips processes for
+// which own returns true: they run no user code.
 func HeldFiles(root string, own func(pid int) bool) (sandbox.Held, error) {
 	var ws unix.Stat_t
 	if err := unix.Stat(root+sandbox.WorkspaceDir, &ws); err != nil {
@@ -57,7 +56,7 @@ type heldFiles struct {
 	dev  uint64
 	uid  uint32
 	seen map[uint64]bool // inodes
-	left int             // descriptors that are still looked at
+	left int             // descriptors that may still be read
 }
 
 func (h *heldFiles) process(procDir int, pid string) {

@@ -28,7 +28,7 @@ type interpreter struct {
 	conn *wire.Conn
 	turn sync.Mutex // one cell at a time
 
-	lost chan struct{} // closed when nothing of it is left; exit is valid then
+	lost chan struct{} // closed when no process of it is left; guards exit
 	exit wire.Exit
 }
 
@@ -149,7 +149,7 @@ func (in *interpreter) cell(s *wire.Stream, r *wire.Run) wire.Exit {
 		if f.Type == wire.TypeExit {
 			return *f.Exit
 		}
-		if s.Send(context.Background(), f) != nil { // the server has hung up, so the agent ends, too
+		if s.Send(context.Background(), f) != nil { // the server has hung up, so the agent is about to end
 			return in.wait()
 		}
 	}

@@ -14,14 +14,14 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// A sandbox may have a kernel of its own, such as gVisor's, that lacks Landlock but grants
-// namespaces to everybody. There MainLandlock starts a nested agent in a user namespace, which
-// isolates runs as Main does.
+// A sandbox may have its own kernel, such as gVisor's, that lacks Landlock but grants namespaces to
+// everybody. There MainLandlock starts a nested agent in a user namespace, which isolates runs as
+// Main does.
 
 // nestedTry is the argument that makes a nested agent confine itself like a run, and exit.
 const nestedTry = "try"
 
-// nestedCapabilities are the capabilities that Main uses, too.
+// nestedCapabilities are the capabilities that Main also uses.
 var nestedCapabilities = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_CHROOT, unix.CAP_SETPCAP, unix.CAP_SYS_RESOURCE}
 
 // canNest reports whether a process without capabilities can make namespaces here and confine a run
@@ -50,7 +50,7 @@ func nest(configJSON string) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the agent in namespaces of its own: %w", err)
 	}
-	if err := confine.MakeUnreadable(); err != nil { // not earlier: the nested agent's id maps could not be written
+	if err := confine.MakeUnreadable(); err != nil { // not earlier, or the nested agent's id maps could not be written
 		return err
 	}
 	return cmd.Wait()

@@ -44,7 +44,7 @@ func (a *agent) execute(s *wire.Stream, r *wire.Run) wire.Exit {
 	return exit
 }
 
-// runProgram runs a program of its own.
+// runProgram runs code in a new process.
 func (a *agent) runProgram(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 	run, err := a.start(a.launcher.Spec(r))
 	if err != nil {

@@ -34,7 +34,7 @@ type Hierarchy struct {
 	v1     map[string]string // version 1: that directory by controller
 	// looseTCP says that version 1 cannot limit socket buffers, which its memory limit leaves out.
 	looseTCP bool
-	err      error // why there is none
+	err      error // why no cgroups can be made
 }
 
 // Find looks for a hierarchy in which this process may make groups, by making one.
@@ -155,7 +155,7 @@ func (h *Hierarchy) findV1() error {
 		}
 		dirs[name] = dir
 	}
-	// Where CPU time has a hierarchy of its own, groups are made there, too.
+	// If CPU time has its own hierarchy, make groups there as well.
 	if _, err := os.Stat(filepath.Join(dirs["cpu"], accountingFile)); err != nil {
 		if own, err := ownGroup(accounting); err == nil {
 			dir := filepath.Join(mount, accounting, own)

@@ -9,13 +9,14 @@ const (
 	tcpUsage    = "memory.kmem.tcp.usage_in_bytes"
 	tcpMaxUsage = "memory.kmem.tcp.max_usage_in_bytes"
 
-	// socketsInterval is how often WatchSockets looks. A group can exceed its limit for that long.
+	// socketsInterval is the time between two checks of WatchSockets. A group can exceed its limit
+	// for that long.
 	socketsInterval = 200 * time.Millisecond
 )
 
-// WatchSockets kills groups whose sockets hold more than their memory limit, until done is closed.
-// Version 1 lets every socket without data exceed the limit by a segment of 64 KB, so thousands of
-// connections can hold many times the limit.
+// WatchSockets kills groups with sockets that hold more than the memory limit, until done is
+// closed. Version 1 lets every socket without data exceed the limit by a segment of 64 KB, so
+// thousands of connections can hold many times the limit.
 func (h *Hierarchy) WatchSockets(done <-chan struct{}) {
 	if h.v1 == nil || h.looseTCP {
 		return

@@ -25,7 +25,8 @@ const (
 	// refreshTimeout bounds one refresh. The lease is longer, so that refreshes never overlap.
 	refreshTimeout = 20 * time.Second
 	leaseTime      = refreshTimeout + 10*time.Second
-	// leasePoll is how often a process checks whether another one has refreshed the token.
+	// leasePoll is the interval at which a process checks whether another one has refreshed the
+	// token.
 	leasePoll = 50 * time.Millisecond
 	// storeTimeout bounds storing a new token, which must succeed even if the request was canceled.
 	storeTimeout = 10 * time.Second
@@ -303,7 +304,7 @@ func (c *Connection) refreshRow(ctx context.Context, row store.Connection) (t To
 		return Token{}, err
 	}
 	if err := st.UpdateConnection(ctx, sealed, owner); errors.Is(err, store.ErrNotFound) {
-		// The caller has disconnected since: revoke the new token, too.
+		// The caller has disconnected meanwhile: revoke the new token as well.
 		return Token{}, errors.Join(ErrNotConnected, c.revoke(ctx, t))
 	} else if err != nil {
 		return Token{}, err

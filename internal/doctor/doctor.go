@@ -40,8 +40,8 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 }
 `
 
-// Check examines the host for a server whose data is in root. Fix the first failure in the list
-// first.
+// Check examines the host for a server that stores its data in root. Fix the first failure in the
+// list first.
 func (h Host) Check(ctx context.Context, root string) []sandbox.Check {
 	if h.OS != "linux" {
 		return []sandbox.Check{fail("system", "the jail does not run on "+h.OS,

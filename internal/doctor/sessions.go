@@ -62,7 +62,7 @@ func (h Host) CheckSessions(limit int, cost SessionCost) []sandbox.Check {
 		return nil
 	}
 	detail := fmt.Sprintf("SANDBOX_MAX_SESSIONS is %d; this machine has room for about %d, if most of them are idle: %s", limit, n, why)
-	if limit > 2*n { // the reserve is gone, too
+	if limit > 2*n { // the reserve is used up as well
 		return []sandbox.Check{warn("sessions", detail, fmt.Sprintf("set SANDBOX_MAX_SESSIONS to %d or less", n))}
 	}
 	return []sandbox.Check{pass("sessions", detail)}

@@ -128,7 +128,7 @@ func (a *authenticator) refuse(w http.ResponseWriter, r *http.Request, sent bool
 	writeError(w, r, http.StatusUnauthorized, message)
 }
 
-// noLogins is for people whose client has no token.
+// noLogins tells people without a token in their client what to do.
 const noLogins = "this server has no logins; send its API token, MCP_API_TOKEN, as the header Authorization: Bearer <token>"
 
 // loginPaths are where clients look for a way to log in and to register after a 401.

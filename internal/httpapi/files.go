@@ -19,7 +19,7 @@ import (
 	"mcp-code-sandbox/internal/signedurl"
 )
 
-// filePolicy denies scripts, an origin and network to a file that a browser shows anyway.
+// filePolicy denies scripts, an origin and network to a file, even if a browser displays it.
 const filePolicy = "sandbox; default-src 'none'; frame-ancestors 'none'"
 
 const (
@@ -190,7 +190,7 @@ func size(n int64) string {
 }
 
 // transfers bounds the files that are sent and received at once: per link, in total, and in shares
-// per caller whose session has the file. No caller is exempt: anybody may hold a link.
+// per owner of the file's session. No caller is exempt: anybody may hold a link.
 type transfers struct {
 	links, callers *share.Pool
 }

@@ -32,7 +32,8 @@ type Files interface {
 	OpenLink(id, name string) (*os.File, fs.FileInfo, error)
 	// ReceiveUpload takes the ticket of an upload link and stores body under its name.
 	ReceiveUpload(ctx context.Context, ticketID, id, name string, body io.Reader) (executor.FileLink, error)
-	// LinkCaller returns the caller whose session a link names, or "" if it does not exist.
+	// LinkCaller returns the owner of the session that a link names, or "" if the session does not
+	// exist.
 	LinkCaller(id string) string
 }
 

@@ -27,8 +27,8 @@ const (
 )
 
 // pagePolicy runs only our scripts in the page that has the API token. They need the nonce and not
-// just this origin, because files that code made have this origin, too. Frames show previews
-// without scripts.
+// just this origin, because files that code made share this origin. Frames show previews without
+// scripts.
 const pagePolicy = "default-src 'none'; script-src 'nonce-%[1]s'; style-src 'nonce-%[1]s'; img-src 'self' blob: data:; font-src 'self'; " +
 	"connect-src 'self'; frame-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 

@@ -94,8 +94,8 @@ func Acquire(root string) (*Instance, error) {
 	return &Instance{id: id, dir: dir, lock: f}, nil
 }
 
-// Dead takes over every instance on root whose process has ended. The caller removes what it left
-// elsewhere, and then calls Close, or Abandon if that failed.
+// Dead takes over every instance on root that has ended. The caller removes what it left elsewhere,
+// and then calls Close, or Abandon if that failed.
 func Dead(root string) ([]*Instance, error) {
 	parent := filepath.Join(root, directory)
 	if _, err := os.Stat(parent); errors.Is(err, fs.ErrNotExist) {

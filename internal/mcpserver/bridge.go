@@ -139,7 +139,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 	rep.calls = calls
 	rep.stripCaching = !isStateless(r) && (strings.HasSuffix(m.method, "/list") || m.method == "resources/read")
 	stop := func() {}
-	if m.isCall() && m.method != "initialize" { // initialize is answered at once, with headers of its own
+	if m.isCall() && m.method != "initialize" { // initialize is answered at once, with its own headers
 		rep.call = m.method != "subscriptions/listen"
 		stop = rep.heartbeats(s.cfg.Heartbeat)
 	}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hungUp reports whether w is a pipe or socket whose reader is gone.
+// hungUp reports whether w is a pipe or socket that has lost its reader.
 func hungUp(w io.Writer) bool {
 	file, ok := w.(syscall.Conn)
 	if !ok {

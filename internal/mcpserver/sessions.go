@@ -11,8 +11,8 @@ import (
 )
 
 // sessions bounds the SDK's sessions over HTTP: many clients, such as n8n, initialize and never
-// return. It ends idle ones and, when a new one needs the room, one of the caller with the most.
-// A client whose session is gone gets status 404 and initializes again.
+// return. It ends idle ones and, when a new one needs the room, one of the caller with the most. A
+// client that has lost its session gets status 404 and initializes again.
 type sessions struct {
 	pool *share.Pool
 	idle time.Duration

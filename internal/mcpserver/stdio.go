@@ -37,7 +37,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.ReadCloser, out io.WriteC
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
-		in.Close() // cancels the calls, too
+		in.Close() // also cancels the calls
 		session.Close()
 		<-ended
 		if !errors.Is(context.Cause(ctx), errShutdown) {

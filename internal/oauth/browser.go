@@ -305,7 +305,7 @@ var errForged = &pageError{http.StatusForbidden, "The form is out of date",
 	"You may have logged in or out since the page was shown. Go back, reload the page, and try again."}
 
 // policy returns a Content-Security-Policy that allows the style sheet and forms to this server.
-// onward lists where the answers of forms may redirect, which browsers check, too.
+// onward lists where responses to forms may redirect. Browsers enforce it.
 func policy(onward ...string) string {
 	return "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action " +
 		strings.Join(append([]string{"'self'"}, onward...), " ")

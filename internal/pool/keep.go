@@ -13,13 +13,14 @@ import (
 const (
 	// lifetime bounds how long a sandbox is kept ready.
 	lifetime = 30 * time.Minute
-	// tick is how often the keeper looks for kinds without demand and for old sandboxes.
+	// tick is the interval at which the keeper looks for kinds without demand and for old
+	// sandboxes.
 	tick = 30 * time.Second
 	// The keeper looks for idle processors every idleTick, but no longer than idlePatience: a start
 	// costs little, and on a machine that is always busy, callers would wait for one.
 	idleTick     = 30 * time.Millisecond
 	idlePatience = 2 * time.Second
-	// memoryTick is how often the keeper looks for free memory.
+	// memoryTick is the interval at which the keeper checks the free memory.
 	memoryTick = 5 * time.Second
 	// never is the pause before the next start of a kind that cannot be pooled.
 	never = 24 * time.Hour

@@ -35,7 +35,8 @@ type Config struct {
 	// bound.
 	Total int
 	// Dir belongs to the pool alone, on the file system of the workspaces. It holds the directories
-	// of sandboxes whose workspace cannot be attached. If it is empty, there are no such sandboxes.
+	// of sandboxes that cannot attach a workspace later. If it is empty, the pool keeps no such
+	// sandboxes.
 	Dir string
 	// Own gives a new directory in Dir to the uid of sandboxes; nil: it stays the server's.
 	Own func(dir string) error

@@ -9,7 +9,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// reservationTime is how long a sandbox whose directory has become a workspace waits for its
+// reservationTime is how long a sandbox waits, after its directory has become a workspace, for its
 // session.
 const reservationTime = 30 * time.Second
 

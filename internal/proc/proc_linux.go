@@ -18,7 +18,7 @@ import (
 var ErrThreadClosed = errors.New("the thread is closed")
 
 // Thread is an OS thread that calls functions, one at a time. Use it to start processes that must
-// die with their parent thread (PDEATHSIG), or to keep namespaces of its own. It is never the main
+// die with their parent thread (PDEATHSIG), or to keep its own namespaces. It is never the main
 // thread.
 type Thread struct {
 	jobs chan func()

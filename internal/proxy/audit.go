@@ -64,7 +64,7 @@ var genesis = hex.EncodeToString(make([]byte, sha256.Size))
 const maxLine = 32 << 10
 
 // Audit appends to the audit trail, a file of JSON lines that form a hash chain. Processes can
-// share the file: they lock another file beside it, which also holds a checkpoint, the end of the
+// share the file: they lock another file next to it, which also holds a checkpoint, the end of the
 // chain. If the trail is moved away, a new file continues the chain.
 type Audit struct {
 	path string

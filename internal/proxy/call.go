@@ -22,11 +22,12 @@ import (
 const (
 	// prefix starts every path that the proxy serves.
 	prefix = "/proxy/"
-	// statusClientGone is the recorded status of a call whose client left before the answer.
+	// statusClientGone is the recorded status of a call if its client left before the answer.
 	statusClientGone = 499
 	// grace is how long the client of a canceled call may take to read the answer.
 	grace = 2 * time.Second
-	// recheck is how often a call in progress checks whether another process revoked its token.
+	// recheck is the interval at which a call in progress checks whether another process revoked
+	// its token.
 	recheck = 2 * time.Second
 	// flushInterval delays parts of an answer of known length. ReverseProxy flushes event streams
 	// and answers of unknown length at once.

@@ -91,7 +91,8 @@ func parseSegment(raw string, encodedSlash bool) (string, error) {
 var lookAlikes = strings.NewReplacer("\uff0e", ".", "\u2024", ".", "\u2025", "..",
 	"\uff0f", "/", "\u2215", "/", "\u2044", "/", "\uff3c", "/")
 
-// escapeSegment encodes a segment. It encodes the plus sign, too: some servers take it for a space.
+// escapeSegment encodes a segment. It also encodes the plus sign, which some servers take for a
+// space.
 func escapeSegment(b *strings.Builder, s string) {
 	for _, c := range []byte(s) {
 		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~!$&'()*,=:@", c) >= 0 {

@@ -122,7 +122,7 @@ func New(cfg Config) (*Proxy, error) {
 	return p, p.revokeDead(cfg.Alive)
 }
 
-// revokeDead revokes the tokens of runs whose process is gone.
+// revokeDead revokes the tokens of runs that belonged to dead processes.
 func (p *Proxy) revokeDead(alive func(string) bool) error {
 	ctx := context.Background()
 	instances, err := p.store.ExecutionTokenInstances(ctx, p.now())

@@ -115,8 +115,8 @@ func encodings(secret string) [][]byte {
 	}
 	lower := hex.EncodeToString(raw)
 	out = append(out, []byte(lower), []byte(strings.ToUpper(lower)))
-	// With these, a secret that is escaped twice (a link in a link, JSON in JSON) is found, too: it
-	// is an escaped form of one that is escaped once.
+	// These also find a secret that is escaped twice (a link in a link, JSON in JSON): it is an
+	// escaped form of one that is escaped once.
 	quoted, err := json.Marshal(secret)
 	if err != nil {
 		panic(err) // strings always marshal
@@ -202,7 +202,8 @@ func (s *scrubber) findPlain(buf []byte) {
 	}
 }
 
-// findEscaped finds occurrences whose first escape begins with mark. What precedes that is literal.
+// findEscaped finds occurrences with a first escape that begins with mark. The text before it is
+// literal.
 func (s *scrubber) findEscaped(buf []byte, mark byte) {
 	for at := 0; ; at++ {
 		next := bytes.IndexByte(buf[at:], mark)

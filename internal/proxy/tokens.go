@@ -306,7 +306,7 @@ func (p *Proxy) RevokeService(ctx context.Context, caller, service string) error
 	return nil
 }
 
-// revoked cancels and records tokens whose rows were revoked.
+// revoked cancels and records the tokens of revoked rows.
 func (p *Proxy) revoked(caller, execution, service string, jtis []string) {
 	p.live.revoke(jtis)
 	for _, jti := range jtis {

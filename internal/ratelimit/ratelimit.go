@@ -23,8 +23,8 @@ type Limiter struct {
 	each map[netip.Addr]*rate.Limiter
 }
 
-// maxAddresses bounds the addresses that have a limiter of their own. When it is reached, all of
-// them start over; the limit for all addresses together still holds.
+// maxAddresses bounds the addresses with their own limiter. When it is reached, all of them start
+// over; the limit for all addresses together still holds.
 const maxAddresses = 4096
 
 // New returns a Limiter. now is the clock; nil means [time.Now].

@@ -156,7 +156,7 @@ func (c *custom) environment(ctx context.Context, src Sources, t toolchain) (fou
 // envName is unique: the name of a runner has no dot.
 func (c *custom) envName(env string) string { return c.Name + "." + env }
 
-// hash identifies the operator's files, and those of this project that are installed beside them.
+// hash identifies the operator's files, and the files of this project that are installed with them.
 func (c *custom) hash(t toolchain) (string, error) {
 	h := sha256.New()
 	for _, name := range []string{"requirements.txt", "package.json", "package-lock.json"} {

@@ -72,11 +72,11 @@ func (e environ) findPython(ctx context.Context) interpreter {
 	return bare
 }
 
-// nodeMajor and nodeMinor are the oldest Node.js whose vm module has what launch.cjs needs.
+// nodeMajor and nodeMinor are the oldest Node.js version with a vm module that launch.cjs can use.
 const nodeMajor, nodeMinor = 20, 12
 
 // findNode returns a Node.js that is new enough, of the host or one that Install put into dir. If
-// there is none, tooOld is the version of an older one.
+// no suitable one is found, tooOld is the version of an older one.
 func (e environ) findNode(ctx context.Context, dir string) (in interpreter, tooOld string) {
 	candidates := append(e.onPath("node", "nodejs"), e.installedVersions("NVM_DIR", ".nvm", "versions/node/*/bin/node")...)
 	own, _ := filepath.Glob(filepath.Join(dir, "nodejs/node_modules/node-linux-*/bin/node"))
@@ -220,7 +220,7 @@ func (e environ) output(ctx context.Context, name string, args ...string) ([]byt
 	return cmd.Output()
 }
 
-// without returns the variables whose names do not start with one of the prefixes.
+// without returns the variables with names that start with none of the prefixes.
 func (e environ) without(prefixes ...string) []string {
 	list := []string{} // not nil, with which a command would inherit all
 	for name, value := range e {
@@ -264,7 +264,7 @@ func (e environ) isBroad(dir string) bool {
 	return filepath.Dir(dir) == "/" && dir != "/usr"
 }
 
-// inEverySandbox reports whether every sandbox has the path anyway.
+// inEverySandbox reports whether every sandbox already has the path.
 func inEverySandbox(p string) bool {
 	return slices.ContainsFunc([]string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"}, func(q string) bool { return within(p, q) })
 }

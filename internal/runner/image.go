@@ -11,7 +11,7 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// Image is a container image whose labels declare it to be a runner.
+// Image is a container image that is labelled as a runner.
 type Image struct {
 	ID       string   // unique, from the engine
 	Tags     []string // may be none

@@ -78,7 +78,7 @@ func (in *ownInstaller) importLibraries(ctx context.Context, c *custom) error {
 	case "python":
 		exe := filepath.Join(dir, "bin", "python")
 		if _, err := os.Stat(exe); err != nil {
-			dir, exe = in.dir, in.findPython(ctx).Path // which the runner uses, too
+			dir, exe = in.dir, in.findPython(ctx).Path // which the runner also uses
 		}
 		return in.importPython(ctx, dir, exe, c.Libraries)
 	case "node":

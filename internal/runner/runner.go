@@ -30,7 +30,7 @@ type Definition struct {
 	// Persistent is the command of an interpreter, with the same replacements and "{driver}", which
 	// the agent replaces with the path of the driver. Empty: the runner keeps no state.
 	Persistent []string `json:"persistent"`
-	// Driver is the name of the driver's file beside runner.json.
+	// Driver is the name of the driver's file, next to runner.json.
 	Driver       string `json:"driver"`
 	DriverSource []byte `json:"-"`
 	// Zygote forks the processes of runs. Argv must then be an interpreter and its file.
@@ -56,7 +56,7 @@ type Definition struct {
 
 // Zygote is an interpreter with libraries imported, that forks a process for each run.
 type Zygote struct {
-	// File is the name of the zygote's program beside runner.json.
+	// File is the name of the zygote's program, next to runner.json.
 	File   string `json:"file"`
 	Source []byte `json:"-"`
 	// Reads lists the prefixes of the variables that the interpreter and its libraries read while
@@ -66,7 +66,7 @@ type Zygote struct {
 	PerRun []string `json:"per_run"`
 	// Preload is imported at once: libraries that many programs use and that take little memory.
 	Preload []string `json:"preload"`
-	// OnUse is imported by the zygote of a session whose code has mentioned it.
+	// OnUse lists modules that a session's zygote imports once code has mentioned them.
 	OnUse []string `json:"preload_on_use"`
 	// Light is imported by a second zygote, for programs that import nothing else. They do not
 	// carry the memory of the libraries.
@@ -74,7 +74,7 @@ type Zygote struct {
 }
 
 // Prestart describes a program that can wait for its code. Reads lists the prefixes of the
-// variables that it reads while it starts: a run that changes one needs a program of its own.
+// variables that it reads while it starts: a run that changes one needs a new program.
 type Prestart struct {
 	Reads []string `json:"reads"`
 }

@@ -14,13 +14,13 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// toolchain is an interpreter whose libraries are installed into an environment, a directory that
-// sandboxes mount.
+// toolchain is an interpreter with libraries that are installed into an environment, a directory
+// that sandboxes mount.
 type toolchain struct {
 	name string
-	// manifest, beside an operator's runner.json, asks for an environment of its own.
+	// manifest is the file next to an operator's runner.json that asks for a separate environment.
 	manifest string
-	// files are the programs of this project that are installed beside the libraries.
+	// files are the programs of this project that are installed with the libraries.
 	files []string
 	probe func(environ, context.Context, string) (interpreter, error)
 	// compatible reports whether libraries for one version work with another.

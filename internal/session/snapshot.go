@@ -16,8 +16,8 @@ const (
 	maxKeptByAll = 1_000_000
 )
 
-// userLink is a link beside the workspace that names the server which remembers the session's
-// files.
+// userLink is a symbolic link next to the workspace. It names the server that remembers the
+// session's files.
 const userLink = "user"
 
 // kept is the content of the workspace after the session's last run. It saves the next run a walk

@@ -37,14 +37,14 @@ type diskWatch struct {
 	s       *Session
 	limit   workspace.Usage
 	full    bool            // the workspace exceeded the quota when the run began
-	was     workspace.Usage // what it held then, but at least limit
+	was     workspace.Usage // what it held at the start, but at least limit
 	base    workspace.Usage // its charged usage at the start
 	free    int64           // free bytes of the disk at the start
 	began   time.Time
 	reserve workspace.Usage
 	over    func() // called once when a limit is exceeded
 
-	grownBytes atomic.Int64 // since then, as last measured
+	grownBytes atomic.Int64 // since the start, as last measured
 	grownFiles atomic.Int64
 	starved    atomic.Bool // over was called because the disk is short
 

@@ -170,8 +170,8 @@ func (p *Pool) grantLocked() (victims []*Lease) {
 	}
 }
 
-// nextLocked returns the waiter to serve next, of those whose callers have not reached their limit:
-// whose caller holds least, then was served least recently, then came first.
+// nextLocked returns the waiter to serve next. It skips callers at their limit, and prefers the
+// caller that holds the least, then the one served least recently, then the first to arrive.
 func (p *Pool) nextLocked() (next *waiter) {
 	for _, w := range p.waiters {
 		if w.n > p.cfg.Limit-w.account.held {
@@ -274,7 +274,7 @@ func evict(victims []*Lease) {
 	}
 }
 
-// Stats are a pool's numbers at one moment, and how often it has evicted and refused.
+// Stats are a pool's numbers at one moment, and its counts of evictions and refusals.
 type Stats struct {
 	Capacity, Used   int64
 	Callers, Waiting int

@@ -74,7 +74,7 @@ func (s *Store) Record(ctx context.Context, runs []Run, results []Result, keep i
 	})
 }
 
-// GetRun returns the record of a run, or [ErrNotFound]. It does not check whose run it is.
+// GetRun returns the record of a run, or [ErrNotFound]. It does not check the owner.
 func (s *Store) GetRun(ctx context.Context, id string) (Run, error) {
 	return queryOne(ctx, s.db, func(r *Run) []any {
 		return []any{&r.ID, &r.Caller, &r.Session, &r.Runner, (*nanos)(&r.Started), &r.Duration, &r.ExitCode, &r.Cause}

@@ -56,9 +56,9 @@ type Conn struct {
 	done chan struct{}
 }
 
-// NewConn starts a connection after the hello and owns rw, whose Close must unblock Read and Write.
-// For each stream that the peer opens, it calls accept in a new goroutine with the frame that
-// opened it; accept must close the stream. A nil accept closes every such stream.
+// NewConn starts a connection after the hello and owns rw. Closing rw must unblock its Read and
+// Write. For each stream that the peer opens, it calls accept in a new goroutine with the frame
+// that opened it; accept must close the stream. A nil accept closes every such stream.
 func NewConn(rw io.ReadWriteCloser, side Side, accept func(*Stream, Frame)) *Conn {
 	c := &Conn{rw: rw, side: side, accept: accept, streams: map[uint64]*Stream{}, done: make(chan struct{})}
 	c.nextID = 2

@@ -83,8 +83,8 @@ type Frame struct {
 type Hello struct {
 	Version int    `json:"version"`
 	Agent   string `json:"agent"` // the agent's build, for the log
-	// Isolation says, for the log, what keeps runs apart if they have no namespaces of their own,
-	// or why nothing does.
+	// Isolation says, for the log, what keeps runs apart if they share namespaces, or why nothing
+	// does.
 	Isolation string `json:"isolation,omitempty"`
 }
 
@@ -153,8 +153,8 @@ type Exit struct {
 	UserUS  int64  `json:"user_us"`
 	SysUS   int64  `json:"sys_us"`
 	MaxRSSB int64  `json:"max_rss_bytes"`
-	// OOMKills and PIDsRefused count how often the sandbox reached its memory and pid limits during
-	// the run, by this run or another one. They are set where the agent can see it and the backend
+	// OOMKills and PIDsRefused count the hits of the sandbox's memory and pid limits during the
+	// run, by this run or another one. They are set where the agent can see it and the backend
 	// cannot.
 	OOMKills    uint64 `json:"oom_kills,omitempty"`
 	PIDsRefused uint64 `json:"pids_refused,omitempty"`
@@ -269,7 +269,7 @@ func SendHello(w io.Writer, h Hello) error {
 }
 
 // ReadHello reads the agent's first frame and no byte more. Backends call it before they return a
-// sandbox. It has no timeout of its own: close r, or set its deadline, to end it.
+// sandbox. It has no timeout: close r, or set its deadline, to end it.
 func ReadHello(r io.Reader) (Hello, error) {
 	dec := decoder{r: r, limit: maxHello}
 	f, err := dec.decode()

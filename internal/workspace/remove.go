@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 )
 
-// RemoveAll deletes a directory whose content hostile code has made and can no longer reach. It may
-// be nested deeper than there are descriptors, and closed to its owner. Another server may delete
-// it at the same time.
+// RemoveAll deletes a directory that hostile code has filled and can no longer reach. It may be
+// nested deeper than there are descriptors, and closed to its owner. Another server may delete it
+// at the same time.
 func RemoveAll(ctx context.Context, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

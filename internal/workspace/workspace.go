@@ -53,8 +53,8 @@ type Workspace struct {
 	writes atomic.Uint64 // see Writes
 }
 
-// Open opens the workspace in dir, whose parent must be out of the sandbox's reach. It removes
-// unfinished uploads of a server that died.
+// Open opens the workspace in dir. The sandbox must not be able to reach the parent of dir. It
+// removes unfinished uploads of a server that died.
 func Open(dir string, owner Owner) (*Workspace, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrPermission) && os.Chmod(dir, 0o700) == nil { // see regain

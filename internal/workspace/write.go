@@ -92,7 +92,8 @@ func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, e
 	if err != nil {
 		return File{}, err
 	}
-	// Check again, now that the file exists: other uploads and the sandbox write, too.
+	// Check again, now that the file exists: other uploads and the sandbox may have written
+	// meanwhile.
 	if _, err := w.room(opt.Quota, replaced); err != nil {
 		return File{}, err
 	}

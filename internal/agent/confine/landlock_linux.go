@@ -50,9 +50,8 @@ func LandlockVersion() (int, string) {
 	return int(v), fmt.Sprintf("landlock %d", v)
 }
 
-// EnterLandlock takes from the calling thread, and from what it forks, what a program must not have
-// where it has no namespaces of its own. Version 0 leaves out the Landlock domain. There are no
-// capabilities to drop.
+// EnterLandlock confines the calling thread, and what it forks, where a program does not get its
+// own namespaces. Version 0 leaves out the Landlock domain. There are no capabilities to drop.
 func EnterLandlock(version int, private string) error {
 	if err := noNewPrivileges(); err != nil {
 		return err

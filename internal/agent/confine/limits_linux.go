@@ -73,7 +73,7 @@ func LimitsByName(limits []Limit) map[string]uint64 {
 }
 
 // settable leaves out the limits that this kernel lets nobody set, not even to their current value.
-// Linux sets all of them; gVisor has bounds of its own instead (see SECURITY.md).
+// Linux can set all of them; gVisor has its own bounds instead (see SECURITY.md).
 func settable(limits []Limit) []Limit {
 	return slices.DeleteFunc(slices.Clone(limits), func(l Limit) bool {
 		if l.Resource != unix.RLIMIT_SIGPENDING && l.Resource != unix.RLIMIT_MSGQUEUE {

@@ -27,12 +27,11 @@ func DropCapability(capability uint) error {
 	}
 	set.Effective &^= bit
 	set.Permitted &^= bit
-	set.Inheritable &^= bit // the kernel removes it from the ambient set, too
+	set.Inheritable &^= bit // the kernel also removes it from the ambient set
 	return setCapabilities(sets)
 }
 
-// setCapabilities sets the capabilities of every thread: the threads of the Go runtime have them,
-// too.
+// setCapabilities sets the capabilities of every thread, including those of the Go runtime.
 func setCapabilities(sets [2]unix.CapUserData) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	_, _, e := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&sets[0])), 0)
@@ -82,8 +81,8 @@ func MakeUnreadable() error {
 	return nil
 }
 
-// EnterNamespaces confines run-init, which is process 1 of new namespaces, whatever its run will
-// be. It calls enter when the mounts are made and the privileges are still there.
+// EnterNamespaces confines run-init, process 1 of new namespaces, before its run is known. It calls
+// enter after it has made the mounts and before it drops the privileges.
 func EnterNamespaces(tmpBytes string, enter func() error) error {
 	size, err := strconv.ParseInt(tmpBytes, 10, 64)
 	if err != nil {

@@ -98,7 +98,7 @@ func RunFilter() Filter {
 	f.skipIf(auditArch, 1)
 	f.ret(unix.SECCOMP_RET_KILL_PROCESS)
 	f.load(offNR)
-	f.op(unix.BPF_JMP|unix.BPF_JGT|unix.BPF_K, lastSyscall, 2, 0) // x32 calls are above it, too
+	f.op(unix.BPF_JMP|unix.BPF_JGT|unix.BPF_K, lastSyscall, 2, 0) // x32 calls are also above it
 	f.op(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, firstShared, 2, 0)
 	f.op(unix.BPF_JMP|unix.BPF_JGT|unix.BPF_K, lastOwn, 0, 1)
 	f.ret(errno(unix.ENOSYS))
@@ -156,7 +156,7 @@ func RunFilter() Filter {
 		b.op(unix.BPF_JMP|unix.BPF_JSET|unix.BPF_K, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_COLLAPSE_RANGE, 1, 0)
 		b.ret(errno(unix.EOPNOTSUPP))
 	})
-	f.when(unix.SYS_SETRLIMIT, func(b *Filter) { // see EarlyLimits: a lower limit is worse
+	f.when(unix.SYS_SETRLIMIT, func(b *Filter) { // see EarlyLimits: a limit of 0 would start the host's crash handler
 		b.load(arg(0))
 		b.skipUnless(unix.RLIMIT_CORE, 1)
 		b.ret(errno(unix.EPERM))

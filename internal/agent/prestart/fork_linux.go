@@ -15,7 +15,7 @@ type forked struct {
 }
 
 // waitingFork is a fork of a zygote in the namespaces of a run-init that waits for its run. It
-// waits without privileges for its spec, and ends if there is none. Forking early saves the time to
+// waits without privileges for its spec, and ends if it gets none. Forking early saves the time to
 // copy a large process.
 type waitingFork struct {
 	cancel chan struct{} // closed to stop waiting for the zygote
@@ -69,7 +69,7 @@ func (w *waitingFork) handOver(spec *runinit.Spec, z *zygote) (forked, bool) {
 		_ = w.spec.Close()
 		return forked{}, false
 	}
-	return w.program, spec.WriteForFork(w.spec) == nil // on an error it has died, without the whole spec
+	return w.program, spec.WriteForFork(w.spec) == nil // on an error, the fork died before it read the whole spec
 }
 
 // drop ends the fork. It does not wait. On nil it does nothing.

@@ -23,7 +23,7 @@ import (
 // the agent empties when no run is left. See docs/agent.md for how a run ends.
 type Landlock struct {
 	base
-	version int // of Landlock; 0: none, and nothing keeps runs apart
+	version int // of Landlock; 0 if runs are not kept apart
 
 	// mu is held while a child is made and registered, so that sweep does not take it for a stray,
 	// while strays are killed, and while files are read or removed: each slow call holds a thread,
@@ -115,7 +115,7 @@ func (l *Landlock) registerLocked(run *Run, dir string) {
 	run.reap = func() (*os.ProcessState, error) { return l.reap(run.proc, dir) }
 }
 
-// besideOthers is a new run-init, whose run is known.
+// besideOthers is a new run-init that already has its run.
 type besideOthers struct{ *Run }
 
 func (p besideOthers) HandOver(spec *runinit.Spec) (*Run, error) {
@@ -123,7 +123,7 @@ func (p besideOthers) HandOver(spec *runinit.Spec) (*Run, error) {
 	return p.Run, nil
 }
 
-// Prestart implements Launcher. Where runs could signal each other, no process waits beside them.
+// Prestart implements Launcher. Where runs could signal each other, no process waits during a run.
 func (l *Landlock) Prestart(r *wire.Run, _ bool) {
 	if r.Zygote == nil {
 		return
@@ -267,7 +267,7 @@ func (l *Landlock) Owns(pid int) bool {
 	return kept || l.inits[pid]
 }
 
-// startZygote implements zygoteHost. The zygote uses a directory of its own in place of /tmp, where
+// startZygote implements zygoteHost. The zygote uses a private directory instead of /tmp, where
 // runs could leave files for it to find.
 func (l *Landlock) startZygote(z *zygote, command zygoteCommand) error {
 	program, err := os.Executable()
@@ -359,7 +359,7 @@ func (l *Landlock) continueKeptLocked() {
 	}
 }
 
-// emptyRunsLocked empties RunsDir, but for the directories of zygotes.
+// emptyRunsLocked empties RunsDir, except for the directories of zygotes.
 func (l *Landlock) emptyRunsLocked() {
 	if len(l.kept) == 0 {
 		empty(confine.RunsDir)

@@ -13,11 +13,11 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// Namespaces starts each run in pid, mount and IPC namespaces of its own. It needs capabilities in
-// the sandbox's user namespace. A run ends when its run-init does.
+// Namespaces starts each run in its own pid, mount and IPC namespaces. It needs capabilities in the
+// sandbox's user namespace. A run ends when its run-init does.
 type Namespaces struct {
 	base
-	empty *os.File // a mount namespace in which runs hide their mounts; nil: they do not
+	empty *os.File // a mount namespace in which runs hide their mounts; nil if they do not
 	life  time.Duration
 }
 
@@ -106,7 +106,7 @@ func (n *Namespaces) Prestart(r *wire.Run, quiet bool) {
 	n.slot.fill(func() (waiting, error) { return n.prestart(r.Limits.TmpBytes, zygote) }, bootFor(r))
 }
 
-// prestart starts a run-init and has the zygote, if there is one, fork a program into it.
+// prestart starts a run-init and makes the zygote, if any, fork a program into it.
 func (n *Namespaces) prestart(tmpBytes int64, zygote string) (waiting, error) {
 	p, err := n.start(tmpBytes)
 	if err != nil {
@@ -118,7 +118,8 @@ func (n *Namespaces) prestart(tmpBytes int64, zygote string) (waiting, error) {
 	return p, nil
 }
 
-// startZygote implements zygoteHost. The zygote shares the agent's namespaces, but for its mounts.
+// startZygote implements zygoteHost. The zygote shares the agent's namespaces, except for its
+// mounts.
 func (n *Namespaces) startZygote(z *zygote, command zygoteCommand) (err error) {
 	z.reportsExits = true
 	z.proc, err = command.start("zygote", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS})
@@ -137,8 +138,8 @@ func (n *Namespaces) endZygote(z *zygote) {
 	}
 }
 
-// ExecZygote turns the process that startZygote started into the zygote. Libraries need one thing
-// of a file system while they are imported: a /tmp of their own.
+// ExecZygote turns the process that startZygote started into the zygote. While they are imported,
+// libraries need a private /tmp.
 func ExecZygote(argv []string) error {
 	if err := confine.SeparateMounts(); err != nil {
 		return err
@@ -149,14 +150,14 @@ func ExecZygote(argv []string) error {
 	return execZygote(argv)
 }
 
-// isolated is a run-init in namespaces of its own. It has made its mounts, has dropped its
-// privileges and has seen nothing of any run.
+// isolated is a run-init in its own namespaces. It has made its mounts, has dropped its privileges
+// and has seen nothing of any run.
 type isolated struct {
 	*Run
 	zygotes  *zygotes
 	tmpBytes int64
 	bareLife time.Duration
-	fork     *waitingFork // nil: no fork was asked for
+	fork     *waitingFork // nil if no fork was requested
 	booted   *bootedProgram
 }
 

@@ -27,11 +27,12 @@ type Launcher interface {
 	Take(spec *runinit.Spec) Process
 	// Start starts a process for this run.
 	Start(spec *runinit.Spec) (Process, error)
-	// Prestart prepares for another run like r, which has ended. No interpreter is alive if quiet.
+	// Prestart prepares for another run like r, which has ended. quiet means that no interpreter is
+	// alive.
 	Prestart(r *wire.Run, quiet bool)
 	// BeginRun counts a run, or a cell, until the caller calls end.
 	BeginRun(cell bool) (end func())
-	// LimitsHit returns how often the sandbox's limits were hit, where the backend cannot see it.
+	// LimitsHit returns the sandbox's hit limits, if the backend cannot count them.
 	LimitsHit() LimitsHit
 	// Owns reports whether a process is the launcher's own, so that it runs no user code.
 	Owns(pid int) bool
@@ -46,7 +47,7 @@ type Process interface {
 	Discard()
 }
 
-// How long a prestarted process waits. Those that hold much memory wait a minute.
+// How long a prestarted process waits for a run. Processes that hold much memory wait a minute.
 const (
 	bareLife   = 5 * time.Minute
 	bootedLife = time.Minute
@@ -59,13 +60,13 @@ type Settings struct {
 	NoZygote             bool   // start no zygote: there is too little memory
 }
 
-// LimitsHit counts how often the limits of the sandbox were hit.
+// LimitsHit counts the hits of the sandbox's limits.
 type LimitsHit struct{ OOMKills, PIDsRefused uint64 }
 
 // maxStarting limits the runs that start at the same time: each holds a thread until the exec.
 const maxStarting = 2
 
-// base is the part that both launchers have.
+// base is what the two launchers share.
 type base struct {
 	settings Settings
 	slot     slot

@@ -19,9 +19,8 @@ type waiting interface {
 	isBooted() bool
 }
 
-// slot holds the process that waits for the next run, if there is one. A booted program never waits
-// beside a run, whose memory and processes it would use: it starts when no run is active, and the
-// next run takes it or ends it.
+// slot holds the process that waits for the next run, if any. A booted program would use a run's
+// memory and processes, so it starts when no run is active, and the next run takes it or ends it.
 type slot struct {
 	running atomic.Int64 // runs
 

@@ -16,8 +16,8 @@ type startEnv struct {
 
 func startEnvOf(w *wire.Zygote) startEnv { return startEnv{w.Env, w.Reads, w.PerRun} }
 
-// allows reports whether a run with this environment may have the program: every variable that the
-// program has read already is the same.
+// allows reports whether a run with this environment may use the program: no variable that the
+// program has already read differs.
 func (s startEnv) allows(env map[string]string) bool {
 	for _, vars := range []map[string]string{env, s.vars} {
 		for name := range vars {

@@ -15,9 +15,9 @@ const (
 	// sweepTimeout is how long the processes of an ended run may take to die. A fork bomb with a
 	// small CPU share takes seconds. A server that wants an answer sooner ends the sandbox itself.
 	sweepTimeout = 30 * time.Second
-	// maxUncertain limits how often sweep reads a process list that changes meanwhile: because of
-	// other runs, or a stray that forks and exits quickly. Each look finds such a stray with a
-	// chance well over one half.
+	// maxUncertain limits the reads of a process list that changes meanwhile, because of other runs
+	// or a stray that forks and exits quickly. Each read finds such a stray with a probability well
+	// above one half.
 	maxUncertain = 20
 )
 

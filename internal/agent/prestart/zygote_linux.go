@@ -30,10 +30,10 @@ type zygote struct {
 	soon bool   // it has imported and is about to arrive: a run may wait for it
 	dir  string // private to it, with Landlock
 
-	reportsExits  bool          // it is the parent of its forks and reports their exits
+	reportsExits  bool          // the zygote is the parent of its forks and reports their exits
 	answerTimeout time.Duration // how long it may take to fork; 0: forever
 
-	lone  bool            // its memory is not shared with other sandboxes, so it ends when idle
+	lone  bool            // no other sandbox shares its memory, so it ends when idle
 	extra map[string]bool // modules that it imported later
 	idle  *time.Timer     // nil unless lone
 
@@ -61,7 +61,7 @@ type zygoteCommand struct {
 	config map[string]any
 }
 
-// start starts the program by way of the agent's own binary, whose first argument is name.
+// start starts the program through the agent's own binary, with name as its first argument.
 func (c *zygoteCommand) start(name string, sys *syscall.SysProcAttr) (*os.Process, error) {
 	path, err := runinit.FindProgram(c.argv[0], c.vars)
 	if err != nil {
@@ -74,7 +74,7 @@ func (c *zygoteCommand) start(name string, sys *syscall.SysProcAttr) (*os.Proces
 // execZygote replaces the process that start started by the program.
 func execZygote(argv []string) error { return syscall.Exec(argv[0], argv, os.Environ()) }
 
-// What a zygote is asked for.
+// Requests to a zygote.
 const (
 	requestRun      = "run"
 	requestPrestart = "prestart"
@@ -322,7 +322,7 @@ func (z *zygote) forkInto(place *runinit.Place, request string, channel bool) (f
 	}
 	f, err := z.fork(request, files...)
 	if err != nil {
-		_ = w.Close() // a fork that was made nevertheless gets no spec, and ends
+		_ = w.Close() // if the fork exists after all, it gets no spec and ends
 		return forked{}, nil, err
 	}
 	return f, w, nil

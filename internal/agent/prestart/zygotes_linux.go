@@ -23,7 +23,7 @@ type zygotes struct {
 	known  map[string]*wire.Zygote
 	alive  map[string][]*zygote // successors come after the zygotes they grew from
 	failed map[string]bool      // modules that no zygote could import
-	next   map[string]time.Time // when to try again to start one that did not become ready
+	next   map[string]time.Time // when to retry a zygote that did not become ready
 }
 
 // restartPause is the minimum time between two starts of a zygote that does not become ready.
@@ -167,7 +167,8 @@ func (zs *zygotes) grow(name string, code []byte) {
 	zs.addLocked(name, successor)
 }
 
-// mentioned returns the modules whose names, part by part, are words of the code.
+// mentioned returns the modules that the code mentions: every part of the name is a word of the
+// code.
 func mentioned(code []byte, modules []string) (found []string) {
 	for _, m := range modules {
 		if !slices.ContainsFunc(strings.Split(m, "."), func(part string) bool { return !hasWord(code, part) }) {

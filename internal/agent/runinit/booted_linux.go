@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// readyTimeout limits the wait for a booted program. Starting another one would not take as long.
+// readyTimeout limits the wait for a booted program. It is longer than a new start takes.
 const readyTimeout = 10 * time.Second
 
 // The lines that a booted program writes to its standard input, which is a socket. See

@@ -27,8 +27,8 @@ const maxLine = 4 << 10
 var errLongLine = fmt.Errorf("the interpreter was killed: it sent the agent a line of more than %d bytes. "+
 	"Code must not write to descriptors that it has not opened", maxLine)
 
-// cells is run-init's side of a live interpreter. docs/agent.md has the driver's protocol.
-// User code may write to the driver's socket, too: malformed lines are ignored, and a line of more
+// cells is run-init's side of a live interpreter. docs/agent.md has the driver's protocol. User
+// code can also write to the driver's socket, so malformed lines are ignored, and a line of more
 // than maxLine bytes ends the interpreter with errLongLine.
 type cells struct {
 	pid    int // of the interpreter, and of its process group

@@ -12,7 +12,7 @@ import (
 
 const (
 	maxLate      = 8 << 10 // bytes of late output to keep, as in the drivers
-	maxLateCells = 16      // cells whose pipes are read after they end
+	maxLateCells = 16      // ended cells that are still read
 	lateRead     = 64 << 10
 	latePause    = 50 * time.Millisecond
 )

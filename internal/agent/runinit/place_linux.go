@@ -15,7 +15,7 @@ import (
 type Place struct {
 	PID, Mount, IPC *os.File
 	Root            *os.File
-	Tree            *os.File // the mount namespace of Root, whose mounts live as long as this is open
+	Tree            *os.File // the mount namespace of Root; open, it keeps the mounts alive
 	Stdout, Stderr  *os.File
 	Driver          *os.File
 }

@@ -25,7 +25,7 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// Descriptors of run-init, beside the run's own 0, 1 and 2.
+// Descriptors of run-init, in addition to the run's own 0, 1 and 2.
 const (
 	specFD    = 3
 	statusFD  = 4
@@ -41,8 +41,8 @@ const (
 	HiddenMounts = "hidden"
 )
 
-// reservedThreads is how many threads run-init reserves. One of them may end with the start of the
-// program.
+// reservedThreads is how many threads run-init starts early. One of them may end when the program
+// starts.
 const reservedThreads = 5
 
 // Main is run-init's main function. When it returns and the process exits, the kernel kills the
@@ -87,7 +87,7 @@ func serve(where string, hidden bool) (Status, error) {
 
 // process is a run-init that is ready for its run.
 type process struct {
-	hasNamespaces  bool // of its own
+	hasNamespaces  bool // it is process 1 of its own namespaces
 	oom            *os.File
 	interrupts     <-chan os.Signal
 	children       <-chan os.Signal // SIGCHLD
@@ -116,8 +116,8 @@ func start(where string, hidden bool) (*process, error) {
 	if err := confine.MakeUnreadable(); err != nil {
 		return nil, err
 	}
-	// A caught signal does not end it. Two signals have a channel of their own: a full channel
-	// drops signals.
+	// A caught signal does not end run-init. Two signals get their own channels, since a full
+	// channel drops signals.
 	signal.Notify(make(chan os.Signal, 1))
 	interrupts, children := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(interrupts, syscall.SIGINT)
@@ -186,7 +186,7 @@ func (init *process) run(spec *Spec) (Status, error) {
 }
 
 // isAlone reports whether no process of the run is left but run-init. Orphans become children of
-// process 1. (kill(-1, 0) would answer, too, but makes the kernel look at every process of the
+// process 1. (kill(-1, 0) would also tell, but makes the kernel visit every process of the
 // machine.)
 func isAlone() bool {
 	for {

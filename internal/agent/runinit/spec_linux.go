@@ -70,7 +70,7 @@ func BaseEnv() map[string]string {
 	}
 }
 
-// Adopt returns the spec for a run-init whose program a zygote has forked.
+// Adopt returns the spec for a run-init that adopts a program forked by a zygote.
 func (spec *Spec) Adopt(pid int) *Spec {
 	return &Spec{Adopted: pid, Channel: spec.Channel, Displays: spec.Displays, Dir: spec.Dir, Landlock: spec.Landlock}
 }
@@ -165,7 +165,7 @@ func Environ(vars map[string]string) []string {
 	return env
 }
 
-// FindProgram finds a bare program name on the PATH of its own environment.
+// FindProgram finds a bare program name on the PATH of the program's environment.
 func FindProgram(name string, vars map[string]string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil

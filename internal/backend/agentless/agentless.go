@@ -24,11 +24,11 @@ type Environment interface {
 	Run(ctx context.Context, r *Run) (wire.Exit, error)
 	// Usage returns the totals of all runs.
 	Usage() sandbox.Usage
-	// Close ends what lives on between runs. It is called once, after the last Run has returned.
+	// Close ends what stays alive between runs. It is called once, after the last Run has returned.
 	Close()
 }
 
-// Refused is the error of a run whose code was not executed.
+// Refused is the error of a run that executed no code.
 type Refused struct{ Err error }
 
 func (r *Refused) Error() string { return r.Err.Error() }
@@ -45,7 +45,8 @@ type Run struct {
 }
 
 // OnStop calls kill when the server wants the run to end, or the sandbox ends, unless release is
-// called before. An interrupt kills, too: what the program would make of another signal is unknown.
+// called before. An interrupt also kills, since the program's reaction to another signal is
+// unknown.
 func (r *Run) OnStop(kill func()) (release func() bool) { return context.AfterFunc(r.stop, kill) }
 
 // Background calls f in a goroutine, which may outlive the run. The sandbox has not ended before f
@@ -76,8 +77,7 @@ var (
 	_ sandbox.Meter   = (*Sandbox)(nil)
 )
 
-// Start returns a sandbox in env, all of whose runs end when ctx is done. It starts no program: a
-// run does.
+// Start returns a sandbox in env. Its runs end when ctx is done. It starts no program: a run does.
 func Start(ctx context.Context, id string, env Environment) *Sandbox {
 	near, far := net.Pipe()
 	s := &Sandbox{id: id, env: env, far: far, ended: make(chan struct{}), exit: sandbox.Exit{Cause: sandbox.CauseKilled}}

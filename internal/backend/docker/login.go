@@ -42,13 +42,13 @@ func (b *Backend) checkUser(e *engine) []sandbox.Check {
 	}}
 }
 
-// sharesMachine reports whether the engine runs on the machine whose accounts this process sees.
+// sharesMachine reports whether the engine runs on this machine, with the same accounts.
 func (b *Backend) sharesMachine(e *engine) bool {
 	if runtime.GOOS != "linux" || !strings.HasPrefix(b.client.DaemonHost(), "unix://") || b.cfg.HostRoot != "" {
 		return false
 	}
 	host, err := os.Hostname()
-	_, derr := os.Stat(e.dir) // it does not exist in a container or beside a virtual machine
+	_, derr := os.Stat(e.dir) // it does not exist here if the engine is outside this container or in a virtual machine
 	return err == nil && host == e.machine && e.dir != "" && derr == nil
 }
 

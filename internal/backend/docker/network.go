@@ -38,11 +38,11 @@ const (
 	opClose = "close the sandbox's network toward private addresses"
 )
 
-// hostRuntimes lists the runtimes whose containers use the host's kernel and network namespaces.
-// Others copy the routes when they start, so what is closed later would stay open.
+// hostRuntimes lists the runtimes that use the host's kernel and network namespaces. Others copy
+// the routes when they start, so what is closed later would stay open.
 var hostRuntimes = []string{"", "runc", "crun", "youki", "io.containerd.runc.v2"}
 
-// ownKernel reports whether containers have kernels of their own.
+// ownKernel reports whether each container has its own kernel.
 func (b *Backend) ownKernel() bool { return !slices.Contains(hostRuntimes, b.cfg.Runtime) }
 
 // guard holds the state of networks.
@@ -63,7 +63,7 @@ type guard struct {
 	proved time.Time
 }
 
-// guarded is a container whose network is closed toward everything that is not the internet.
+// guarded is a container that can reach only the internet.
 type guarded struct {
 	img image
 	e   *engine
@@ -105,7 +105,7 @@ func (b *Backend) ensureNetwork(ctx context.Context, e *engine) error {
 	}
 	no := false
 	opt := client.NetworkCreateOptions{Driver: "bridge", EnableIPv6: &no, Labels: b.labels("network")}
-	if !e.podman { // Podman has no such option; netguard closes the bridge, too
+	if !e.podman { // Podman has no such option; netguard also closes the bridge
 		opt.Options = map[string]string{"com.docker.network.bridge.enable_icc": "false"}
 	}
 	_, err := b.client.NetworkCreate(ctx, name, opt)

@@ -247,7 +247,7 @@ func (s *agentSandbox) hungUp() {
 // end removes the container, once. It does not wait.
 func (s *agentSandbox) end() {
 	s.once.Do(func() {
-		closed := s.closed.Load() // now: a session that sees the end calls Close, too
+		closed := s.closed.Load() // read it now: a session that sees the end also calls Close
 		s.b.work.Go(func() {
 			s.exit.Cause = sandbox.CauseKilled
 			if !closed {

@@ -12,8 +12,8 @@ import (
 	"mcp-code-sandbox/internal/proc"
 )
 
-// stage is the directory on which a root server's launcher mounts its stage, in a mount namespace
-// of its own.
+// stage is the directory on which a root server's launcher mounts its stage, in a private mount
+// namespace.
 const stage = "/mnt"
 
 // launcher is the thread that starts every sandbox. A sandbox dies with it. A root server's thread
@@ -68,8 +68,8 @@ func (l *launcher) makeStage() error {
 }
 
 // lendTun lets slirp4netns, as SandboxUID, open /dev/net/tun where the host reserves it for root:
-// the thread sees a node of its own there. The device is harmless, since making an interface takes
-// a capability in the network namespace.
+// the thread sees a private node there. The device is harmless, since making an interface takes a
+// capability in the network namespace.
 func (l *launcher) lendTun() error {
 	var st unix.Stat_t
 	if err := unix.Stat(tun, &st); err != nil || st.Mode&0o006 == 0o006 {

@@ -37,7 +37,7 @@ type userNet struct {
 	tap    int // a descriptor of slirp4netns's tap, to change its filter; -1: none
 }
 
-// The failures of startSlirp that have a fix of their own.
+// The failures of startSlirp that have a specific fix.
 var (
 	errNoSlirp     = errors.New("slirp4netns is not installed")
 	errSlirpFailed = errors.New("slirp4netns")

@@ -39,7 +39,7 @@ var (
 	errTimeout = errors.New("has not answered in time")
 )
 
-// cell runs code in the session's interpreter, which it starts if there is none.
+// cell runs code in the session's interpreter, which it starts if necessary.
 func (e *environment) cell(r *agentless.Run) (wire.Exit, error) {
 	e.turn.Lock()
 	defer e.turn.Unlock()

@@ -19,7 +19,7 @@ import (
 // Config configures a Backend.
 type Config struct {
 	// NewGroup makes a group for the processes of one run. If it is nil or returns nil, each
-	// process has limits of its own instead.
+	// process has its own limits instead.
 	NewGroup func(id string, l sandbox.Limits) (Group, error)
 	// ProjectDir and ProjectMount are passed to wrappers as PROJECT_DIR and PROJECT_MOUNT, if not
 	// empty.

@@ -155,7 +155,7 @@ func (p *Provider) Tokens() []string {
 	return append(slices.Collect(maps.Keys(p.tokens)), slices.Collect(maps.Keys(p.fresh))...)
 }
 
-// Asked returns how often the user of a token was requested.
+// Asked returns how many times the user of a token was requested.
 func (p *Provider) Asked() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

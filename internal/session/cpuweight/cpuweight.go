@@ -67,8 +67,8 @@ type Weight struct {
 
 	// Since the first of the runs began:
 	began  time.Time
-	base   time.Duration // CPU time of the sandbox then
-	before sandbox.Usage // then
+	base   time.Duration // CPU time of the sandbox at that time
+	before sandbox.Usage // at that time
 	bomb   bool          // they are a fork bomb
 	ending bool          // a run is being ended: its processes keep their full weight
 	done   chan struct{} // closed when the last run has ended
