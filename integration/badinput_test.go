@@ -415,7 +415,7 @@ func (s *server) raw(t *testing.T, request string) string {
 		return ""
 	}
 	defer resp.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20)) // a closed connection is an end, too
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20)) // a closed connection also counts as the end
 	return fmt.Sprintf("HTTP/1.1 %s\n%s", resp.Status, body)
 }
 

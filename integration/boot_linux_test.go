@@ -143,7 +143,7 @@ func TestBooted(t *testing.T) {
 	})
 }
 
-// TestBootedProcess checks that Node waits only in sessions that used Node, never beside a run, and
+// TestBootedProcess checks that Node waits only in sessions that used Node, never during a run, and
 // ends with its sandbox.
 func TestBootedProcess(t *testing.T) {
 	s := serve(t)

@@ -237,7 +237,7 @@ func startPythonClient(t *testing.T, config clientConfig) (<-chan clientEvent, f
 	return startScript(t, config, clientPython(t, "client.py"), filepath.Join(clientsDir(t), "client.py"))
 }
 
-// startScript starts a client that is a program of its own.
+// startScript starts a client that is a separate program.
 func startScript(t *testing.T, config clientConfig, command ...string) (<-chan clientEvent, func()) {
 	t.Helper()
 	arg, err := json.Marshal(config)

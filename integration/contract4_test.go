@@ -86,7 +86,7 @@ func (s *server) upload(t *testing.T, session, name, content string) {
 	}
 }
 
-// later is answer for a call that takes long.
+// later is answer for a slow call.
 func (s *server) later(t *testing.T, tool string, args map[string]any) <-chan string {
 	answer := make(chan string, 1)
 	go func() { answer <- s.answer(t, tool, args) }()
@@ -342,7 +342,7 @@ func TestContract4Concurrency(t *testing.T) {
 	other := s.later(t, "run_code", map[string]any{"conversationId": "a", "language": "python", "code": untilStop})
 	running(1)
 	if got := s.answer(t, "run_python", try); got != busy {
-		t.Errorf("a run beside run_code: %s", got)
+		t.Errorf("a run during run_code: %s", got)
 	}
 
 	// Closing the session ends its runs and makes room.

@@ -340,7 +340,7 @@ func TestExecutionProxy(t *testing.T) {
 		}
 	}
 
-	// A person's files have links of their own, and nobody else's session is theirs.
+	// Each person's files have their own links, and nobody gets another person's session.
 	r := asAnn.run(t, "s", "shell", "echo anns > mine.txt")
 	if len(r.Files) != 1 || !strings.Contains(r.Files[0].URL, "/files/~") {
 		t.Fatalf("files: %+v", r)
@@ -458,7 +458,7 @@ func (p *proxied) wantNoSecrets(t *testing.T, outputs string) {
 	}
 }
 
-// TestExecutionProxyOverStdio checks that a stdio server has services, too: the sandbox reaches the
+// TestExecutionProxyOverStdio checks that a stdio server also has services: the sandbox reaches the
 // proxy without network.
 func TestExecutionProxyOverStdio(t *testing.T) {
 	api := newPretendAPI(t, oauthtest.NewService(t))

@@ -23,7 +23,7 @@ func (s *server) awaitLate(t *testing.T, session, env, code string) (late string
 		r := s.cell(t, session, env, code)
 		own, l := splitLate(r.Stdout)
 		if own != "1\n" || r.Stderr != "" || r.ExitCode != 0 {
-			t.Fatalf("a cell beside late output: %+v", r)
+			t.Fatalf("a cell during late output: %+v", r)
 		}
 		late = l
 		return late != ""

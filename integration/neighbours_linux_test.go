@@ -74,7 +74,7 @@ func TestHostileNeighbours(t *testing.T) {
 	attackers.Wait()
 	t.Logf("calm %v, beside hostile runs %v: %.1f times", calm, beside, float64(beside)/float64(calm))
 	if beside > 6*calm {
-		t.Errorf("innocent runs take %v beside hostile ones, %v without", beside, calm)
+		t.Errorf("innocent runs take %v while hostile ones run, %v without", beside, calm)
 	}
 }
 

@@ -117,7 +117,7 @@ func TestOAuthGoClient(t *testing.T) {
 	if resp.StatusCode != 200 || string(body) != "of a user\n" || !strings.Contains(made.Files[0].URL, "/files/~") {
 		t.Errorf("%s: %d %q", made.Files[0].URL, resp.StatusCode, body)
 	}
-	// The holder of the API token keeps working, in sessions of their own.
+	// The holder of the API token keeps working, in separate sessions.
 	if r := s.run(t, "mine", "shell", "ls"); r.Output != "" || !r.Success {
 		t.Errorf("the API token's holder sees the user's files: %+v", r)
 	}

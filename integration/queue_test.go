@@ -17,7 +17,8 @@ import (
 const untilGo = "import os, time\nprint('begun', flush=True)\nwhile not os.path.exists('/data/go'): time.sleep(0.02)"
 
 // TestQueuedRun checks that a client's call that waits for another run is told at once, is told
-// when it begins, and gets a run_id if that takes long. wait_run and cancel_run know it as queued.
+// when it begins, and gets a run_id if it waits too long. wait_run and cancel_run know it as
+// queued.
 func TestQueuedRun(t *testing.T) {
 	s := serve(t, "SANDBOX_HANDOVER_S=2")
 	progress := make(chan string, 100)

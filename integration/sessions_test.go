@@ -43,7 +43,7 @@ func TestManySessions(t *testing.T) {
 	}
 	s.settle(t)
 	eventually(t, 10*time.Second, fmt.Sprintf("the descriptors to be about %v again", descriptors), func() bool {
-		ready := s.metric(t, "sandbox_ready_sandboxes") // has some of its own for each
+		ready := s.metric(t, "sandbox_ready_sandboxes") // includes separate ones for each
 		return s.metric(t, "process_open_fds") <= descriptors+5+8*ready
 	})
 }

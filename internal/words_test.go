@@ -36,7 +36,7 @@ func TestComments(t *testing.T) {
 			if group == file.Doc {
 				limit = maxPackage
 			}
-			own := true // not beside code
+			own := true // not at the end of a line of code
 			for n := first; n <= last; n++ {
 				own = own && strings.HasPrefix(strings.TrimSpace(lines[n-1]), "//")
 			}

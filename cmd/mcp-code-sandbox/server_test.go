@@ -271,7 +271,7 @@ func TestStdio(t *testing.T) {
 	if m := ask(`{"jsonrpc":"2.0","id":2,"method":"tools/list"}`); !strings.Contains(lines.Text(), "run_code") {
 		t.Fatal(m)
 	}
-	// The file server is beside it, and has no second door to the tools.
+	// The file server is separate, and does not offer the tools.
 	s := &server{url: text.wait(t, `file links at (http://\S+)`)}
 	if got, _ := s.get(t, "/files/a/b?sig=x", ""); got != 403 {
 		t.Errorf("GET of a file with a wrong signature = %d", got)

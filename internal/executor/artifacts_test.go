@@ -84,7 +84,7 @@ func TestArtifacts(t *testing.T) {
 }
 
 // TestArtifactRunsAreAlone: a run that asks for artifacts is refused while another is active. Other
-// runs may start beside it.
+// runs may start meanwhile.
 func TestArtifactRunsAreAlone(t *testing.T) {
 	started := make(chan struct{}, 2)
 	r := newRig(t, func(p *sessiontest.Process) wire.Exit { started <- struct{}{}; <-p.Done(); return sessiontest.SIGKILL }, nil)

@@ -115,7 +115,7 @@ func TestUsersLinksEndWithTheSession(t *testing.T) {
 	if a, b, c := read(old), read(current), read(third); a != "nothing" || b != "nothing" || c != "third" {
 		t.Errorf("after the revocation: %q, %q, %q", a, b, c)
 	}
-	// Links of a session that is already closed can be revoked, too.
+	// Links of a closed session can also be revoked.
 	if err := errors.Join(r.CloseSession(t.Context(), ann, "report"), r.CloseAndRevoke(t.Context(), ann, "report")); err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func TestQueued(t *testing.T) {
 		if err != nil || !res.Running || res.Queued == nil || res.Queued.Running != 9*time.Minute || !slices.Equal(told, []string{one.RunID}) {
 			t.Errorf("waited for: %+v, %v; told %v", res, err, told)
 		}
-		// The first run has used up its ten minutes; the second has all of its own.
+		// The first run has used up its ten minutes; the second still has all of its time.
 		told = nil
 		res, err = r.WaitRun(t.Context(), session.Local, two.RunID, WaitRequest{Timeout: 10 * time.Minute, Queued: hear})
 		if err != nil || !res.Running || res.Queued != nil || !slices.Equal(told, []string{one.RunID, "started"}) {

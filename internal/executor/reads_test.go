@@ -58,7 +58,7 @@ func TestReadsAreShared(t *testing.T) {
 		synctest.Wait()
 		wg.Go(func() {
 			if _, _, err := r.ListArtifacts(t.Context(), bob, "x"); err != nil {
-				t.Errorf("bob, who holds nothing, beside ann: %v", err)
+				t.Errorf("bob, who holds nothing, while ann reads: %v", err)
 			}
 		})
 		synctest.Wait()

@@ -52,7 +52,7 @@ func TestBodiesThatNeverCome(t *testing.T) {
 		"a foreign host": {request: "POST /mcp HTTP/1.1\r\nX-Host: evil.example"},
 		"health":         {request: "POST /healthz"},
 		"a known caller": {request: "POST /mcp HTTP/1.1\r\nAuthorization: Bearer " + token, waits: true},
-		"the proxy":      {request: "POST /proxy/s/x", waits: true}, // which has limits of its own
+		"the proxy":      {request: "POST /proxy/s/x", waits: true}, // which has its own limits
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

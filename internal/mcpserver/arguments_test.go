@@ -149,7 +149,7 @@ func TestNearMisses(t *testing.T) {
 	if plain, _ := compact(t, p.call(t, "run", mustJSON(with(run, "timeout", 5)))); warned(plain) != ignored("timeout", "timeout_seconds") {
 		t.Errorf("run of a plain caller: %s", plain)
 	}
-	// A refusal by the executor contains the warning, too.
+	// A refusal by the executor also contains the warning.
 	p.executor.err = &executor.Error{Code: executor.CodeSessionBusy, Message: "Wait."}
 	if text, isError := textOf(t, cs, "run_python", with(toolArguments["run_python"], "timeout", 5)); !isError || warned(text) != ignored("timeout", "timeout_seconds") {
 		t.Errorf("a refusal: %s", text)

@@ -259,7 +259,7 @@ func TestDance(t *testing.T) {
 		t.Error("somebody's e-mail address is somebody else's")
 	}
 
-	// A program's own scheme works, too, and a second login gives the same caller.
+	// A program's own scheme also works, and a second login returns the same caller.
 	b2 := s.browser()
 	a2 := s.ask(client, "cursor://anysphere.cursor-mcp/oauth/callback")
 	id2, err := s.srv.Verify(t.Context(), s.tokens(b2, a2).AccessToken)

@@ -118,7 +118,7 @@ func TestRegistrationIsBounded(t *testing.T) {
 	wantPage(t, s.browser().Get(s.authorizeURL(s.ask(old, loopbackRedirect))), 400, "add it again")
 }
 
-// Guesses are limited: each reads the database, which runs and callers need, too.
+// Guesses are limited: each reads the database that runs and callers share.
 func TestGuessesAreBounded(t *testing.T) {
 	s, _, _ := connectSite(t)
 	for name, guess := range map[string]func() int{

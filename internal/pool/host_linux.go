@@ -15,9 +15,9 @@ func renameNew(from, to string) error {
 	return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 }
 
-// Machine returns a Config's Budget for this machine. A processor is idle if half of one was since
-// the last call. Memory is free if a tenth of it, and at least 256 MB, is available without
-// swapping.
+// Machine returns a Config's Budget for this machine. The processors count as idle if at least half
+// of one processor was idle since the last call. Memory is free if a tenth of it, and at least 256
+// MB, is available without swapping.
 func Machine() func() (cpu, memory bool) {
 	var busy, idle uint64
 	return func() (bool, bool) {
@@ -26,7 +26,7 @@ func Machine() func() (cpu, memory bool) {
 		enough := total == 0 || free >= max(total/10, 256<<10)
 		dt, di := b+i-busy-idle, i-idle
 		if n > 0 && dt < 2*uint64(n) {
-			return false, enough // too short to say
+			return false, enough // too short to measure
 		}
 		busy, idle = b, i
 		return 2*uint64(n)*di >= dt, enough

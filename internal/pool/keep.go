@@ -16,8 +16,8 @@ const (
 	// tick is the interval at which the keeper looks for kinds without demand and for old
 	// sandboxes.
 	tick = 30 * time.Second
-	// The keeper looks for idle processors every idleTick, but no longer than idlePatience: a start
-	// costs little, and on a machine that is always busy, callers would wait for one.
+	// The keeper looks for idle processors every idleTick, but for at most idlePatience: a start
+	// costs little, and on a machine that is always busy, callers would have to wait for a start.
 	idleTick     = 30 * time.Millisecond
 	idlePatience = 2 * time.Second
 	// memoryTick is the interval at which the keeper checks the free memory.
@@ -38,7 +38,7 @@ func (p *Pool) keep() {
 			since = time.Time{}
 		} else {
 			cpu, memory := p.cfg.Budget()
-			if since.IsZero() { // Budget speaks of the past, and a session that just took one has code to run
+			if since.IsZero() { // Budget measures the past, but the session that just took a sandbox is about to run code
 				since, cpu = now, false
 			}
 			switch {
@@ -137,7 +137,7 @@ func (p *Pool) fill(k *kind) {
 	}
 }
 
-// recordFailure decides when a start is tried again, and how.
+// recordFailure decides when and how to retry a start.
 func (p *Pool) recordFailure(k *kind, byRename bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 const (
 	// halfLife is how fast demand decays.
 	halfLife = 5 * time.Minute
-	// After a failed start of a kind, the next waits, and longer each time.
+	// After a failed start of a kind, the pause before the next one doubles.
 	minRetry, maxRetry = time.Second, time.Minute
 )
 
@@ -24,7 +24,7 @@ type kind struct {
 	demand   float64 // starts; halves every halfLife
 	decayed  time.Time
 	failures int       // failed starts since the last success
-	retryAt  time.Time // no start before
+	retryAt  time.Time // no start before this time
 }
 
 // kindOf returns what identifies a spec's kind. It reports false for sandboxes that are never

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a pool on a fake backend, with a clock of its own.
+// rig is a pool on a fake backend, with a fake clock.
 type rig struct {
 	*testing.T
 	*pool.Pool
@@ -99,7 +99,7 @@ func (r *rig) wantReady(n int) {
 
 func pooled(s *box) bool { return s.spec.Session == "" }
 
-// TestTake: a ready sandbox is handed out once, has an ID of its own, and never comes back.
+// TestTake: a ready sandbox is handed out once, keeps its ID, and never comes back.
 func TestTake(t *testing.T) {
 	bubble(t, nil, func(t *testing.T, r *rig) {
 		r.KeepReady(python(""))

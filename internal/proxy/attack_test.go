@@ -252,7 +252,7 @@ func TestHTTPProxyLogInjection(t *testing.T) {
 	}
 	for line := range strings.Lines(f.log.String()) {
 		if !strings.HasPrefix(line, "time=") {
-			t.Errorf("a line of its own: %q", line)
+			t.Errorf("a separate line: %q", line)
 		}
 	}
 	for _, bad := range []string{"\x1b", "\u202e", "\u2028", "\u009b", "\x07"} {

@@ -160,9 +160,9 @@ func TestRestartRevokesRuns(t *testing.T) {
 	call := func(p *Proxy, tok Token) string {
 		return exchange(t, f.sandbox(t, p, "sb"), "GET /proxy/datadog/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\nAuthorization: Bearer "+tok.Token+"\r\n\r\n")[9:12]
 	}
-	second := start("i2", "i1") // beside the first
+	second := start("i2", "i1") // while the first runs
 	if got := call(f.p, dead); got != "200" {
-		t.Errorf("beside another instance: %s", got)
+		t.Errorf("with another instance running: %s", got)
 	}
 	if got := call(second, dead); got != "401" {
 		t.Errorf("another instance takes a run's token: %s", got)

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// command runs one step of an installation and passes each line of its output to line, if that is
-// not nil. The error has the line that explains most.
+// command runs one step of an installation and passes each line of its output to line, unless it is
+// nil. The error contains the most informative line.
 func (e environ) command(ctx context.Context, dir string, env []string, line func(string), name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

@@ -139,7 +139,8 @@ func (c *custom) has(file string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// environment returns what InstallOwn made, and whether it is made from the present files.
+// environment returns the environment that InstallOwn made, and whether it matches the current
+// files.
 func (c *custom) environment(ctx context.Context, src Sources, t toolchain) (found, bool) {
 	dir, err := filepath.Abs(filepath.Join(customDir(src.Dir), c.envName(t.name)))
 	if err != nil {

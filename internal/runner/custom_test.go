@@ -158,7 +158,7 @@ func TestCustomDefinitions(t *testing.T) {
 	bundledPython, _ := set.Lookup("python")
 	if plain.Image != "jail:plain" || plain.Env["A"] != "b" || plain.Env["PATH"] == "" || plain.TimeoutSeconds != 5 || plain.MemoryMB != 99 ||
 		!slices.Equal(plain.Mounts, bundledPython.Mounts) || len(plain.Persistent) == 0 {
-		t.Errorf("a runner without files of its own uses the bundled environment: %+v", plain)
+		t.Errorf("a runner without its own files does not use the bundled environment: %+v", plain)
 	}
 	if _, leaked := bundledPython.Env["A"]; leaked {
 		t.Error("a custom runner changed the bundled one")

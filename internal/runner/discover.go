@@ -32,14 +32,14 @@ const basePath = "/usr/local/bin:/usr/bin:/bin"
 type found struct {
 	interpreter
 	title     string          // "Python"
-	command   string          // the interpreter's path inside; empty: not usable
+	command   string          // the interpreter's path inside; empty if it is not usable
 	path      []string        // directories for PATH
 	mounts    []sandbox.Mount // what it needs inside
 	installed bool            // with its libraries
 }
 
-// Discover returns the runners that work on this host, and what others lack. An operator's runner
-// replaces a bundled one of the same name, and a later source an earlier one.
+// Discover returns the runners that work on this host, and why the others do not. An operator's
+// runner replaces a bundled one of the same name, and a later source an earlier one.
 func (s Sources) Discover(ctx context.Context) (Set, []Problem) {
 	set, h, problems := s.bundled(ctx)
 	wrappers, more := s.findWrappers()
@@ -94,7 +94,7 @@ func (s Sources) findWrappers() (set Set, problems []Problem) {
 	return set, problems
 }
 
-// parts are what runners are assembled from.
+// parts are the components of runners.
 type parts struct {
 	defs []Definition
 	envs map[string]found
@@ -180,7 +180,7 @@ var (
 	noPython  = Problem{"python", "no Python 3.10 or newer", "apt-get install python3 python3-venv, then " + fixInstall}
 )
 
-// noNode is the problem of a host without a usable Node.js.
+// noNode reports that the host has no usable Node.js.
 func noNode(tooOld string) Problem {
 	p := Problem{"node", fmt.Sprintf("no Node.js %d.%d or newer: no JavaScript, no TypeScript", nodeMajor, nodeMinor),
 		"apt-get install nodejs npm, then " + fixInstall}

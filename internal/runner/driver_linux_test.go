@@ -182,7 +182,7 @@ type nodeCell struct {
 	exit   int
 }
 
-// Each case is an interpreter of its own and the cells that it runs.
+// Each case is a new interpreter and the cells that it runs.
 func TestNodeDriver(t *testing.T) {
 	const ts, js = "typescript", "javascript"
 	const ping = "process.stdout.write('interrupt me\\n');\n"

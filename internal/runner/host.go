@@ -15,7 +15,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// environ is the server's environment. It says where the host's programs are.
+// environ is the server's environment, which leads to the host's programs.
 type environ map[string]string
 
 // interpreter is a program of the host, and the parts of the host that it needs inside a sandbox.
@@ -222,7 +222,7 @@ func (e environ) output(ctx context.Context, name string, args ...string) ([]byt
 
 // without returns the variables with names that start with none of the prefixes.
 func (e environ) without(prefixes ...string) []string {
-	list := []string{} // not nil, with which a command would inherit all
+	list := []string{} // not nil, or a command would inherit all variables
 	for name, value := range e {
 		if !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
 			list = append(list, name+"="+value)
@@ -243,7 +243,7 @@ func (e environ) needed(prefix string, parts ...string) []string {
 			continue
 		}
 		if within(p, "/nix/store") {
-			p = "/nix/store" // a program uses many directories of it, and everybody may read all
+			p = "/nix/store" // a program uses many of its directories, and all are world-readable
 		}
 		if inEverySandbox(p) || slices.ContainsFunc(paths, func(q string) bool { return within(p, q) }) {
 			continue

@@ -40,7 +40,7 @@ func (i Image) Bundled() bool {
 // trusted reports whether the operator or images/build named the image: anybody can set a label.
 func (i Image) trusted() bool { return i.Chosen || i.Listed || i.Bundled() }
 
-// imageLanguages lists what an image with the agent serves besides its own language.
+// imageLanguages lists the languages that an image with the agent serves in addition to its own.
 var imageLanguages = map[string][]string{
 	"python":     {"shell"},
 	"typescript": {"javascript", "shell"},
@@ -202,8 +202,8 @@ func labelledLibraries(names []string) (out []string) {
 	return out
 }
 
-// Name returns contract 1's name of the image if it has that, otherwise its first tag, otherwise
-// its short ID.
+// Name returns contract 1's name if the image has it, otherwise its first tag, otherwise its short
+// ID.
 func (i Image) Name() string {
 	tags := slices.Sorted(slices.Values(i.Tags))
 	if slices.Contains(tags, "runner-"+i.Language+":latest") {

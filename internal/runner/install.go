@@ -16,8 +16,8 @@ import (
 )
 
 // Install prepares the bundled environments that are missing or outdated. It changes nothing
-// outside s.Dir and returns what failed; the rest is usable. Processes may call it concurrently:
-// one works while the others wait.
+// outside s.Dir. It returns the failures; the other environments are usable. Processes may call it
+// concurrently: one works while the others wait.
 func (s Sources) Install(ctx context.Context, progress func(format string, args ...any)) []Problem {
 	if runtime.GOOS != "linux" {
 		return []Problem{linuxOnly}
@@ -100,7 +100,7 @@ func (in *installer) stage(env string, fill func(staging string) error) error {
 	return os.RemoveAll(old)
 }
 
-// makeReadable lets everybody read a tree, whatever the umask: sandboxes run as another user.
+// makeReadable makes a tree world-readable regardless of the umask: sandboxes run as another user.
 func makeReadable(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.Type()&fs.ModeSymlink != 0 {

@@ -13,7 +13,7 @@ import (
 	"mcp-code-sandbox/runners"
 )
 
-// nodeProgram copies this tree's programs beside installed libraries, and returns the command that
+// nodeProgram copies this tree's programs next to installed libraries, and returns the command that
 // starts one.
 func nodeProgram(t *testing.T, name string, flags ...string) []string {
 	t.Helper()

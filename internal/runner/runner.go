@@ -28,7 +28,7 @@ type Definition struct {
 	// Discover replaces "{python}", "{node}" and "{bash}".
 	Argv []string `json:"argv"`
 	// Persistent is the command of an interpreter, with the same replacements and "{driver}", which
-	// the agent replaces with the path of the driver. Empty: the runner keeps no state.
+	// the agent replaces with the path of the driver. If it is empty, the runner keeps no state.
 	Persistent []string `json:"persistent"`
 	// Driver is the name of the driver's file, next to runner.json.
 	Driver       string `json:"driver"`
@@ -129,7 +129,7 @@ func (r Runner) ZygoteFor(code string, persistent bool) *sandbox.Zygote {
 type Catalogue interface {
 	// Runners lists the runners that can be used now. notes are for the log.
 	Runners(ctx context.Context) (set Set, notes []string, problems []Problem, err error)
-	// Watch calls changed when Runners may have another answer, until ctx is done.
+	// Watch calls changed when the result of Runners may have changed, until ctx is done.
 	Watch(ctx context.Context, changed func())
 }
 
@@ -162,7 +162,7 @@ func (s Set) Names() []string {
 	return names
 }
 
-// Problem is something missing, and what to do about it.
+// Problem describes something that is missing, and its fix.
 type Problem struct {
 	Runner  string // a runner's or an environment's name
 	Problem string

@@ -84,8 +84,8 @@ func executable(path string) bool {
 	return err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0
 }
 
-// unreachable returns the part of path that keeps other users out if the server runs as root, or
-// "".
+// unreachable returns the deepest part of path that other users cannot access, or "". It checks
+// only if the server runs as root.
 func unreachable(path string) string {
 	if os.Geteuid() != 0 {
 		return ""

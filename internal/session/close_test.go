@@ -90,7 +90,7 @@ func TestCloseSession(t *testing.T) {
 		})
 		synctest.Wait()
 		gone, cancel := context.WithCancel(t.Context())
-		cancel() // closing is finished all the same
+		cancel() // closing finishes nevertheless
 		if err := m.CloseSession(gone, session.Local, "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +343,7 @@ func TestReserve(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { // a run beside the reservation is let be, and outlasts it
+		wg.Go(func() { // a run during the reservation is not affected, and outlasts it
 			if res, err := again.Run(ctx, python, session.RunRequest{}); err != nil || ctx.Err() == nil {
 				t.Errorf("%+v, %v", res, err)
 			}

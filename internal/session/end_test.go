@@ -93,7 +93,7 @@ func TestSlowEndOfTheOwn(t *testing.T) {
 		defer cancel()
 		res, err := s.Run(ctx, notebook, session.RunRequest{Persistent: true})
 		if err != nil || res.Cause != sandbox.CauseCancelled || res.Started || b.Started() != 1 {
-			t.Errorf("beside one that ends: %+v, %v", res, err)
+			t.Errorf("while another one ends: %+v, %v", res, err)
 		}
 		s.Release()
 		if err := m.CloseSession(t.Context(), ann, "b"); err != nil {

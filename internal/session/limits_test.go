@@ -254,7 +254,7 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// readyBackend returns sandboxes that it has started earlier, with ids of their own.
+// readyBackend returns sandboxes that it started earlier, with their own ids.
 type readyBackend struct{ *sessiontest.Backend }
 
 func (b readyBackend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {

@@ -107,7 +107,7 @@ func TestChanges(t *testing.T) {
 			wg.Wait()
 		}, "mine"},
 		{"a closed session of that name", func(t *testing.T, r rig) { closeSession(t, r.m, "x") }, "mine"},
-		// Only servers write beside runs, so this shows that the session walks once.
+		// Only servers write during runs, so this shows that the session walks once.
 		{"somebody who must not", func(t *testing.T, r rig) {
 			if err := os.WriteFile(filepath.Join(r.files, "unseen"), nil, 0o600); err != nil {
 				t.Fatal(err)

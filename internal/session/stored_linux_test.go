@@ -131,7 +131,7 @@ func TestCallerSessions(t *testing.T) {
 }
 
 // TestRefusedCallLeavesNothing: a session whose first call is refused does not exist afterwards and
-// does not count. A successful call beside it keeps the session.
+// does not count. A successful call at the same time keeps the session.
 func TestRefusedCallLeavesNothing(t *testing.T) {
 	root := t.TempDir()
 	begun := make(chan struct{})

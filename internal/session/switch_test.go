@@ -23,7 +23,7 @@ func TestSwitchedInterpreter(t *testing.T) {
 	}{
 		{persistent: true},
 		{persistent: true},
-		{network: true}, // a fresh process has no variables anyway
+		{network: true}, // a fresh process never has variables
 		{network: true, persistent: true, shell: true},    // shell has no other interpreter
 		{network: true, persistent: true, switched: true}, // once
 		{network: true, persistent: true},

@@ -129,7 +129,7 @@ func TestRuns(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if _, err := s.GetRun(ctx, "r3"); err != nil {
-		t.Errorf("recorded beside one that was there: %v", err)
+		t.Errorf("recorded in addition to an existing one: %v", err)
 	}
 	if err := s.AddTicket(ctx, Ticket{ID: "t1", Expires: now}); err != nil {
 		t.Fatal(err)

@@ -57,7 +57,7 @@ type argument struct {
 	raw  json.RawMessage
 }
 
-// isEmpty reports whether the argument means the same as leaving it out.
+// isEmpty reports whether the argument is equivalent to a missing one.
 func (a argument) isEmpty() bool {
 	switch string(bytes.Join(bytes.Fields(a.raw[:min(len(a.raw), 16)]), nil)) {
 	case "", "null", "false", `""`, "[]", "{}":
@@ -117,8 +117,8 @@ func parseArguments(raw json.RawMessage, accepted parameters) (*arguments, error
 	return a, a.err
 }
 
-// set stores an argument. The same argument may come twice, also under an alias, if the values
-// agree.
+// set stores an argument. The same argument may occur twice, even under an alias, if the values are
+// equal.
 func (a *arguments) set(name string, arg argument) {
 	before, ok := a.members[name]
 	switch {

@@ -15,7 +15,7 @@ const (
 	version20260728 = "2026-07-28" // no initialize
 )
 
-// client is what a result's form depends on.
+// client holds the properties of a client that decide the form of results.
 type client struct {
 	// plain: an HTTP request without a session and a protocol version. It gets the contracts' JSON
 	// and nothing newer.

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"image"
-	_ "image/gif" // a format that models can look at
+	_ "image/gif" // a format that models can read
 	"image/jpeg"
 	"image/png"
 	"net/http"
@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// maxImageSide is the largest side that models make use of. A larger image costs tokens and
-	// shows no more.
+	// maxImageSide is the largest side that models can use. A larger image costs tokens without
+	// showing more.
 	maxImageSide = 1568
 	// maxImageBytes bounds the images of one result together. The Python SDK 2.x refuses events
 	// over 1 MiB: this is 853 KiB in base64, which leaves room for the output.
@@ -95,7 +95,7 @@ func inspectImage(name string, data []byte, limit int) (kind string, fits bool) 
 	return kind, len(data) <= limit && max(config.Width, config.Height) <= maxImageSide
 }
 
-// imageType returns the type of an image that models can look at. The content decides, not the name
+// imageType returns the type of an image that models can read. The content decides, not the name
 // that hostile code chose: a client that gets a wrong type may refuse the whole conversation.
 func imageType(name string, content []byte) (kind string, ok bool) {
 	kind = http.DetectContentType(content)

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	maxUnknown     = 32 // unknown arguments to look at
-	maxUnknownName = 64 // bytes of the name of an unknown argument to look at
+	maxUnknown     = 32 // unknown arguments to check
+	maxUnknownName = 64 // bytes of the longest unknown name to check
 	maxWarnings    = 5
 )
 
@@ -20,7 +20,7 @@ const (
 // put single runs into a session.
 var n8nMarks = []string{"action", "chatInput", "toolCallId"}
 
-// synonyms are folded names that other servers have for our arguments.
+// synonyms are folded names that other servers use for our arguments.
 var synonyms = map[string][]string{
 	"background":      {"async", "detach"},
 	"code":            {"source", "sourcecode", "script", "program"},
@@ -37,8 +37,8 @@ var synonyms = map[string][]string{
 	"timeout_seconds": {"timeout", "timeoutms", "timeoutsec", "timeoutsecs", "timeouts", "maxseconds", "waitseconds"},
 }
 
-// decisive maps the arguments that decide what a call touches to what it would do without them. A
-// call that misspells one of them is refused.
+// decisive maps each argument that decides what a call affects to what the call would do without
+// it. A call that misspells one of them is refused.
 var decisive = map[string]string{
 	"session": "use another session", "session_id": "use another session", "conversationId": "use another session",
 	"network": "have no network", "services": "have no services",

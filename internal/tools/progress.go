@@ -17,7 +17,7 @@ import (
 const (
 	progressInterval = 75 * time.Millisecond // between two notifications
 	progressChunk    = 8 << 10               // bytes that are sent before the interval is over
-	progressBacklog  = 256 << 10             // bytes kept for a slow client; more are skipped
+	progressBacklog  = 256 << 10             // bytes kept for a slow client; the rest is skipped
 	maxNotices       = 16                    // notices kept for a slow client
 )
 
@@ -43,7 +43,7 @@ type progress struct {
 
 // notice is a change of a run's place in the queue.
 type notice struct {
-	queue *executor.Queue // nil: no longer queued
+	queue *executor.Queue // nil if the run is no longer queued
 	total int64
 }
 

@@ -69,8 +69,7 @@ func (t *toolset) runPython(ctx context.Context, c *call, in runPythonArguments)
 	return t.report(c, res), nil
 }
 
-// runPythonJSON is contract 4's result of run_python, with the cause of a failure where it is
-// known.
+// runPythonJSON is contract 4's result of run_python, plus the cause of a failure if it is known.
 type runPythonJSON struct {
 	SessionID          string         `json:"session_id" jsonschema:"The session, for the next call"`
 	RunID              string         `json:"run_id"`

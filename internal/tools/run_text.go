@@ -24,7 +24,7 @@ func (t *toolset) finishedText(c *call, res executor.Result) *mcp.CallToolResult
 	return t.runText(c, res, combine(res.Stdout, res.Stderr), facts)
 }
 
-// stateText returns the state of a background run. Of a resumed run that has ended, it repeats no
+// stateText returns the state of a background run. If a resumed run has ended, it does not repeat
 // earlier output.
 func (t *toolset) stateText(c *call, res executor.Result, resumed bool) *mcp.CallToolResult {
 	facts := []string{"status: " + statusOf(res)}
@@ -97,7 +97,7 @@ func (t *toolset) runText(c *call, res executor.Result, output string, facts []s
 	return out
 }
 
-// droppedDisplays says how many displays are lost, or nothing.
+// droppedDisplays says how many displays are lost. It returns "" if none are.
 func droppedDisplays(res executor.Result) string {
 	if n := res.Dropped(); n > 0 {
 		return fmt.Sprintf("%d of the displays are no longer kept: server memory is short; run again or save to /data", n)

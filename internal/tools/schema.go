@@ -104,8 +104,8 @@ func setEnum(schema *jsonschema.Schema, name string, values []string) *jsonschem
 	return &property
 }
 
-// warned is the last part of a result. It is in no schema: results have warnings only if arguments
-// were ignored.
+// warned is the last part of a result. No schema contains it: results have warnings only if
+// arguments were ignored.
 type warned struct {
 	Warnings []string `json:"warnings,omitempty"`
 }

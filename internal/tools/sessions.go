@@ -51,7 +51,7 @@ func (t *toolset) listSessionsTool() *tool {
 		Description: "List your sessions, last used first, with the number of files in each. Use it to find an earlier session's id.",
 		Annotations: &readOnly,
 	}, t.listSessions)
-	// Clients that validate results against an older schema know no usage.
+	// Clients may validate results against an older schema, which lacks usage.
 	tool.result.Required, tool.result.Properties["usage"].Required = []string{"sessions"}, nil
 	return tool.limit("limit", 1, maxSessions)
 }

@@ -112,7 +112,7 @@ type toolset struct {
 	executor Executor
 	log      *slog.Logger
 	images   imageScaler
-	services *Services // nil: none
+	services *Services // nil if none are configured
 	offered  []string
 	tools    map[string]*tool
 
@@ -144,8 +144,8 @@ func newToolset(e Executor, opt Options) *toolset {
 	return t
 }
 
-// offers reports whether the server offers the tool. Descriptions and messages must not name any
-// other.
+// offers reports whether the server offers the tool. Descriptions and messages must not name other
+// tools.
 func (t *toolset) offers(name string) bool { return slices.Contains(t.offered, name) }
 
 // call is one call of a tool.

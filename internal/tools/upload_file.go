@@ -17,7 +17,7 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
-// codeInvalidBase64 is the only refusal that is not the executor's.
+// codeInvalidBase64 is the only code that does not come from the executor.
 const codeInvalidBase64 executor.Code = "invalid_base64"
 
 // uploadFileArguments are those of contracts 2 and 4. SessionID and ContentBase64 are aliases, so

@@ -142,7 +142,7 @@ func statusOf(res executor.Result) string {
 	return "completed"
 }
 
-// nextStep tells the model how to get the rest of a run that goes on in the background.
+// nextStep tells the model how to get the rest of a run that continues in the background.
 func (t *toolset) nextStep(res executor.Result) string {
 	cancel := ""
 	if t.offers("cancel_run") {

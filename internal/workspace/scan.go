@@ -11,8 +11,8 @@ import (
 
 // ScanOptions configure a Scan.
 type ScanOptions struct {
-	// Limit is the quota of the workspace. A scan goes beyond it, and reads more entries if it
-	// allows more.
+	// Limit is the quota of the workspace. A scan does not stop there, but a larger limit makes it
+	// read more entries.
 	Limit Usage
 	// Files is how many files the scan lists.
 	Files int
@@ -63,7 +63,7 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 		s.index = make(map[uint64]uint64, len(before))
 	}
 	var m meter
-	dir, at := "/", place{} // the directory visited last; none has this name
+	dir, at := "/", place{} // the directory visited last; initially a name that no directory has
 	err := w.walk(ctx, max(maxEntries, opt.Limit.Files+1), func(in string, fi fs.FileInfo) error {
 		m.add(fi)
 		if !isFile(in, fi) {

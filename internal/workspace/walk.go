@@ -13,11 +13,10 @@ import (
 // Bounds of a walk: hostile code decides how many entries there are and how deep they are.
 const (
 	maxEntries = 200_000
-	maxDepth   = 128 // and so the most descriptors that a walk opens
+	maxDepth   = 128 // also bounds the descriptors that a walk opens
 )
 
-// errIncomplete says that a walk did not see everything: the tree exceeds the bounds, or hides a
-// part.
+// errIncomplete means that a walk missed entries: the tree exceeds the bounds, or hides a part.
 var errIncomplete = errors.New("workspace cannot be walked completely")
 
 // Usage is what a workspace holds.

@@ -85,10 +85,10 @@ func (w *Workspace) Adopt(ctx context.Context) error {
 		}
 		return w.root.Lchown(dir+fi.Name(), w.owner.UID, w.owner.GID)
 	})
-	if err != nil && err != errIncomplete { // what is too deep for a walk stays as it is
+	if err != nil && err != errIncomplete { // entries too deep for a walk keep their owner
 		return err
 	}
-	return w.owner.chown(w.self) // last: Owned then knows that the rest is done
+	return w.owner.chown(w.self) // last, so that Owned implies that the rest is done
 }
 
 // Owned reports whether the workspace's directory belongs to its owner.
@@ -175,8 +175,7 @@ func (w *Workspace) open(name string) (*os.File, fs.FileInfo, error) {
 }
 
 // Remove removes a file, or a link, FIFO, socket or device in its place; the target of a link
-// stays. A directory is a [*NameError]. What does not exist or is behind a link is
-// [fs.ErrNotExist].
+// stays. A directory is a [*NameError]. A missing file, or one behind a link, is [fs.ErrNotExist].
 func (w *Workspace) Remove(name string) error {
 	defer w.writes.Add(1)
 	dir, base, err := w.parent(name)
@@ -281,7 +280,7 @@ func serverFault(err error) bool {
 const (
 	tempPrefix = ".upload-"
 	tempLen    = len(tempPrefix) + 26 // of rand.Text
-	staleAfter = time.Hour            // without a write; then the upload has lost its connection
+	staleAfter = time.Hour            // an upload without a write for this long has lost its connection
 )
 
 func tempName() string { return tempPrefix + rand.Text() }

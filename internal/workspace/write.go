@@ -27,8 +27,8 @@ type WriteOptions struct {
 	Quota     Usage // of the workspace, including this file and one that it replaces; zero: no limit
 }
 
-// Write makes a file of what r yields, and its directories. The file appears complete or not at
-// all. With Overwrite it replaces anything but a directory. Its errors are [*NameError],
+// Write stores the content of r as a file and makes its directories. The file appears complete or
+// not at all. With Overwrite it replaces anything but a directory. Its errors are [*NameError],
 // [ErrExists], [ErrTooLarge], [ErrQuota], those of r, or the file system's.
 func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, err error) {
 	defer w.writes.Add(1)
@@ -195,7 +195,7 @@ func (w *Workspace) own(dir *os.Root) error {
 	return w.owner.chown(f)
 }
 
-// commit gives the finished file its name.
+// commit moves the finished file to its name.
 func (w *Workspace) commit(temp, name string, overwrite bool) error {
 	if !overwrite {
 		// A link, unlike a rename, never replaces anything: of two writers, one gets ErrExists.

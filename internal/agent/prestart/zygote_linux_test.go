@@ -13,7 +13,7 @@ import (
 )
 
 // TestZygoteDiesForking: a run whose zygote dies without an answer starts in another way. A fork
-// that the zygote may have made must not run the program, too.
+// that the zygote may have made must not run the program a second time.
 func TestZygoteDiesForking(t *testing.T) {
 	ours, theirs, err := proc.SocketPair(unix.SOCK_SEQPACKET)
 	if err != nil {

@@ -80,7 +80,7 @@ func startEngine(t *testing.T, setup string, flags ...string) *ownEngine {
 	return e
 }
 
-// start starts the engine, in a mount namespace of its own, and waits until it answers.
+// start starts the engine, in its own mount namespace, and waits until it answers.
 func (e *ownEngine) start(t *testing.T) {
 	t.Helper()
 	script := e.setup + "\nexec \"$@\""

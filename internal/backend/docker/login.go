@@ -48,7 +48,7 @@ func (b *Backend) sharesMachine(e *engine) bool {
 		return false
 	}
 	host, err := os.Hostname()
-	_, derr := os.Stat(e.dir) // it does not exist here if the engine is outside this container or in a virtual machine
+	_, derr := os.Stat(e.dir) // missing if this server is in a container or the engine in a virtual machine
 	return err == nil && host == e.machine && e.dir != "" && derr == nil
 }
 

@@ -58,8 +58,8 @@ func baseImage(t *testing.T, b *docker.Backend) string {
 	return r.Image
 }
 
-// These tests build and remove labelled images on an engine of their own: other tests' servers
-// would see them.
+// These tests build and remove labelled images on a separate engine: other tests' servers would see
+// them.
 
 func TestStdinImage(t *testing.T) {
 	e := startEngine(t, "", noNetwork...)

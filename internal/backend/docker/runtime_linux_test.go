@@ -11,7 +11,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
-// envRuntime names a runtime of the engine whose containers have kernels of their own, such as
+// envRuntime names a runtime of the engine that gives each container its own kernel, such as
 // gVisor's runsc.
 const envRuntime = "SANDBOX_TEST_DOCKER_RUNTIME"
 
@@ -25,7 +25,7 @@ func ownKernel(t *testing.T) func(*docker.Config) {
 	return func(c *docker.Config) { c.Runtime = name }
 }
 
-// TestConformanceOwnKernel runs the suite on sandboxes with kernels of their own.
+// TestConformanceOwnKernel runs the suite on sandboxes that have their own kernels.
 func TestConformanceOwnKernel(t *testing.T) {
 	runtime := ownKernel(t)
 	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Harness {

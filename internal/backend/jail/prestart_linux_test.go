@@ -76,7 +76,7 @@ func parent(t *testing.T, pid int) (ppid int) {
 }
 
 // TestPrestartedProgram: a prestarted program is as confined as its run, has nothing of the run
-// before, runs beside no other, and may fail without consequences.
+// before, never runs at the same time as another run, and may fail without consequences.
 func TestPrestartedProgram(t *testing.T) {
 	needRoot(t, "reads other users' /proc")
 	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
@@ -147,7 +147,7 @@ func TestPrestartedProgram(t *testing.T) {
 		run := b.Begin(t, sandboxtest.Shell("echo up; sleep 1000"))
 		run.Until(t, "up\n")
 		if pids := waitingPrograms(t, b.Workspace); len(pids) > 0 {
-			t.Errorf("%v wait beside a run; %d did before it", pids, pid)
+			t.Errorf("%v wait during a run; %d waited before it", pids, pid)
 		}
 		want(t, prestartable("pass", whether), "False\n")
 		want(t, prestartable("pass", whether), "False\n") // the other run is still going on
