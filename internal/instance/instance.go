@@ -13,7 +13,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+
+	"mcp-code-sandbox/internal/filelock"
 )
 
 const (
@@ -21,9 +24,6 @@ const (
 	lockName  = "lock"
 	gateName  = ".gate"
 )
-
-// errLocked says that another process holds the lock.
-var errLocked = errors.New("locked")
 
 // Instance is the directory of one process, or that of a dead one which this process has taken
 // over. Its lock is held, so that no other process touches it.
@@ -48,7 +48,7 @@ func (i *Instance) Close() error {
 		return err
 	}
 	defer gate.Close()
-	if closeBeforeRemove {
+	if runtime.GOOS == "windows" { // which cannot remove an open file
 		i.lock.Close()
 	}
 	err = os.RemoveAll(i.dir)
@@ -81,7 +81,7 @@ func Acquire(root string) (*Instance, error) {
 	}
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil {
-		err = tryLock(f)
+		err = filelock.TryLock(f)
 		if err != nil {
 			f.Close()
 		}
@@ -124,8 +124,8 @@ func Dead(root string) ([]*Instance, error) {
 			errs = append(errs, err)
 			continue
 		}
-		switch err := tryLock(f); {
-		case errors.Is(err, errLocked):
+		switch err := filelock.TryLock(f); {
+		case errors.Is(err, filelock.ErrLocked):
 			f.Close()
 		case err != nil:
 			f.Close()
@@ -154,7 +154,7 @@ func Alive(root, id string) bool {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
 	defer f.Close()
-	return tryLock(f) != nil
+	return filelock.TryLock(f) != nil
 }
 
 // Dir returns the directory of an instance on root.
@@ -181,7 +181,7 @@ func openGate(parent string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the instance gate: %w", err)
 	}
-	if err := lock(f); err != nil {
+	if err := filelock.Lock(f); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("lock the instance gate: %w", err)
 	}

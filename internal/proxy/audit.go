@@ -17,6 +17,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"mcp-code-sandbox/internal/filelock"
 )
 
 // Events of the audit trail.
@@ -140,10 +142,10 @@ func (a *Audit) append(r Record) error {
 
 // locked calls f while no other process appends.
 func (a *Audit) locked(f func() error) error {
-	if err := lockFile(a.checkpoint); err != nil {
+	if err := filelock.Lock(a.checkpoint); err != nil {
 		return err
 	}
-	defer unlockFile(a.checkpoint)
+	defer filelock.Unlock(a.checkpoint)
 	return f()
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"mcp-code-sandbox/internal/filelock"
 	"mcp-code-sandbox/runners"
 )
 
@@ -50,7 +51,13 @@ func (in *installer) open() (unlock func(), err error) {
 	if err := os.MkdirAll(in.dir, 0o755); err != nil {
 		return nil, err
 	}
-	if unlock, err = lockDir(in.dir); err != nil {
+	f, err := os.OpenFile(filepath.Join(in.dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	unlock = func() { f.Close() }
+	if err := filelock.Lock(f); err != nil {
+		unlock()
 		return nil, err
 	}
 	left, err := filepath.Glob(filepath.Join(in.dir, stagingPrefix+"*"))

@@ -1,6 +1,6 @@
 //go:build unix
 
-package instance
+package filelock
 
 import (
 	"errors"
@@ -9,19 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const closeBeforeRemove = false
+func lock(f *os.File) error { return flock(f, unix.LOCK_EX) }
 
 func tryLock(f *os.File) error {
-	err := retry(f, unix.LOCK_EX|unix.LOCK_NB)
+	err := flock(f, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return errLocked
+		return ErrLocked
 	}
 	return err
 }
 
-func lock(f *os.File) error { return retry(f, unix.LOCK_EX) }
+func unlock(f *os.File) error { return flock(f, unix.LOCK_UN) }
 
-func retry(f *os.File, how int) error {
+func flock(f *os.File, how int) error {
 	for {
 		err := unix.Flock(int(f.Fd()), how)
 		if !errors.Is(err, unix.EINTR) {
