@@ -40,7 +40,7 @@ type app struct {
 
 	isolation    isolation
 	environments environments
-	services     *services // nil: no configuration file
+	services     *services // nil without a configuration file
 	signer       *signedurl.Signer
 	sessions     *session.Manager
 	executor     *executor.Executor
@@ -166,7 +166,7 @@ func (a *app) openSessions() {
 
 func (a *app) onClose(f func(context.Context) error) { a.closers = append(a.closers, f) }
 
-// closeLast has Close close c after everything that is opened later.
+// closeLast makes Close close c after everything that is opened later.
 func (a *app) closeLast(c io.Closer) {
 	a.onClose(func(context.Context) error { return c.Close() })
 }

@@ -85,7 +85,7 @@ type driver interface {
 // opened is a backend that has been opened.
 type opened struct {
 	driver
-	// check reports why a server must not start with it; nil if there is no such reason.
+	// check returns an error if a server must not start with this backend.
 	check     func(context.Context) error
 	owner     workspace.Owner  // of what sandboxes write
 	catalogue runner.Catalogue // nil: the runners are directories on this machine

@@ -33,7 +33,7 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	worst := slices.MaxFunc(checks, func(a, b sandbox.Check) int { return cmp.Compare(a.Status, b.Status) })
 	switch worst.Status {
 	case sandbox.Fail:
-		return errors.New("code cannot be run here: fix what is marked FAIL, from the top")
+		return errors.New("code cannot run here: fix the checks marked FAIL, starting at the top")
 	case sandbox.Warn:
 		fmt.Fprintln(inv.stdout, "\nCode can be run here, with something missing.")
 	default:

@@ -47,8 +47,8 @@ func (e *environments) change(set runner.Set, problems []runner.Problem) {
 	e.set, e.problems = set, problems
 }
 
-// discover finds the runners and mounts the project into them. built are directories of wrappers
-// besides those of the settings.
+// discover finds the runners and mounts the project into them. built lists directories of wrappers
+// in addition to the configured ones.
 func (e *environments) discover(ctx context.Context, built ...string) (runner.Set, []runner.Problem) {
 	src := e.settings.sources(e.env, built...)
 	if e.catalogue == nil {

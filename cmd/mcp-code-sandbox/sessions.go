@@ -189,7 +189,7 @@ func listSessions(ctx context.Context, inv *invocation) (list []listedSession, s
 		infos, err := control.Infos(ctx, instance.Dir(root, id))
 		if errors.Is(err, control.ErrNotRunning) {
 			if errors.Is(err, os.ErrPermission) {
-				return nil, nil, fmt.Errorf("the servers on %s are another user's: run this command as that user (%w)", root, err)
+				return nil, nil, fmt.Errorf("the servers on %s belong to another user: run this command as that user (%w)", root, err)
 			}
 			continue
 		}

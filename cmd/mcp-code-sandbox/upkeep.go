@@ -85,7 +85,7 @@ func (a *app) reportReadiness(ctx context.Context) {
 	}
 	prefix := "code can be run here, but not with everything: "
 	if err := a.judge(checks); err != nil {
-		a.log.Error("no code can be run here; mcp-code-sandbox doctor says more", "error", err)
+		a.log.Error("no code can run here; mcp-code-sandbox doctor reports why", "error", err)
 		prefix = ""
 	}
 	for _, c := range checks {
@@ -94,7 +94,7 @@ func (a *app) reportReadiness(ctx context.Context) {
 		}
 	}
 	for _, p := range a.environments.missing() {
-		a.log.Warn("a runner is missing something", "runner", p.Runner, "problem", p.Problem, "fix", p.Fix)
+		a.log.Warn("a runner cannot be used", "runner", p.Runner, "problem", p.Problem, "fix", p.Fix)
 	}
 }
 

@@ -22,7 +22,7 @@ const maxDescriptors = 100_000
 func HeldFiles(root string, own func(pid int) bool) (sandbox.Held, error) {
 	var ws unix.Stat_t
 	if err := unix.Stat(root+sandbox.WorkspaceDir, &ws); err != nil {
-		return sandbox.Held{}, fmt.Errorf("look at the workspace: %w", err)
+		return sandbox.Held{}, fmt.Errorf("inspect the workspace: %w", err)
 	}
 	procDir, err := unix.Open(root+"/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -48,7 +48,7 @@ func nest(configJSON string) error {
 	cmd := nestedCommand(configJSON)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start the agent in namespaces of its own: %w", err)
+		return fmt.Errorf("start the agent in its own namespaces: %w", err)
 	}
 	if err := confine.MakeUnreadable(); err != nil { // not earlier, or the nested agent's id maps could not be written
 		return err

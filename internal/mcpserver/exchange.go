@@ -8,9 +8,9 @@ import (
 	"mcp-code-sandbox/internal/share"
 )
 
-// exchangeHeader carries the key of an exchange through the SDK to handlers, whose context is not
-// the request's: in a session it is that of "initialize". No client can send this header, since a
-// name must not contain a space.
+// exchangeHeader carries the key of an exchange through the SDK to handlers. Their context is not
+// the request's: in a session, it is the context of "initialize". No client can send this header,
+// since a name must not contain a space.
 const exchangeHeader = "mcpserver exchange"
 
 // exchange is one HTTP request that the SDK is serving.

@@ -64,7 +64,7 @@ func parse(data []byte) (msgs []message, batch bool, _ *jsonrpc.Error) {
 	if !utf8.Valid(data) {
 		return nil, false, rpcErrorf(jsonrpc.CodeParseError, "parse error: the message is not valid UTF-8")
 	}
-	notObject := rpcErrorf(jsonrpc.CodeInvalidRequest, "a JSON-RPC message is an object")
+	notObject := rpcErrorf(jsonrpc.CodeInvalidRequest, "a JSON-RPC message must be an object")
 	dec := json.NewDecoder(bytes.NewReader(data))
 	switch tok, err := dec.Token(); {
 	case err != nil:

@@ -56,7 +56,7 @@ func (s *sessions) add(ss *mcp.ServerSession, user string, lease *share.Lease) {
 }
 
 // offerLocked lets the pool end the session: an idle one for any caller, one in use only for a
-// caller with fewer sessions, who does not wait for its calls to return.
+// caller with fewer sessions. That caller does not wait for its calls to return.
 func (s *sessions) offerLocked(e *sessionEntry) {
 	remove := func() {
 		s.mu.Lock()

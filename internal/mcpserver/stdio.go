@@ -16,8 +16,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// hangUpInterval is how often the server checks, after the end of input, whether the client still
-// reads.
+// hangUpInterval is the interval at which the server checks, after the end of input, whether the
+// client still reads.
 const hangUpInterval = 250 * time.Millisecond
 
 // ServeStdio serves one client until in ends, ctx ends or the server is closed. Messages are lines.

@@ -139,7 +139,7 @@ func (s *Server) sessionUser(ctx context.Context, caller string) (store.User, er
 	}
 	if err := s.vouched(ctx, u); err != nil {
 		if !errors.Is(err, errNotVouched) {
-			s.log.Error("user has to log in again: the login provider cannot be asked", "user", u.Email, "error", err)
+			s.log.Error("user must log in again: the login provider does not answer", "user", u.Email, "error", err)
 		}
 		return u, errNotVouched
 	}

@@ -181,7 +181,7 @@ func parseDocument(id string, body []byte) (client, error) {
 	}
 	switch {
 	case m.ClientID != id:
-		return client{}, errors.New("the client's description is of another client_id")
+		return client{}, errors.New("the client's description belongs to another client_id")
 	case m.Secret != nil:
 		return client{}, errors.New("the client's description has a client_secret, which everybody can read")
 	case m.AuthMethod != "" && m.AuthMethod != "none":

@@ -125,7 +125,7 @@ const (
 
 // errNotVouched means that the provider does not vouch for a user, or cannot be asked any more. The
 // person has to log in again.
-var errNotVouched = errors.New("the login provider does not vouch for the user any more")
+var errNotVouched = errors.New("the login provider no longer vouches for the user")
 
 // vouched asks the provider about a user, unless it did recently. It returns errNotVouched, or the
 // error of asking if that has failed for recheckLimit.
@@ -138,10 +138,10 @@ func (s *Server) vouched(ctx context.Context, u store.User) error {
 	p, err := s.login.recheck(ctx, u.ID)
 	switch {
 	case err == nil && p.subject != u.Subject, errors.Is(err, errNotVouched):
-		s.log.Info("user has to log in again: the login provider does not vouch for them", "user", u.Email)
+		s.log.Info("user must log in again: the login provider does not vouch for them", "user", u.Email)
 		return errNotVouched
 	case err != nil && age < recheckLimit:
-		s.log.Warn("the login provider could not be asked about a user; trying again later", "user", u.Email, "error", err)
+		s.log.Warn("the login provider did not answer about a user; trying again later", "user", u.Email, "error", err)
 		return nil
 	case err != nil:
 		return err

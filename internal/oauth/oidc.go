@@ -124,7 +124,7 @@ func (l *oidcLogin) identify(ctx context.Context, code, nonce, verifier string) 
 		return person{}, fmt.Errorf("the login provider's id_token: %w", err)
 	}
 	if subtle.ConstantTimeCompare([]byte(id.Nonce), []byte(nonce)) != 1 {
-		return person{}, errors.New("the login provider's id_token is of another login")
+		return person{}, errors.New("the login provider's id_token belongs to another login")
 	}
 	var claims userClaims
 	if err := id.Claims(&claims); err != nil {

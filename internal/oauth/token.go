@@ -144,9 +144,9 @@ func (s *Server) checkRefresh(ctx context.Context, token string) error {
 	}
 	switch {
 	case errors.Is(err, errNotVouched):
-		return badRequest("invalid_grant", "the login provider does not vouch for the user any more: authorize again")
+		return badRequest("invalid_grant", "the login provider no longer vouches for the user: authorize again")
 	case err != nil:
-		s.log.Error("the login provider cannot be asked about a user", "error", err)
+		s.log.Error("the login provider did not answer about a user", "error", err)
 		return &apiError{http.StatusServiceUnavailable, "temporarily_unavailable",
 			"the login provider cannot be asked about the user, try again later"}
 	}

@@ -76,7 +76,7 @@ type login interface {
 	recheck(ctx context.Context, caller string) (person, error)
 }
 
-var errWrongIssuer = errors.New("the answer is of another login provider")
+var errWrongIssuer = errors.New("the answer comes from another login provider")
 
 func newLogin(u Upstream, vault *credential.Vault, redirect string, now func() time.Time) (login, error) {
 	if u.ClientID == "" {

@@ -334,7 +334,7 @@ func (p *Pool) watch(sb sandbox.Sandbox, m *member) {
 			return // the pool ends
 		}
 		if m != nil && p.remove(m) {
-			p.log.Warn("a pooled sandbox has died", "sandbox", sb.ID(), "cause", string(exit.Cause), "detail", exit.Detail)
+			p.log.Warn("a pooled sandbox died", "sandbox", sb.ID(), "cause", string(exit.Cause), "detail", exit.Detail)
 			p.end(m)
 		}
 		p.leave()

@@ -149,7 +149,7 @@ func parsePattern(text string) (pattern, error) {
 			p.segments = append(p.segments, patternSegment{any: true})
 			continue
 		case strings.Contains(raw, "*"):
-			return pattern{}, fmt.Errorf("the pattern %q has a star beside other characters: "+
+			return pattern{}, fmt.Errorf("the pattern %q has a star next to other characters: "+
 				"a star stands for a whole segment (%%2A is a literal one)", text)
 		case raw == "" && !last:
 			return pattern{}, fmt.Errorf("the pattern %q has an empty segment", text)

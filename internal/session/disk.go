@@ -135,7 +135,7 @@ func (s *Session) checkQuota(ctx context.Context, persistent bool) error {
 	if err != nil || !tooMuch {
 		return nil
 	}
-	return fmt.Errorf("%w: the session's files take more than twice the room that they may, so its code may not run. "+
+	return fmt.Errorf("%w: the session's files take more than twice the allowed space, so no code can run. "+
 		"Delete some of them without code, or close the session", workspace.ErrQuota)
 }
 

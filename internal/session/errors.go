@@ -18,14 +18,14 @@ var (
 	// ErrBusy says that another run of the session is in progress.
 	ErrBusy = errors.New("the session is busy: another run is in progress; wait for it to finish")
 	// ErrTooManyRuns is an ErrBusy: the session has as many overlapping runs as it may have.
-	ErrTooManyRuns = fmt.Errorf("%w, there are as many as a session may have", ErrBusy)
+	ErrTooManyRuns = fmt.Errorf("%w; the session already has as many runs as it may", ErrBusy)
 	// ErrNotPersistent says that the runner has no interpreter that keeps state between runs.
 	ErrNotPersistent = errors.New("this runner cannot keep state between runs")
 	// ErrClosed says that the manager has been closed.
 	ErrClosed = errors.New("the server is shutting down")
 
 	errEnded   = errors.New("the session has been closed")
-	errSlowEnd = errors.New("earlier sandboxes take long to end")
+	errSlowEnd = errors.New("earlier sandboxes are slow to end")
 )
 
 // MaxSessionsError says that every sandbox the server may have is in use and none of them can make

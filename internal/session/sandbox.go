@@ -424,7 +424,7 @@ func (m *Manager) start(sb *sessionSandbox, spec sandbox.Spec) error {
 			err = m.startOnce(sb, spec)
 			turn.Release()
 		} else {
-			err = overloaded(fmt.Errorf("others wait for a sandbox, too: %w", err))
+			err = overloaded(fmt.Errorf("waiting for earlier sandbox starts: %w", err))
 		}
 		var overload *OverloadError
 		switch {

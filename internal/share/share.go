@@ -21,7 +21,7 @@ var (
 	// ErrFull says that the pool has no room and cannot make any for this caller.
 	ErrFull = errors.New("share: no room left")
 	// ErrLimit says that the caller holds as much as one caller may.
-	ErrLimit = errors.New("share: the caller holds as much as one caller may")
+	ErrLimit = errors.New("share: the caller has reached its limit")
 )
 
 // Config configures a Pool.

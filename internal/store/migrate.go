@@ -52,7 +52,7 @@ func (s *Store) migrate(ctx context.Context) error {
 			return err
 		}
 		if version > len(migrations) {
-			return fmt.Errorf("it was written by a newer release (version %d, this one knows %d): "+
+			return fmt.Errorf("it was written by a newer release (version %d; this one supports %d): "+
 				"use that release, or another data directory", version, len(migrations))
 		}
 		for ; version < len(migrations); version++ {

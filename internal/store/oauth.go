@@ -75,7 +75,7 @@ const oauthTables = `CREATE TABLE users (
 	CREATE INDEX oauth_refresh_tokens_grant ON oauth_refresh_tokens (grant_id);`
 
 // ErrFull says that no more rows of a kind are stored.
-var ErrFull = errors.New("too many are stored already")
+var ErrFull = errors.New("too many are already stored")
 
 // User is a person who has logged in.
 type User struct {

@@ -126,7 +126,7 @@ func (init *process) adopt(spec *Spec) (*program, wire.Exit, error) {
 		go init.reapOrphans()
 		var exit wire.Exit
 		if err := init.specs.Decode(&exit); err != nil {
-			return wire.Exit{}, fmt.Errorf("learn how the program ended: %w", err)
+			return wire.Exit{}, fmt.Errorf("read the program's exit status: %w", err)
 		}
 		return exit, nil
 	}

@@ -19,8 +19,8 @@ import (
 // Environment executes runs. Its methods are safe for concurrent use.
 type Environment interface {
 	// Run executes one run and returns how it ended. When ctx is done, the sandbox ends and Run
-	// must return soon. A *Refused error says that no code was executed. After any other error
-	// nobody knows whether it was, and the sandbox is lost.
+	// must return soon. A *Refused error says that no code was executed. After any other error,
+	// code may have been executed, and the sandbox is lost.
 	Run(ctx context.Context, r *Run) (wire.Exit, error)
 	// Usage returns the totals of all runs.
 	Usage() sandbox.Usage
@@ -49,7 +49,7 @@ type Run struct {
 // unknown.
 func (r *Run) OnStop(kill func()) (release func() bool) { return context.AfterFunc(r.stop, kill) }
 
-// Background calls f in a goroutine, which may outlive the run. The sandbox has not ended before f
+// Background calls f in a goroutine, which may outlive the run. The sandbox does not end before f
 // returns.
 func (r *Run) Background(f func()) { r.sandbox.work.Go(f) }
 
@@ -116,7 +116,7 @@ func (s *Sandbox) Close(ctx context.Context) error {
 // Usage implements sandbox.Meter.
 func (s *Sandbox) Usage() (sandbox.Usage, error) { return s.env.Usage(), nil }
 
-// Held implements sandbox.Meter. Nothing outside sees what these programs hold open.
+// Held implements sandbox.Meter. The server cannot see the files that these programs hold open.
 func (s *Sandbox) Held() (sandbox.Held, error) { return sandbox.Held{}, nil }
 
 // serve executes one run.

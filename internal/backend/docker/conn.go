@@ -22,7 +22,7 @@ const connBuffer = 16 << 10
 type agentConn struct {
 	net.Conn // to the engine; writes go to the agent's stdin
 	said     sandbox.Tail
-	over     func() // called when the connection has ended, maybe more than once
+	over     func() // called when the connection has ended, possibly more than once
 
 	mu   sync.Mutex // guards reading
 	r    *bufio.Reader

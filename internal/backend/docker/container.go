@@ -29,7 +29,7 @@ func (b *Backend) create(ctx context.Context, opt client.ContainerCreateOptions)
 	}
 	created := make(chan answer, 1)
 	b.work.Go(func() {
-		// Not under ctx: after a cancelled request, nobody knows whether there is a container.
+		// Not under ctx: after a cancelled request, it is unknown whether the container exists.
 		cctx, cancel := timeout(b.ctx, createTimeout)
 		defer cancel()
 		res, err := b.client.ContainerCreate(cctx, opt)

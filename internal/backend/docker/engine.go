@@ -22,7 +22,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// engine is what the engine reports about itself.
+// engine holds what the engine reports about itself.
 type engine struct {
 	version  string
 	machine  string // its host name
@@ -30,7 +30,7 @@ type engine struct {
 	podman   bool
 	goarch   string
 	rootless bool
-	// mapped: uids in containers are other ones outside, larger by uidBase and gidBase.
+	// mapped: outside, the uids and gids of containers are larger by uidBase and gidBase.
 	mapped           bool
 	uidBase, gidBase int
 	runtimes         []string
@@ -151,14 +151,14 @@ func goarch(machine string) string {
 }
 
 // remap reads the mapping of an engine with userns-remap from the name of its directory,
-// <uid>.<gid>. Engines name it so to keep those with different mappings apart.
+// <uid>.<gid>. Engines with different mappings use different directories.
 func remap(rootDir string) (uid, gid int, err error) {
 	u, g, ok := strings.Cut(path.Base(rootDir), ".")
 	uid, uerr := strconv.Atoi(u)
 	gid, gerr := strconv.Atoi(g)
 	if !ok || uerr != nil || gerr != nil || uid <= 0 || gid <= 0 {
 		return 0, 0, &sandbox.Error{
-			Op: opShare, Err: fmt.Errorf("the engine maps users, but the name of its directory, %q, does not tell how", rootDir),
+			Op: opShare, Err: fmt.Errorf("the engine maps users, but the name of its directory, %q, does not say how", rootDir),
 			Fix: "use an engine without userns-remap, or a rootless one",
 		}
 	}
@@ -210,7 +210,7 @@ func (b *Backend) checkUsable(e *engine) error {
 }
 
 // CheckRuntime reports that the engine does not have the configured runtime. An engine that does
-// not answer may.
+// not answer may have it.
 func (b *Backend) CheckRuntime(ctx context.Context) error {
 	e, err := b.facts(ctx)
 	if err != nil {

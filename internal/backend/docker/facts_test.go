@@ -23,7 +23,7 @@ func TestFacts(t *testing.T) {
 		{name: "docker", version: docker, info: `{"MemoryLimit":true,"SecurityOptions":["name=seccomp,profile=default"]}`, memory: true},
 		{name: "rootless docker", version: docker, info: `{"SecurityOptions":["name=seccomp,profile=default","name=rootless"]}`, rootless: true},
 		{name: "mapped docker", version: docker, info: `{"MemoryLimit":true,"DockerRootDir":"/x/100000.100000","SecurityOptions":["name=userns"]}`, mapped: true, memory: true},
-		{name: "docker mapped who knows how", version: docker, info: `{"DockerRootDir":"/x","SecurityOptions":["name=userns"]}`, fails: "does not tell how"},
+		{name: "docker mapped who knows how", version: docker, info: `{"DockerRootDir":"/x","SecurityOptions":["name=userns"]}`, fails: "does not say how"},
 		{name: "windows", version: docker, info: `{"OSType":"windows"}`, fails: "Linux containers"},
 		{name: "docker on cgroup v1", version: docker, info: `{"MemoryLimit":true,"CgroupVersion":"1"}`, memory: true, looseTCP: true},
 		{name: "docker on cgroup v2", version: docker, info: `{"MemoryLimit":true,"CgroupVersion":"2"}`, memory: true},

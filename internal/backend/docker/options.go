@@ -87,8 +87,8 @@ func (b *Backend) ownLabel() client.Filters {
 }
 
 // maskedPaths lists what in /proc and /sys describes the host: the engine's own list, which this
-// one replaces, and more. Of /sys only /sys/fs is left, where the agent reads the container's
-// limits.
+// one replaces, and more. Only /sys/fs remains of /sys: the agent reads the
+// container's limits there.
 func maskedPaths() []string {
 	paths := []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
@@ -138,9 +138,8 @@ func (b *Backend) mounts(spec sandbox.Spec) (mounts []mount.Mount) {
 	return mounts
 }
 
-// A kernel of the sandbox's own needs memory and several host threads for each thread inside, and
-// dies if it gets none. The engine's limits are therefore higher; those of the code are set inside,
-// where that kernel counts.
+// A sandbox's own kernel needs memory and several host threads for each thread inside, and dies
+// without them. The engine's limits are therefore higher; the limits of the code are set inside.
 const (
 	kernelMemory      = 128 << 20
 	kernelThreads     = 512
@@ -177,9 +176,9 @@ func (b *Backend) resources(l sandbox.Limits) container.Resources {
 // have. They belong to the same user, and the kernel counts by user.
 const engineThreads = 2048
 
-// processLimits returns the limits that each process has to carry itself, 0 for none. They replace
-// those of an engine without cgroups, such as a rootless one to which none were delegated. They are
-// weaker; doctor warns about it.
+// processLimits returns the limits of each single process, 0 for none. They replace those of an
+// engine without cgroups, such as a rootless one to which none were delegated. They are weaker;
+// doctor warns about it.
 func (b *Backend) processLimits(e *engine, l sandbox.Limits) (data, processes int64) {
 	if !e.memory {
 		data = l.MemoryBytes

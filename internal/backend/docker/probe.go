@@ -151,7 +151,7 @@ func (b *Backend) probeNetwork(ctx context.Context, r runner.Runner) sandbox.Che
 	return c
 }
 
-// checkIsolation reports how runs of one container are kept apart, if an agent has told.
+// checkIsolation reports how runs of one container are kept apart, if an agent has reported it.
 func (b *Backend) checkIsolation() []sandbox.Check {
 	b.mu.Lock()
 	isolation := b.isolation

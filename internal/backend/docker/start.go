@@ -29,7 +29,8 @@ const (
 	// zygoteMemory is the memory limit below which a sandbox has no zygote: its libraries would
 	// count against it.
 	zygoteMemory = 512 << 20
-	// noIsolation begins what an agent reports that cannot keep the runs of one container apart.
+	// noIsolation is the prefix of the report of an agent that cannot keep the runs of one
+	// container apart.
 	noIsolation = "none"
 )
 
@@ -67,7 +68,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 		if err == nil || retried || !spec.Network || b.networkExists() {
 			return sb, err
 		}
-		// Somebody removed the bridge: engines are told to prune unused networks now and then.
+		// Somebody removed the bridge: operators prune unused networks now and then.
 	}
 }
 
@@ -147,7 +148,7 @@ func (b *Backend) agentOptions(spec sandbox.Spec, img image, e *engine) (opt cli
 	opt.Config.Entrypoint = []string{agentPath, "landlock", string(config)}
 	opt.Config.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
 	opt.HostConfig.Tmpfs[confine.RunsDir] = opt.HostConfig.Tmpfs["/tmp"]
-	if e.podman { // it would add others of its own, which not every machine grants; the agent sets them for each run
+	if e.podman { // its own additional limits would fail on some machines; the agent sets limits for each run
 		opt.HostConfig.Ulimits = nil
 	}
 	return opt, nil
@@ -192,7 +193,7 @@ func (b *Backend) attach(ctx context.Context, id string) (client.HijackedRespons
 	}
 	if !b.unreachable(err) && ctx.Err() == nil {
 		// The client returns only the status. Podman prepares the container when it is attached to,
-		// others when it is started: so a start tells what is wrong with it.
+		// others when it is started: so a start reports what is wrong with it.
 		if _, serr := b.client.ContainerStart(ctx, id, client.ContainerStartOptions{}); serr != nil {
 			err = serr
 		}
@@ -247,7 +248,7 @@ func (s *agentSandbox) hungUp() {
 // end removes the container, once. It does not wait.
 func (s *agentSandbox) end() {
 	s.once.Do(func() {
-		closed := s.closed.Load() // read it now: a session that sees the end also calls Close
+		closed := s.closed.Load() // read it now: a session that notices the end also calls Close
 		s.b.work.Go(func() {
 			s.exit.Cause = sandbox.CauseKilled
 			if !closed {
@@ -264,11 +265,11 @@ func (s *agentSandbox) end() {
 }
 
 const (
-	// causeTimeout bounds the search for the cause of a container's end: its engine may have ended,
-	// too.
+	// causeTimeout bounds the search for the cause of a container's end: its engine may also have
+	// ended.
 	causeTimeout = 2 * time.Second
-	// endTimeout bounds how long a container may take to end after it hung up. A kernel of its own
-	// that dies under hundreds of processes takes longer.
+	// endTimeout bounds how long a container may take to end after it hung up. A sandbox with its
+	// own kernel and hundreds of processes takes longer.
 	endTimeout       = causeTimeout / 4
 	kernelEndTimeout = 5 * time.Second
 )

@@ -79,7 +79,7 @@ func (e *environment) cell(r *agentless.Run) (wire.Exit, error) {
 	return wire.Exit{Code: exitCode(*answer.ExitCode), Fresh: fresh}, nil
 }
 
-// lose ends the interpreter and its state. An exit without a code gets that of the interpreter.
+// lose ends the interpreter and its state. It sets a missing exit code to the interpreter's.
 func (e *environment) lose(r *agentless.Run, in *interpreter, exit wire.Exit) wire.Exit {
 	e.interpreter = nil
 	ended := in.end()
@@ -213,7 +213,7 @@ func (in *interpreter) expect(typ string, limit time.Duration) error {
 }
 
 func (in *interpreter) execute(language string, code []byte) (message, error) {
-	id := rand.Text() // code that ran before cannot have answered to it
+	id := rand.Text() // unpredictable, so that earlier code cannot have answered it
 	if err := in.send(message{Type: "execute", ID: id, Interpreter: language, Code: string(code)}); err != nil {
 		return message{}, err
 	}

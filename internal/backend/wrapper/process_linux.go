@@ -40,7 +40,7 @@ exec "$0"`
 type process struct {
 	id    string
 	cmd   *exec.Cmd
-	group Group // nil: it is found by its cookie
+	group Group // nil if the processes are found by their cookie
 
 	stdin, stdout, stderr *os.File
 
@@ -129,7 +129,7 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// kill kills the process and its session. wait does the rest.
+// kill kills the process and its session. wait kills everything else.
 func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -74,12 +74,12 @@ func (b *Backend) Start(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	op := "start the environment " + spec.Runner
 	if fi, err := os.Stat(spec.Wrapper); spec.Wrapper == "" || err != nil || !fi.IsDir() {
 		return nil, &sandbox.Error{
-			Op: op, Err: errors.New("its directory does not exist any more"), Fix: "build it again and restart the server",
+			Op: op, Err: errors.New("its directory no longer exists"), Fix: "build it again and restart the server",
 		}
 	}
 	if spec.Network {
 		return nil, &sandbox.Error{
-			Op: op, Err: errors.New("this environment itself decides about the network"), Fix: "run without network: true",
+			Op: op, Err: errors.New("this environment manages the network itself"), Fix: "run without network: true",
 		}
 	}
 	env := &environment{b: b, spec: spec, live: map[*process]struct{}{}}
@@ -106,7 +106,7 @@ func (e *environment) Run(_ context.Context, r *agentless.Run) (wire.Exit, error
 	case len(r.Env) > 0 || len(r.CellEnv) > 0:
 		// They would reach a program outside any jail: LD_PRELOAD is one.
 		return wire.Exit{}, &agentless.Refused{
-			Err: errors.New("this environment takes no variables from outside: set them in the code"),
+			Err: errors.New("this environment accepts no variables from outside: set them in the code"),
 		}
 	case r.Interpreter != "":
 		return e.cell(r)
