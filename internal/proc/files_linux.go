@@ -14,10 +14,11 @@ import (
 // kind says SOCK_NONBLOCK.
 func SocketPair(kind int) (ours, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
-	if err == nil {
-		err = unix.SetNonblock(fds[0], true)
-	}
 	if err != nil {
+		return nil, nil, fmt.Errorf("make a socket: %w", err)
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
 		return nil, nil, fmt.Errorf("make a socket: %w", err)
 	}
 	return os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs"), nil

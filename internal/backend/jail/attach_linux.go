@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -68,7 +69,7 @@ func (s *jailed) Attach(ctx context.Context, workspace string) error {
 
 // sendTree sends the mount to the agent and returns its answer.
 func (s *jailed) sendTree(tree *os.File) (answer string, err error) {
-	if err := sendFiles(s.attach, []byte{0}, int(tree.Fd())); err != nil {
+	if err := proc.SendFiles(s.attach, "\x00", tree); err != nil {
 		return "", err
 	}
 	buf := make([]byte, 256)

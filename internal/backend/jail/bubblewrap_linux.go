@@ -117,17 +117,3 @@ func (p *bubblewrap) wait() error {
 	}
 	return err
 }
-
-// socketPair returns a connected pair of sockets. Reads and writes on ours heed deadlines if
-// nonblock is set.
-func socketPair(kind int, nonblock bool) (ours, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, os.NewSyscallError("socketpair", err)
-	}
-	if err := unix.SetNonblock(fds[0], nonblock); err != nil {
-		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
-		return nil, nil, os.NewSyscallError("fcntl", err)
-	}
-	return os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs"), nil
-}

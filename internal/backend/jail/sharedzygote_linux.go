@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/agent/prestart"
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
@@ -74,7 +75,7 @@ func (b *Backend) startSharedZygote(spec sandbox.Spec, z sandbox.Zygote, key str
 	if err := os.WriteFile(source, z.Source, 0o644); err != nil {
 		return nil, err
 	}
-	conn, theirs, err := socketPair(unix.SOCK_SEQPACKET, true)
+	conn, theirs, err := proc.SocketPair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		return nil, err
 	}
@@ -167,11 +168,7 @@ func (z *sharedZygote) fork(files []*os.File) (int, error) {
 	if z.dead.Load() {
 		return 0, errCannotFork
 	}
-	fds := make([]int, len(files))
-	for i, f := range files {
-		fds[i] = int(f.Fd())
-	}
-	err := sendFiles(z.conn, []byte("fork"), fds...)
+	err := proc.SendFiles(z.conn, "fork", files...)
 	if err == nil {
 		err = z.conn.SetReadDeadline(time.Now().Add(forkTimeout))
 	}
@@ -190,20 +187,6 @@ func (z *sharedZygote) fork(files []*os.File) (int, error) {
 }
 
 var errCannotFork = errors.New("the shared zygote cannot fork")
-
-// sendFiles sends a message with descriptors.
-func sendFiles(conn *os.File, message []byte, fds ...int) error {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var sent error
-	err = raw.Write(func(fd uintptr) bool {
-		sent = unix.Sendmsg(int(fd), message, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL)
-		return sent != unix.EAGAIN
-	})
-	return errors.Join(err, sent)
-}
 
 func (z *sharedZygote) kill() { z.proc.kill() }
 

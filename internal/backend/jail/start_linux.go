@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/agent"
+	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
@@ -119,9 +120,9 @@ func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []*sharedZygote) (strin
 func (s *jailed) spawn(spec sandbox.Spec, config string, zygotes int) (links []*os.File, err error) {
 	b := s.backend
 	var ours, theirs []*os.File
-	connect := func(kind int, nonblock bool) (mine, its *os.File) {
+	connect := func(kind int) (mine, its *os.File) {
 		if err == nil {
-			mine, its, err = socketPair(kind, nonblock)
+			mine, its, err = proc.SocketPair(kind)
 			ours, theirs = append(ours, mine), append(theirs, its)
 		}
 		return mine, its
@@ -133,13 +134,16 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, zygotes int) (links []*
 		}
 	}()
 	var conn, workspace *os.File
-	s.conn, conn = connect(unix.SOCK_STREAM, true)
+	s.conn, conn = connect(unix.SOCK_STREAM)
 	if spec.Workspace == "" {
-		s.attach, workspace = connect(unix.SOCK_SEQPACKET, true)
+		s.attach, workspace = connect(unix.SOCK_SEQPACKET)
 	}
 	files := []*os.File{workspace} // agent.WorkspaceFD; agent.ZygoteFD and so on follow
 	for range zygotes {
-		link, end := connect(unix.SOCK_SEQPACKET, false)
+		link, end := connect(unix.SOCK_SEQPACKET)
+		if err == nil {
+			err = unix.SetNonblock(int(link.Fd()), false) // the shared zygote's fork gets it
+		}
 		links, files = append(links, link), append(files, end)
 	}
 	if err != nil {
