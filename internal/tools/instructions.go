@@ -6,7 +6,7 @@ import (
 )
 
 // Instructions tell a client's model when to use which of the offered tools, in fewer than 120
-// words. The server sends them once, in response to initialize.
+// words, the first choice first. The server sends them once, in response to initialize.
 func Instructions(opt Options) string {
 	offered := opt.Offered()
 	lines := []string{"Code runs in an isolated sandbox. Files in /data are kept per session: use one session id for the whole conversation."}

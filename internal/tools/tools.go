@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -83,12 +84,14 @@ type Services struct {
 }
 
 // Names returns the names of all tools, in the order in which documentation lists them.
-func Names() []string {
-	return []string{
-		"run_code", "upload_file", "list_runners", "run_python", "read_artifact", "list_artifacts", "close_session", "run",
-		"wait_run", "cancel_run", "list_sessions", "delete_file", "list_services",
+func Names() []string { return slices.Clone(names()) }
+
+var names = sync.OnceValue(func() (names []string) {
+	for _, tool := range new(toolset).all() {
+		names = append(names, tool.definition.Name)
 	}
-}
+	return names
+})
 
 // Offered returns the names of the tools that a server with these options offers.
 func (o Options) Offered() []string {
@@ -134,14 +137,19 @@ func newToolset(e Executor, opt Options) *toolset {
 	if t.offers("wait_run") {
 		t.handover = opt.Handover
 	}
-	for _, tool := range []*tool{
-		t.runTool(), t.runCodeTool(), t.runPythonTool(), t.waitRunTool(), t.cancelRunTool(),
-		t.uploadFileTool(), t.readArtifactTool(), t.listArtifactsTool(), t.deleteFileTool(),
-		t.listSessionsTool(), t.closeSessionTool(), t.listRunnersTool(), t.listServicesTool(),
-	} {
+	for _, tool := range t.all() {
 		t.tools[tool.definition.Name] = tool
 	}
 	return t
+}
+
+// all returns every tool, in the order of [Names].
+func (t *toolset) all() []*tool {
+	return []*tool{
+		t.runCodeTool(), t.uploadFileTool(), t.listRunnersTool(),
+		t.runPythonTool(), t.readArtifactTool(), t.listArtifactsTool(), t.closeSessionTool(),
+		t.runTool(), t.waitRunTool(), t.cancelRunTool(), t.listSessionsTool(), t.deleteFileTool(), t.listServicesTool(),
+	}
 }
 
 // offers reports whether the server offers the tool. Descriptions and messages must not name other
