@@ -12,6 +12,12 @@ type allowList struct {
 	domains, emails map[string]bool
 }
 
+// CheckAllowed returns an error if AllowedDomains and AllowedEmails cannot be used.
+func (u Upstream) CheckAllowed() error {
+	_, err := newAllowList(u.AllowedDomains, u.AllowedEmails)
+	return err
+}
+
 // newAllowList refuses an empty list, which must not mean everybody with an account at the
 // provider.
 func newAllowList(domains, emails []string) (allowList, error) {
@@ -22,18 +28,18 @@ func newAllowList(domains, emails []string) (allowList, error) {
 			continue
 		}
 		if d = lower(strings.TrimPrefix(d, "@")); !strings.Contains(d, ".") && d != "localhost" || strings.ContainsAny(d, "@*/ ") {
-			return l, fmt.Errorf(`auth.allowedDomains: %q is not a domain such as example.com (or "*" for everybody with an account)`, d)
+			return l, fmt.Errorf(`auth.allowedDomains: %q is not a domain such as example.com; use "*" for everybody with an account, and allowedEmails for addresses`, d)
 		}
 		l.domains[d] = true
 	}
 	for _, e := range emails {
 		if _, ok := domainOf(lower(e)); !ok {
-			return l, fmt.Errorf("auth.allowedEmails: %q is not an e-mail address", e)
+			return l, fmt.Errorf("auth.allowedEmails: %q is not an e-mail address; domains go to allowedDomains", e)
 		}
 		l.emails[lower(e)] = true
 	}
 	if !l.everybody && len(l.domains) == 0 && len(l.emails) == 0 {
-		return l, errors.New(`auth: list who may log in by allowedDomains or allowedEmails ("allowedDomains": ["*"] is everybody with an account)`)
+		return l, errors.New(`set auth.allowedDomains or auth.allowedEmails to list who may log in ("allowedDomains": ["*"] is everybody with an account)`)
 	}
 	return l, nil
 }

@@ -37,7 +37,7 @@ type Service struct {
 	Ceiling []string
 	// Defaults are the path patterns of a token that asks for none; nil: no path.
 	Defaults []string
-	// Methods that tokens may allow; nil: usualMethods. CONNECT and TRACE are always refused.
+	// Methods that tokens may allow, of usualMethods and otherMethods; nil: usualMethods.
 	Methods []string
 	// Headers names request header fields to forward besides the usual ones.
 	Headers           []string
@@ -61,6 +61,9 @@ type service struct {
 }
 
 var usualMethods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+
+// otherMethods are allowed only if a service's configuration names them. Most are WebDAV's.
+var otherMethods = []string{"QUERY", "LIST", "PURGE", "PROPFIND", "PROPPATCH", "MKCOL", "MKCALENDAR", "COPY", "MOVE", "LOCK", "UNLOCK", "REPORT", "SEARCH"}
 
 // FieldError reports a wrong field of the configuration file.
 type FieldError struct {
@@ -127,8 +130,9 @@ func newService(s Service, closed *closednet.List) (*service, error) {
 		made.Methods = usualMethods
 	}
 	for _, m := range made.Methods {
-		if !IsToken(m) || m != strings.ToUpper(m) || m == http.MethodConnect || m == http.MethodTrace {
-			return nil, s.fieldError("proxy.allowedMethods", "%q is not a method that can be allowed", m)
+		if !slices.Contains(usualMethods, m) && !slices.Contains(otherMethods, m) {
+			return nil, s.fieldError("proxy.allowedMethods", "%q is not a method that can be allowed; use some of %s (or of %s)", m,
+				strings.Join(usualMethods, ", "), strings.Join(otherMethods, ", "))
 		}
 	}
 	for _, h := range s.Headers {

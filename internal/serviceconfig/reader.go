@@ -45,8 +45,15 @@ func parse(data []byte) (any, error) {
 		}
 	}
 	if err != nil {
-		before := data[:min(dec.InputOffset(), int64(len(data)))]
-		return nil, fmt.Errorf("line %d: %w", 1+bytes.Count(before, []byte("\n")), err)
+		offset := min(dec.InputOffset(), int64(len(data)))
+		before, rest := bytes.TrimSpace(data[:offset]), bytes.TrimSpace(data[offset:])
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			err = errors.New("the file ends too early: a closing brace, bracket or quote is missing")
+		case bytes.HasSuffix(before, []byte(",")) && len(rest) > 0 && (rest[0] == '}' || rest[0] == ']'):
+			err = fmt.Errorf("remove the comma before %c", rest[0])
+		}
+		return nil, fmt.Errorf("line %d: %w", 1+bytes.Count(data[:offset], []byte("\n")), err)
 	}
 	return v, nil
 }
@@ -56,9 +63,6 @@ func parseValue(dec *json.Decoder, path string, depth int) (any, error) {
 		return nil, errors.New("the value is nested too deeply")
 	}
 	tok, err := dec.Token()
-	if errors.Is(err, io.EOF) {
-		return nil, errors.New("the file ends too early")
-	}
 	if err != nil {
 		return nil, err
 	}

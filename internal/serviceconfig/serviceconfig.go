@@ -70,7 +70,7 @@ func (r *reader) load(v any) *File {
 	case !ok && top.has("mcpServers"):
 		r.fail("mcpServers", "must be an object")
 	case !ok && !top.has("auth"):
-		r.fail("mcpServers", "is missing, as is auth: the file configures nothing")
+		r.fail("", "neither mcpServers nor auth is set: the file configures nothing")
 	}
 	variables := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(servers)) {
@@ -208,6 +208,9 @@ func typeOf(v any) string {
 	return kind
 }
 
+// discoveryPath is where an OpenID provider describes itself, relative to its issuer.
+const discoveryPath = "/.well-known/openid-configuration"
+
 // login reads where people log in.
 func (r *reader) login(v any) oauth.Upstream {
 	kind := typeOf(v)
@@ -227,6 +230,9 @@ func (r *reader) login(v any) oauth.Upstream {
 	switch kind {
 	case "oidc":
 		u.Issuer = a.url("issuer", true)
+		if strings.HasSuffix(u.Issuer, discoveryPath) {
+			a.fail("issuer", "must not end in %s; write %s", discoveryPath, strings.TrimSuffix(u.Issuer, discoveryPath))
+		}
 	case "oauth":
 		u.Issuer = a.text("issuer", false)
 		u.AuthorizationURL, u.TokenURL = a.url("authorizationUrl", true), a.url("tokenUrl", true)
@@ -234,8 +240,8 @@ func (r *reader) login(v any) oauth.Upstream {
 	default:
 		a.fail("type", "must be oidc or oauth")
 	}
-	if len(u.AllowedDomains) == 0 && len(u.AllowedEmails) == 0 {
-		a.fail("allowedDomains", `is missing, as is allowedEmails: list who may log in (["*"] is everybody with an account)`)
+	if err := u.CheckAllowed(); err != nil {
+		r.fail("", "%v", err)
 	}
 	return u
 }
