@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
 	"mcp-code-sandbox/runners"
 )
@@ -49,7 +50,8 @@ var (
 func customs(dir string) (list []custom, problems []Problem) {
 	for _, sub := range subdirectories(dir) {
 		c := custom{dir: sub}
-		err := readDescription(filepath.Join(sub, "runner.json"), &c, true)
+		err := readDescription(filepath.Join(sub, "runner.json"), &c,
+			"name", "title", "base", "libraries", "env", "timeout_seconds", "memory_mb")
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -199,7 +201,14 @@ func subdirectories(dir string) (dirs []string) {
 // maxDescription bounds a runner.json or metadata.json.
 const maxDescription = 1 << 20
 
-func readDescription(path string, v any, strict bool) error {
+// fieldTypes says what the fields of these files must be.
+var fieldTypes = map[string]string{
+	"name": "a string", "title": "a string", "base": "a string", "interpreter_type": "a string", "libraries": "a list of strings",
+	"env": "an object of strings", "timeout_seconds": "a whole number", "memory_mb": "a whole number",
+}
+
+// readDescription decodes a JSON file. If known lists fields, it refuses all others.
+func readDescription(path string, v any, known ...string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -209,9 +218,19 @@ func readDescription(path string, v any, strict bool) error {
 	if err != nil {
 		return err
 	}
-	dec := json.NewDecoder(bytes.NewReader(b))
-	if strict {
-		dec.DisallowUnknownFields()
+	var fields map[string]any
+	err = json.NewDecoder(bytes.NewReader(b)).Decode(&fields)
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if known != nil && !slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, name) }) {
+			return fmt.Errorf("%q is unknown; known fields: %s", name, strings.Join(known, ", "))
+		}
 	}
-	return dec.Decode(v)
+	if err == nil {
+		err = json.NewDecoder(bytes.NewReader(b)).Decode(v)
+	}
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		name, _, _ := strings.Cut(wrong.Field, ".")
+		return fmt.Errorf("%s must be %s", cmp.Or(name, "it"), cmp.Or(fieldTypes[name], "an object"))
+	}
+	return err
 }

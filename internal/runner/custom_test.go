@@ -151,6 +151,10 @@ func TestCustomDefinitions(t *testing.T) {
 		"b4/runner.json":      `{"base":"python","env":{"A=B":"c"}}`,
 		"b5/runner.json":      `{"base":"python","name":"custom/../../x"}`,
 		"b6/runner.json":      `{"base":"python","memory_mb":1}`,
+		"b7/runner.json":      `{"base":"python","memory_mb":"1g"}`,
+		"b8/runner.json":      `{"base":"python","memory":64}`,
+		"b9/runner.json":      `{"base":"python","libraries":["six", 1]}`,
+		"b10/runner.json":     `[]`,
 	})
 	src := Sources{Env: h.env, Dir: h.dir, Own: own}
 	set, problems := src.Discover(t.Context())
@@ -169,7 +173,9 @@ func TestCustomDefinitions(t *testing.T) {
 	if _, ok := set.Lookup("lib"); ok {
 		t.Error("a runner whose requirements are not installed must not be offered")
 	}
-	says := map[string]string{"b1": "base", "b2": "argv", "b3": "not a valid module name", "b4": "not a valid variable name", "b5": "not a valid name", "b6": "memory_mb", "lib": "not installed", "python": "not installed"}
+	says := map[string]string{"b1": "base", "b2": "argv", "b3": "not a valid module name", "b4": "not a valid variable name", "b5": "not a valid name", "b6": "memory_mb",
+		"b7": "memory_mb must be a whole number", "b8": `"memory" is unknown; known fields: name, title, base,`, "b9": "libraries must be a list of strings",
+		"b10": "it must be an object", "lib": "not installed", "python": "not installed"}
 	for _, p := range problems {
 		if want := says[p.Runner]; want != "" && strings.Contains(p.Problem, want) && p.Fix != "" {
 			delete(says, p.Runner)

@@ -19,7 +19,7 @@ func wrappers(dir string) (list []Runner, problems []Problem) {
 			TimeoutSeconds int    `json:"timeout_seconds"`
 			MemoryMB       int    `json:"memory_mb"`
 		}
-		err := readDescription(filepath.Join(sub, "metadata.json"), &meta, false)
+		err := readDescription(filepath.Join(sub, "metadata.json"), &meta)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
