@@ -50,7 +50,7 @@ func TestCommands(t *testing.T) {
 	}{
 		{name: "version", args: []string{"version"}, stdout: `mcp-code-sandbox \S+ \(go\S+, linux/\w+\)\n`},
 		{name: "runners", args: []string{"runners"}, stdout: `(?s)RUNNER .*\npython .*numpy.*\ntypescript .*\njavascript +node, js .*\nshell +bash, sh .*`},
-		{name: "doctor", args: []string{"doctor"}, stdout: `(?s).*ok +sessions +SANDBOX_MAX_SESSIONS is 10; this machine has room for about \d+, if most of them are idle: half of .*ok +python .*(Code can be run here|Everything works).*`},
+		{name: "doctor", args: []string{"doctor"}, stdout: `(?s).*ok +sessions +SANDBOX_MAX_SESSIONS is 10; this machine has room for about \d+, if most of them are idle: half of .*ok +python .*(Code can run here|Everything works).*`},
 		{name: "flag for the version", args: []string{"--version"}, stdout: `mcp-code-sandbox \S+ \(go\S+, linux/\w+\)\n`},
 		{name: "stdio answers before it ends", args: []string{"stdio"}, stdin: `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"printf","version":"1"}}}
 {"jsonrpc":"2.0","method":"notifications/initialized"}

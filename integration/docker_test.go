@@ -245,7 +245,7 @@ func TestImagesMisspelt(t *testing.T) {
 	s := serveDocker(t, "SANDBOX_IMAGES=no-such-runner")
 	eventually(t, 30*time.Second, "the server to say what is missing", func() bool { return strings.Contains(s.log.String(), "a runner cannot be used") })
 	text := s.log.String()
-	if !strings.Contains(text, "none yet: make images, or correct SANDBOX_IMAGES") || strings.Contains(text, "code can be run here, but") || strings.Contains(text, "images: images:") ||
+	if !strings.Contains(text, "none yet: make images, or correct SANDBOX_IMAGES") || strings.Contains(text, "code can run here, but") || strings.Contains(text, "images: images:") ||
 		strings.Count(text, "SANDBOX_IMAGES has no-such-runner") != 1 {
 		t.Errorf("the start says:\n%s", text)
 	}

@@ -35,7 +35,7 @@ func (*doctorCmd) Run(ctx context.Context, inv *invocation) error {
 	case sandbox.Fail:
 		return errors.New("code cannot run here: fix the checks marked FAIL, starting at the top")
 	case sandbox.Warn:
-		fmt.Fprintln(inv.stdout, "\nCode can be run here, with something missing.")
+		fmt.Fprintln(inv.stdout, "\nCode can run here, with the restrictions marked WARN.")
 	default:
 		fmt.Fprintln(inv.stdout, "\nEverything works.")
 	}

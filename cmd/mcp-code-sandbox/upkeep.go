@@ -83,7 +83,7 @@ func (a *app) reportReadiness(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	prefix := "code can be run here, but not with everything: "
+	prefix := "code can run here, but with restrictions: "
 	if err := a.judge(checks); err != nil {
 		a.log.Error("no code can run here; mcp-code-sandbox doctor reports why", "error", err)
 		prefix = ""

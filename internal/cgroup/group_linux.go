@@ -17,8 +17,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// Version 1 does not count the buffers of TCP and UDP sockets as memory. They have a limit of their
-// own, which is a fraction of the memory limit. Unix sockets and pipes count as memory.
+// Version 1 does not count the buffers of TCP and UDP sockets as memory. They have a separate
+// limit, which is a fraction of the memory limit. Unix sockets and pipes count as memory.
 const (
 	tcpLimit    = "memory.kmem.tcp.limit_in_bytes"
 	tcpFraction = 4
@@ -189,8 +189,8 @@ func (g *Group) Forking() (n int, err error) {
 	return n, err
 }
 
-// Kill kills the group's processes but one. A process that is being killed cannot fork, so one pass
-// is enough.
+// Kill kills all processes of the group except one. A process that is being killed cannot fork, so
+// one pass is enough.
 func (g *Group) Kill(except int) {
 	if g != nil {
 		killProcesses(g.dirs["pids"], except)
@@ -237,7 +237,7 @@ func killGroup(dir string) {
 	}
 }
 
-// killProcesses kills the processes in a directory but one, and never this process.
+// killProcesses kills all processes in a directory except one, and never this process.
 func killProcesses(dir string, except int) {
 	procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	for p := range strings.FieldsSeq(string(procs)) {

@@ -33,7 +33,7 @@ func (h *Hierarchy) WatchSockets(done <-chan struct{}) {
 	}
 }
 
-// killSocketHogs looks at single groups only while they hold something together.
+// killSocketHogs checks single groups only if their sockets together hold memory.
 func (h *Hierarchy) killSocketHogs() {
 	home := h.v1["memory"]
 	if n, err := readNumber(filepath.Join(home, tcpUsage)); err == nil && n == 0 {

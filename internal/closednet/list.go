@@ -16,8 +16,8 @@ import (
 const (
 	// lookupTimeout bounds a lookup of the public host. New waits for it.
 	lookupTimeout = 2 * time.Second
-	// refreshEvery is how often Follow resolves the public host, and reads this host's addresses if
-	// the kernel reports no changes.
+	// refreshEvery is the interval at which Follow resolves the public host. It also reads this
+	// host's addresses if the kernel does not report changes.
 	refreshEvery = 30 * time.Second
 	// maxResolved bounds the remembered addresses of the public host. Round-robin names return a
 	// few at a time.

@@ -139,8 +139,8 @@ var loginPaths = []string{
 	"/register", "/authorize", "/token", "/oauth/register", "/oauth/authorize", "/oauth/token",
 }
 
-// refuseLogin answers with an OAuth error, whose description clients show. Clients do not retry
-// after this code.
+// refuseLogin answers with an OAuth error. Clients show its description, and do not retry after
+// this code.
 func refuseLogin(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	writeJSON(w, http.StatusNotFound, struct {

@@ -83,7 +83,7 @@ func remote(c net.Conn) string {
 	if ip.Is6() {
 		bits = 64
 	}
-	prefix, _ := ip.Prefix(bits) // it has that many
+	prefix, _ := ip.Prefix(bits) // an address has at least that many bits
 	return "address " + prefix.String()
 }
 
@@ -115,8 +115,8 @@ func (l *Listener) refuse(c net.Conn) {
 	}()
 }
 
-// conn is a connection that the pool may close. Whatever it sends, it counts as idle until a
-// request on it has a valid token or a signed link.
+// conn is a connection that the pool may close. It counts as idle until a request on it has a valid
+// token or a signed link.
 type conn struct {
 	net.Conn
 	lease   *share.Lease

@@ -129,7 +129,7 @@ func (f *files) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		"A complete link may be from earlier settings or an earlier release of the server: ask for a new one")
 }
 
-// statusOf maps the executor's refusals to HTTP. No other place does.
+// statusOf maps the executor's refusals to HTTP. It is the only place that does so.
 var statusOf = map[executor.Code]int{
 	executor.CodeInvalidID:       http.StatusBadRequest,
 	executor.CodeInvalidPath:     http.StatusBadRequest,

@@ -61,7 +61,7 @@ type Config struct {
 	Signer Verifier
 	// Token is the API token. If it is empty, only Users may call.
 	Token secret.Value
-	// Users may call besides the token's holder. It may be nil.
+	// Users may call in addition to the token's holder. It may be nil.
 	Users Users
 	// Proxy serves /proxy/… with the path as it was sent, and checks its own tokens. API serves
 	// /api/… to callers. Login serves the pages of the authorization server and of connections to
@@ -73,7 +73,7 @@ type Config struct {
 	// AllowedOrigins are web origins that may call besides loopback and the server's own:
 	// "https://app.example.com" or "*".
 	AllowedOrigins []string
-	// TrustedProxies are the peers whose X-Forwarded-For header names the client.
+	// TrustedProxies are the peers that may name the client in an X-Forwarded-For header.
 	TrustedProxies []netip.Prefix
 	MaxUploadBytes int64
 	// MaxConnections is the listener's limit; a quarter of them may transfer files. Default

@@ -14,8 +14,8 @@ const codeServerError = -32000
 
 const internalError = "internal error; the server's log has the details"
 
-// writeError answers with message: with a JSON-RPC error at the MCP endpoint, whose clients parse
-// nothing else, and with a line of text elsewhere.
+// writeError answers with message. It sends a JSON-RPC error at the MCP endpoint, where clients
+// parse nothing else, and a line of text elsewhere.
 func writeError(w http.ResponseWriter, r *http.Request, status int, message string) {
 	w.Header().Set("Cache-Control", "no-store")
 	if r.URL.Path != "/mcp" && !strings.HasPrefix(r.URL.Path, "/mcp/") {
@@ -52,8 +52,8 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 // escapes.
 func MCPBodyLimit(maxUpload int64) int64 { return maxUpload + maxUpload/2 + 1<<20 }
 
-// limitBody refuses a body whose Content-Length is too large, and stops reading others at the
-// limit.
+// limitBody refuses a body with a Content-Length above the limit, and stops reading other bodies at
+// the limit.
 func limitBody(limit int64, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength > limit {

@@ -7,7 +7,7 @@ package netguard
 
 // Config tells Guard what to close. It travels as JSON on the command line.
 type Config struct {
-	// Unreachable lists networks (CIDR) that no packet may reach, whatever the default route.
+	// Unreachable lists networks (CIDR) that no packet may reach, regardless of the default route.
 	Unreachable []string `json:"unreachable,omitempty"`
 	// Resolvers lists name servers that stay reachable on port 53 even in such a network.
 	Resolvers []string `json:"resolvers,omitempty"`

@@ -118,8 +118,8 @@ type tcMsg struct {
 	Handle, Parent, Inner uint32
 }
 
-// filterEgress runs a classic BPF program on each packet that leaves an interface, whatever route
-// its socket has chosen. The program returns a verdict. It replaces an earlier one.
+// filterEgress runs a classic BPF program on each packet that leaves an interface, regardless of
+// the route that its socket has chosen. The program returns a verdict. It replaces an earlier one.
 func (n *netlink) filterEgress(addrs []interfaceAddress, program []unix.SockFilter) error {
 	const (
 		clsactHandle, clsactParent, clsactEgress = 0xffff0000, 0xfffffff1, 0xfffffff3

@@ -17,8 +17,8 @@ import (
 	"mcp-code-sandbox/internal/store"
 )
 
-// A browser has two cookies, of which the store has only digests. One is a secret from its first
-// visit: it binds the steps of a login or connection to the browser. The other identifies the
+// A browser has two cookies. The store holds only their digests. One is a secret from the first
+// visit, which binds the steps of a login or connection to the browser. The other identifies the
 // session, and is new at each login.
 const (
 	browserCookie = "mcs_browser"

@@ -123,8 +123,8 @@ const (
 	recheckLimit = time.Hour - accessTTL
 )
 
-// errNotVouched means that the provider does not vouch for a user, or cannot be asked any more. The
-// person has to log in again.
+// errNotVouched means that the provider does not vouch for a user, or can no longer be asked. The
+// person must log in again.
 var errNotVouched = errors.New("the login provider no longer vouches for the user")
 
 // vouched asks the provider about a user, unless it did recently. It returns errNotVouched, or the

@@ -99,7 +99,7 @@ func verifiesChallenge(verifier, challenge string) bool {
 	return subtle.ConstantTimeCompare([]byte(base64.RawURLEncoding.EncodeToString(sum[:])), []byte(challenge)) == 1
 }
 
-// isResource reports whether a client asks for the one resource of this server, or for none.
+// isResource reports whether a client asks for this server's only resource, or names no resource.
 func (s *Server) isResource(list []string) bool {
 	for _, raw := range list {
 		u, err := url.Parse(raw)
@@ -181,7 +181,7 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) error {
 // apiForm reads a client's parameters from the body. The client proves nothing: no client has a
 // secret.
 func (s *Server) apiForm(w http.ResponseWriter, r *http.Request) (url.Values, error) {
-	if !s.limits.tokens.Allow(r) { // every request reads the database, for which others wait
+	if !s.limits.tokens.Allow(r) { // every request reads the database that others need
 		return nil, tooManyRequests(w, "5", "too many requests, try again in a few seconds")
 	}
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/x-www-form-urlencoded" {

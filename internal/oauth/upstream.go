@@ -223,7 +223,7 @@ func (p *provider) config(endpoint oauth2.Endpoint, redirect string) oauth2.Conf
 		Endpoint: endpoint, RedirectURL: redirect, Scopes: p.upstream.Scopes}
 }
 
-// authOptions returns the PKCE challenge, and the wish to choose an account.
+// authOptions returns the PKCE challenge and, if requested, the option to choose an account.
 func authOptions(verifier string, choose bool, more ...oauth2.AuthCodeOption) []oauth2.AuthCodeOption {
 	if choose {
 		more = append(more, oauth2.SetAuthURLParam("prompt", "select_account"))

@@ -82,8 +82,8 @@ func OnNewThread(f func()) {
 }
 
 // AwaitExit returns when a child has exited. It neither reaps the child nor holds a thread
-// meanwhile. It returns at once if the kernel cannot watch the child; the caller's own wait blocks
-// then.
+// meanwhile. It returns at once if the kernel cannot watch the child; in that case, the caller's
+// own wait blocks.
 func AwaitExit(pid int) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {

@@ -150,7 +150,7 @@ func (a *Audit) locked(f func() error) error {
 }
 
 // catchUp finds the end of the chain if another process appended or the file was moved. It removes
-// an incomplete last line, which a crash left and which nobody acted on.
+// an incomplete last line that a crash left: nothing was done for it.
 func (a *Audit) catchUp() error {
 	if err := a.reopen(); err != nil {
 		return err

@@ -202,7 +202,7 @@ func (c *call) invalid(problem string) *Error {
 // orRevoked returns e, or that the token is invalid if it was revoked: a revoked token reveals
 // nothing about paths.
 func (c *call) orRevoked(e *Error) *Error {
-	if c.row.JTI == "" || e.Code == CodeRateLimited { // keep refusals of a flood cheap
+	if c.row.JTI == "" || e.Code == CodeRateLimited { // refusing a flood must stay cheap
 		return e
 	}
 	if _, err := c.p.store.ExecutionToken(c.r.Context(), c.row.JTI, c.p.now()); err != nil {

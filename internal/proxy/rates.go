@@ -18,7 +18,7 @@ var (
 	DefaultServiceRate = Rate{PerSecond: 500, Burst: 1000}
 )
 
-// or returns r, or standard if r is zero, with its Burst filled in.
+// or returns r, or standard if r is zero, and sets a missing Burst.
 func (r Rate) or(standard Rate) Rate {
 	if r.PerSecond <= 0 {
 		r = standard

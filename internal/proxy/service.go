@@ -39,7 +39,7 @@ type Service struct {
 	Defaults []string
 	// Methods that tokens may allow, of usualMethods and otherMethods; nil: usualMethods.
 	Methods []string
-	// Headers names request header fields to forward besides the usual ones.
+	// Headers names request header fields to forward in addition to the usual ones.
 	Headers           []string
 	AllowEncodedSlash bool
 	// AllowPrivate lists closed networks that calls to this service may reach.

@@ -73,7 +73,7 @@ func checkAddress(addr netip.Addr, closed *closednet.List, allowed []netip.Prefi
 }
 
 // finalOnly hides the values of a request's context from the transport. One of them is
-// ReverseProxy's hook that forwards interim (1xx) answers, whose header fields would not be
+// ReverseProxy's hook that forwards interim (1xx) answers. Their header fields would not be
 // scrubbed.
 type finalOnly struct{ *http.Transport }
 

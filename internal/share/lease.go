@@ -18,7 +18,7 @@ type Lease struct {
 	offered int64         // the number of the offer, counted over all callers
 }
 
-// Idle lets the pool take the lease for its own caller, for callers that hold less, and for the
+// Idle lets the pool take the lease for the same caller, for callers that hold less, and for the
 // exempt caller. The pool then calls evict once, in the goroutine that makes room: a caller of Idle
 // or Release must not hold a lock that evict takes, if others wait in Acquire.
 func (l *Lease) Idle(evict func()) { l.offer(idle, evict) }
@@ -57,7 +57,7 @@ func (l *Lease) Busy() bool {
 	return !l.gone
 }
 
-// Assign moves the lease to another caller, whatever that caller's limit.
+// Assign moves the lease to another caller, regardless of that caller's limit.
 func (l *Lease) Assign(caller string) {
 	p := l.pool
 	p.mu.Lock()
@@ -76,7 +76,7 @@ func (l *Lease) Assign(caller string) {
 	p.forgetLocked(from)
 }
 
-// Release returns the units. Later calls have no effect, nor has one after an eviction.
+// Release returns the units. Later calls, and calls after an eviction, have no effect.
 func (l *Lease) Release() {
 	p := l.pool
 	p.mu.Lock()

@@ -1,8 +1,7 @@
-// Package share divides something finite among callers: sessions, streams, connections, bytes.
-//
-// A lone caller may hold everything. Shares only bind when others want some. Then the pool takes
-// idle leases, of the largest holder first, and after those what a holder has offered beyond an
-// equal share. Callers that wait are served in the order of what they hold.
+// Package share divides something finite among callers: sessions, streams, connections, bytes. A
+// lone caller may hold everything. Shares bind only when others want some. The pool then takes idle
+// leases, starting with the largest holder, and after those the leases that a holder has offered
+// beyond an equal share. It serves waiting callers in the order of what they hold.
 //
 // The package does not know what it divides.
 package share
@@ -26,7 +25,7 @@ var (
 
 // Config configures a Pool.
 type Config struct {
-	// Capacity is how many units there are.
+	// Capacity is the total number of units.
 	Capacity int64
 	// Limit is the most that one caller may hold; zero: no limit.
 	Limit int64
@@ -118,7 +117,7 @@ func (p *Pool) Acquire(ctx context.Context, caller string, n int64) (*Lease, err
 	return nil, ctx.Err()
 }
 
-// enqueue adds a waiter and grants what it can. With try, the waiter does not stay.
+// enqueue adds a waiter and grants leases where it can. With try, the waiter does not stay.
 func (p *Pool) enqueue(caller string, n int64, try bool) (*waiter, []*Lease, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
