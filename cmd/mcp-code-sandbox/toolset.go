@@ -9,7 +9,7 @@ import (
 	"mcp-code-sandbox/internal/tools"
 )
 
-// toolPresets are the names besides tools that SANDBOX_TOOLS accepts.
+// toolPresets are the names that SANDBOX_TOOLS accepts in addition to tools.
 func toolPresets() map[string][]string {
 	return map[string][]string{
 		"all":          tools.Names(),

@@ -226,8 +226,8 @@ func (e *Executor) stderrHint(res Result, stderr []byte, r runner.Runner, networ
 	return ""
 }
 
-// signalName names a Linux signal, whatever the server runs on. A program that a signal ends often
-// prints nothing, so its result would not say why.
+// signalName names a Linux signal, on every system. A program that a signal ends often prints
+// nothing, so its result would not say why.
 func signalName(n int) string {
 	names := map[int]string{
 		4:  "SIGILL (an illegal instruction)",

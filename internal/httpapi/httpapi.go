@@ -67,10 +67,10 @@ type Config struct {
 	// /api/… to callers. Login serves the pages of the authorization server and of connections to
 	// anybody.
 	Proxy, API, Login http.Handler
-	// AllowedHosts are names of the server besides loopback: "example.com", "example.com:8443",
-	// "*.example.com" or "*".
+	// AllowedHosts are names of the server in addition to loopback: "example.com",
+	// "example.com:8443", "*.example.com" or "*".
 	AllowedHosts []string
-	// AllowedOrigins are web origins that may call besides loopback and the server's own:
+	// AllowedOrigins are web origins that may call, in addition to loopback and the server's own:
 	// "https://app.example.com" or "*".
 	AllowedOrigins []string
 	// TrustedProxies are the peers that may name the client in an X-Forwarded-For header.

@@ -23,7 +23,7 @@ type Config struct {
 	File  string    // a second output, which is rotated; empty: none
 }
 
-// Rotation of the file: at most about 60 MB in all.
+// Rotation of the file: at most about 60 MB in total.
 const (
 	fileMegabytes = 10
 	fileBackups   = 5

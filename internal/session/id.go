@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// Caller identifies who is asking. Two callers never share a session, whatever ids they use.
+// Caller identifies who is asking. Two callers never share a session, even if they use the same id.
 type Caller struct {
 	ID string
 }

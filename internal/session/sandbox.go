@@ -86,7 +86,7 @@ func (sb *sessionSandbox) isReady() bool {
 	}
 }
 
-// isDead reports whether no run can start on the sandbox any more.
+// isDead reports whether the sandbox can no longer start runs.
 func (sb *sessionSandbox) isDead() bool {
 	return sb.ctx.Err() != nil || sb.isReady() && (sb.err != nil || sb.conn.Err() != nil)
 }
@@ -114,7 +114,7 @@ type sandboxRequest struct {
 }
 
 // acquire returns a started sandbox of the session and counts one run on it until release. Runs
-// that need the same sandbox wait for one start, which goes on even if they give up.
+// that need the same sandbox wait for one start, which continues even if they give up.
 func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, network bool, stops uint64) (*sessionSandbox, error) {
 	sb, err := m.take(ctx, sandboxRequest{
 		s: s, runner: r, sources: sandbox.SourcesOf(r.Mounts), network: network, stops: stops,

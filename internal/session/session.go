@@ -447,7 +447,7 @@ func (m *Manager) CloseSession(ctx context.Context, caller Caller, id string) er
 	m.mu.Unlock()
 	defer m.finishEnd(s)
 
-	// Closing goes on even if the client is gone.
+	// Closing continues even if the client is gone.
 	ctx = context.WithoutCancel(ctx)
 	wait, cancel := context.WithTimeout(ctx, endWait)
 	defer cancel()

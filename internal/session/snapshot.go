@@ -104,5 +104,5 @@ func (s *Session) claim() {
 	}
 }
 
-// disclaim removes the claim. If it is another server's, that one only has to scan again.
+// disclaim removes the claim. If it belongs to another server, that server only has to scan again.
 func (s *Session) disclaim() { _ = os.Remove(filepath.Join(s.dir, userLink)) }

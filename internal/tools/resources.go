@@ -158,7 +158,7 @@ func readError(refusal *executor.Error, c client, uri string) error {
 	return notFound(c, uri) // or the name is invalid
 }
 
-// contentsOf returns text if the content is text, whatever the file's name.
+// contentsOf returns text if the content is text, regardless of the file's name.
 func contentsOf(a executor.Artifact) *mcp.ResourceContents {
 	c := &mcp.ResourceContents{MIMEType: mediatype.ByName(a.Name)}
 	if !utf8.Valid(a.Content) || bytes.IndexByte(a.Content, 0) >= 0 {

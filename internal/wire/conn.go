@@ -109,7 +109,7 @@ func (c *Conn) fail(err error) {
 }
 
 // Open opens a stream with f: a run on the server's side, a dial on the agent's. If f is too long
-// or too many streams are open, it fails and the connection goes on.
+// or too many streams are open, it fails and the connection stays usable.
 func (c *Conn) Open(f Frame) (*Stream, error) {
 	if want := c.opens(c.side); f.Type != want {
 		return nil, fmt.Errorf("wire: cannot open a stream with %q", f.Type)

@@ -302,7 +302,7 @@ func ExecZygoteBesideRuns(argv []string) error {
 	return execZygote(argv)
 }
 
-// zygoteReady implements zygoteHost: the zygote needs no file any more.
+// zygoteReady implements zygoteHost. The zygote no longer needs its files.
 func (l *Landlock) zygoteReady(z *zygote) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -31,7 +31,7 @@ const (
 	statusFD  = 4
 	channelFD = 5
 	emptyFD   = 6 // with HiddenMounts: the agent's empty mount namespace
-	gateFD    = 6 // of a run-init that a zygote made: lets the program go on
+	gateFD    = 6 // of a run-init that a zygote made: lets the program continue
 	driverFD  = 7 // of a run-init that a zygote made for an interpreter
 )
 

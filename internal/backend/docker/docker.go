@@ -62,8 +62,8 @@ type Config struct {
 	// Images lists the labelled images that may be used, as ParseImage accepts them. If empty, all
 	// may be.
 	Images []string
-	// Closed lists what a sandbox with network cannot reach, besides the addresses of the engine's
-	// host.
+	// Closed lists what a sandbox with network cannot reach, in addition to the addresses of the
+	// engine's host.
 	Closed *closednet.List
 	Logger *slog.Logger // nil is silent
 }
@@ -176,7 +176,7 @@ func (b *Backend) hostPath(name string) string {
 	if err != nil || !filepath.IsLocal(rel) {
 		return name
 	}
-	// The engine's machine runs Linux, whatever this one runs.
+	// The engine's machine always runs Linux.
 	return path.Join(b.cfg.HostRoot, filepath.ToSlash(rel))
 }
 

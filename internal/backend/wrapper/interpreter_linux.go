@@ -117,7 +117,7 @@ type interpreter struct {
 	p      *process
 	frames chan message // closed after the last one; err is then the reason
 	err    error
-	gone   chan struct{} // closed by end: nobody receives frames any more
+	gone   chan struct{} // closed by end: frames are no longer received
 	said   sandbox.Tail  // what it prints to stderr
 	used   time.Time
 	reads  sync.WaitGroup
