@@ -281,7 +281,7 @@ func VerifyAuditFile(path string) (seq uint64, hash string, err error) {
 		return 0, "", err
 	}
 	defer f.Close()
-	seq, hash, err = VerifyAudit(f)
+	seq, hash, err = verifyAudit(f)
 	switch {
 	case err != nil:
 	case seq == 0 && last > 0:
@@ -294,10 +294,10 @@ func VerifyAuditFile(path string) (seq uint64, hash string, err error) {
 	return seq, hash, err
 }
 
-// VerifyAudit verifies each line's hash and that each line continues the previous one. It returns
+// verifyAudit verifies each line's hash and that each line continues the previous one. It returns
 // the last record's number and hash. Compare the hash with one that was saved elsewhere: the chain
 // proves that nothing before it was changed, removed or inserted.
-func VerifyAudit(r io.Reader) (seq uint64, hash string, err error) {
+func verifyAudit(r io.Reader) (seq uint64, hash string, err error) {
 	b := bufio.NewReaderSize(r, maxLine)
 	for n := 1; ; n++ {
 		line, err := b.ReadSlice('\n')

@@ -38,7 +38,7 @@ func verify(t *testing.T, paths ...string) (uint64, error) {
 		}
 		all = append(all, text...)
 	}
-	seq, _, err := VerifyAudit(bytes.NewReader(all))
+	seq, _, err := verifyAudit(bytes.NewReader(all))
 	return seq, err
 }
 
@@ -101,12 +101,12 @@ func TestAuditShowsTampering(t *testing.T) {
 	} {
 		if text == nil {
 			text = join(lines[1:]...) // looks like the continuation of a file that was moved away
-			if seq, _, err := VerifyAudit(bytes.NewReader(text)); err != nil || seq != 4 {
+			if seq, _, err := verifyAudit(bytes.NewReader(text)); err != nil || seq != 4 {
 				t.Errorf("a continuation: %d, %v", seq, err)
 			}
 			text = bytes.Replace(text, []byte(`"seq":2`), []byte(`"seq":1`), 1)
 		}
-		if seq, _, err := VerifyAudit(bytes.NewReader(text)); err == nil {
+		if seq, _, err := verifyAudit(bytes.NewReader(text)); err == nil {
 			t.Errorf("%s: taken for whole, %d lines", name, seq)
 		}
 	}

@@ -124,7 +124,7 @@ func (c *call) proxyPath(from *url.URL, location string) (string, bool) {
 	}
 	outer := ""
 	if c.sandboxID == "" {
-		outer = strings.TrimSuffix(c.p.baseURL.Load().EscapedPath(), "/")
+		outer = strings.TrimSuffix(c.p.baseURL.EscapedPath(), "/")
 	}
 	here := outer + prefix + c.service.Name + rest
 	if u.RawQuery != "" {

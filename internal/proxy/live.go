@@ -77,7 +77,7 @@ func (l *liveTokens) get(row store.ExecutionToken, now time.Time, r Rate) *liveT
 	}
 	t := l.tokens[row.JTI]
 	if t == nil {
-		t = &liveToken{expires: row.Expires, limiter: r.or(DefaultTokenRate).limiter(), calls: map[*context.CancelCauseFunc]struct{}{}}
+		t = &liveToken{expires: row.Expires, limiter: r.or(defaultTokenRate).limiter(), calls: map[*context.CancelCauseFunc]struct{}{}}
 		l.tokens[row.JTI] = t
 	}
 	return t

@@ -19,7 +19,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -34,8 +33,8 @@ import (
 	"mcp-code-sandbox/internal/untrusted"
 )
 
-// DefaultCalls is the default of Config.MaxCalls.
-const DefaultCalls = 1024
+// defaultCalls is the default of Config.MaxCalls.
+const defaultCalls = 1024
 
 // Config of a Proxy.
 type Config struct {
@@ -56,7 +55,7 @@ type Config struct {
 	Now        func() time.Time      // nil: time.Now
 	// User returns the e-mail address of a caller for log and audit trail, or "". It may be nil.
 	User func(caller string) string
-	// MaxCalls bounds the concurrent calls of all callers; 0: DefaultCalls. If another caller needs
+	// MaxCalls bounds the concurrent calls of all callers; 0: defaultCalls. If another caller needs
 	// room, a caller loses its oldest calls beyond an equal share. Operator never loses any.
 	MaxCalls int
 	Operator string
@@ -69,7 +68,7 @@ type Proxy struct {
 	keys       *executiontoken.Keys
 	store      *store.Store
 	audit      *Audit
-	baseURL    atomic.Pointer[url.URL]
+	baseURL    *url.URL
 	instance   string
 	metrics    *metrics
 	log        *slog.Logger
@@ -87,13 +86,14 @@ func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		services: map[string]*service{}, keys: cfg.Keys, store: cfg.Store, audit: cfg.Audit, instance: cfg.Instance,
 		log: cfg.Logger, now: cfg.Now, user: cfg.User, live: newLiveTokens(), floodLimit: rate.NewLimiter(10, 100),
-		calls: share.New(share.Config{Capacity: int64(cmp.Or(cfg.MaxCalls, DefaultCalls)), Exempt: cfg.Operator}),
+		calls: share.New(share.Config{Capacity: int64(cmp.Or(cfg.MaxCalls, defaultCalls)), Exempt: cfg.Operator}),
 	}
 	if p.keys == nil || p.store == nil || p.audit == nil {
 		return nil, errors.New("proxy: Config needs Keys, Store and Audit")
 	}
-	if err := p.SetBaseURL(cfg.BaseURL); err != nil {
-		return nil, err
+	var err error
+	if p.baseURL, err = url.Parse(cfg.BaseURL); err != nil {
+		return nil, fmt.Errorf("the public URL: %w", err)
 	}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
@@ -115,7 +115,6 @@ func New(cfg Config) (*Proxy, error) {
 		p.services[s.Name] = made
 		p.names = append(p.names, s.Name)
 	}
-	var err error
 	if p.metrics, err = newMetrics(cfg.Registerer); err != nil {
 		return nil, err
 	}
@@ -144,16 +143,6 @@ func (p *Proxy) revokeDead(alive func(string) bool) error {
 
 // Shares returns the pool of concurrent calls, for metrics.
 func (p *Proxy) Shares() *share.Pool { return p.calls }
-
-// SetBaseURL changes the public URL, for instance when the listener has its port.
-func (p *Proxy) SetBaseURL(text string) error {
-	u, err := url.Parse(text)
-	if err != nil {
-		return fmt.Errorf("the public URL: %w", err)
-	}
-	p.baseURL.Store(u)
-	return nil
-}
 
 // ServiceState describes a service to a caller.
 type ServiceState struct {

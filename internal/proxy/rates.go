@@ -14,8 +14,8 @@ type Rate struct {
 }
 
 var (
-	DefaultTokenRate   = Rate{PerSecond: 100, Burst: 200}
-	DefaultServiceRate = Rate{PerSecond: 500, Burst: 1000}
+	defaultTokenRate   = Rate{PerSecond: 100, Burst: 200}
+	defaultServiceRate = Rate{PerSecond: 500, Burst: 1000}
 )
 
 // or returns r, or standard if r is zero, and sets a missing Burst.

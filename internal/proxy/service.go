@@ -44,8 +44,8 @@ type Service struct {
 	AllowEncodedSlash bool
 	// AllowPrivate lists closed networks that calls to this service may reach.
 	AllowPrivate []netip.Prefix
-	RateLimit    Rate // of the service, shared by its callers; zero: DefaultServiceRate
-	TokenRate    Rate // of each token; zero: DefaultTokenRate
+	RateLimit    Rate // of the service, shared by its callers; zero: defaultServiceRate
+	TokenRate    Rate // of each token; zero: defaultTokenRate
 	Credential   credential.Source
 	ConnectURL   string // where a person connects it; empty if the credential is the operator's
 }
@@ -147,7 +147,7 @@ func newService(s Service, closed *closednet.List) (*service, error) {
 	}
 	made.Timeout = cmp.Or(s.Timeout, DefaultTimeout)
 	made.IdleTimeout = cmp.Or(s.IdleTimeout, max(made.Timeout, minIdleTimeout))
-	made.rate = newSharedRate(s.RateLimit.or(DefaultServiceRate))
+	made.rate = newSharedRate(s.RateLimit.or(defaultServiceRate))
 	made.transport = newTransport(closed, s.AllowPrivate)
 	return made, nil
 }

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	DefaultTTL = 300 * time.Second
+	defaultTTL = 300 * time.Second
 	MaxTTL     = executiontoken.MaxTTL
 
 	boundNet     = "net"
@@ -37,7 +37,7 @@ type GrantRequest struct {
 	Paths       []string      // patterns; nil: the service's defaults, empty: none
 	Methods     []string      // nil: all that the service allows
 	MaxRequests int64         // 0: unlimited
-	TTL         time.Duration // 0: DefaultTTL
+	TTL         time.Duration // 0: defaultTTL
 	ExecutionID string
 }
 
@@ -142,7 +142,7 @@ func (p *Proxy) grant(ctx context.Context, caller, sandboxID string, r GrantRequ
 	if e != nil {
 		return row, e
 	}
-	r.TTL = cmp.Or(r.TTL, DefaultTTL)
+	r.TTL = cmp.Or(r.TTL, defaultTTL)
 	if r.TTL < time.Second || r.TTL > MaxTTL {
 		return row, badTTL()
 	}
@@ -224,7 +224,7 @@ func newJTI() string {
 
 func (p *Proxy) sign(row store.ExecutionToken) string {
 	c := executiontoken.Claims{
-		JTI: row.JTI, Iss: p.baseURL.Load().String(), Aud: executiontoken.Audience(row.Service), Sub: row.Caller,
+		JTI: row.JTI, Iss: p.baseURL.String(), Aud: executiontoken.Audience(row.Service), Sub: row.Caller,
 		RID: row.Execution, Mth: row.Methods, Pth: row.Paths, Bnd: binding(row.Sandbox),
 		Iat: row.Issued.Unix(), Nbf: row.Issued.Unix(), Exp: row.Expires.Unix(),
 	}
@@ -248,7 +248,7 @@ func (p *Proxy) token(row store.ExecutionToken) Token {
 		Paths: row.Paths, Methods: row.Methods, Issued: row.Issued.UTC(), Expires: row.Expires.UTC(), Used: row.Used,
 	}
 	if !t.Sandboxed {
-		t.ProxyURL = p.baseURL.Load().JoinPath("proxy", row.Service).String()
+		t.ProxyURL = p.baseURL.JoinPath("proxy", row.Service).String()
 	}
 	if row.Max != math.MaxInt64 {
 		t.Max = row.Max

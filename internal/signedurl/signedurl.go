@@ -13,7 +13,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode"
 )
@@ -35,7 +34,7 @@ type Signer struct {
 	ttl     time.Duration
 	userTTL time.Duration
 	now     func() time.Time
-	baseURL atomic.Pointer[string]
+	baseURL string
 }
 
 // UserTTL is how long a logged-in user's links work by default.
@@ -54,24 +53,17 @@ func New(secret []byte, baseURL string, ttl time.Duration, now func() time.Time)
 	// Every text that is signed with the secret itself has a slash. These have none, so no link
 	// reveals a derived key.
 	s := &Signer{
-		file:   secret,
-		user:   mac(secret, "user file link"),
-		upload: mac(secret, "upload link"),
-		ttl:    ttl,
-		now:    now,
+		file:    secret,
+		user:    mac(secret, "user file link"),
+		upload:  mac(secret, "upload link"),
+		ttl:     ttl,
+		now:     now,
+		baseURL: strings.TrimRight(baseURL, "/"),
 	}
 	if s.userTTL = ttl; ttl <= 0 {
 		s.userTTL = UserTTL
 	}
-	s.SetBaseURL(baseURL)
 	return s
-}
-
-// SetBaseURL changes the base of new links, for example when the listener has its port. Older links
-// stay valid.
-func (s *Signer) SetBaseURL(baseURL string) {
-	baseURL = strings.TrimRight(baseURL, "/")
-	s.baseURL.Store(&baseURL)
 }
 
 // FileURL returns the download link of a file. Its signature is hex(HMAC_SHA256(secret, id/name)),
@@ -164,7 +156,7 @@ func (s *Signer) checkExpiry(expires time.Time) error {
 // link escapes each segment separately.
 func (s *Signer) link(id, name string, q url.Values) string {
 	var b strings.Builder
-	b.WriteString(*s.baseURL.Load())
+	b.WriteString(s.baseURL)
 	b.WriteString("/files/")
 	b.WriteString(url.PathEscape(id))
 	for segment := range strings.SplitSeq(name, "/") {

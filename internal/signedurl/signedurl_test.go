@@ -40,9 +40,9 @@ func TestFileURLIsTheContractsFormula(t *testing.T) {
 			t.Errorf("got  %s\nwant %s", tt.got, tt.want)
 		}
 	}
-	plain.SetBaseURL("http://127.0.0.1:8080//")
-	if got := plain.FileURL("c", "f"); !strings.HasPrefix(got, "http://127.0.0.1:8080/files/c/f?") {
-		t.Errorf("after SetBaseURL: %s", got)
+	slashes := New([]byte("secret"), "http://127.0.0.1:8080//", 0, nil)
+	if got := slashes.FileURL("c", "f"); !strings.HasPrefix(got, "http://127.0.0.1:8080/files/c/f?") {
+		t.Errorf("with a base that ends with slashes: %s", got)
 	}
 }
 

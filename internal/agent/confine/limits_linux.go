@@ -16,8 +16,8 @@ type Limit struct {
 	Max      uint64
 }
 
-// EarlyLimits hold for every process of every run, from before run-init drops its privileges.
-var EarlyLimits = []Limit{
+// earlyLimits hold for every process of every run, from before run-init drops its privileges.
+var earlyLimits = []Limit{
 	{"RLIMIT_CORE", unix.RLIMIT_CORE, 1}, // 0 would still start the host's crash handler, as host root
 	{"RLIMIT_SIGPENDING", unix.RLIMIT_SIGPENDING, 1024},
 	{"RLIMIT_MEMLOCK", unix.RLIMIT_MEMLOCK, 64 << 10},
@@ -29,8 +29,8 @@ var EarlyLimits = []Limit{
 // so that the descriptors another run has in flight cannot make it fail.
 var OpenFiles = Limit{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 4096}
 
-// FixedLimits are EarlyLimits and OpenFiles.
-var FixedLimits = append(slices.Clone(EarlyLimits), OpenFiles)
+// FixedLimits are earlyLimits and OpenFiles.
+var FixedLimits = append(slices.Clone(earlyLimits), OpenFiles)
 
 // SetLimits lowers the limits of the calling process. Programs that it starts inherit them.
 func SetLimits(limits ...Limit) error {

@@ -79,8 +79,8 @@ func SeparateMounts() error {
 	return nil
 }
 
-// PrivateMounts gives the run its own /proc, terminals, and empty, sized /tmp and /dev/shm.
-func PrivateMounts(tmpBytes int64) error {
+// privateMounts gives the run its own /proc, terminals, and empty, sized /tmp and /dev/shm.
+func privateMounts(tmpBytes int64) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
 	// Slave, not private: a workspace that the agent attaches later must appear here.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {

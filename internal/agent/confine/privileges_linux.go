@@ -41,9 +41,9 @@ func setCapabilities(sets [2]unix.CapUserData) error {
 	return nil
 }
 
-// DropPrivileges drops every capability of the process, sets no_new_privs and installs the run
+// dropPrivileges drops every capability of the process, sets no_new_privs and installs the run
 // filter. The last two, and the bounding set, hold for the calling thread and what it forks.
-func DropPrivileges() error {
+func dropPrivileges() error {
 	for c := 0; c <= 63; c++ {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil {
 			if errors.Is(err, unix.EINVAL) {
@@ -88,16 +88,16 @@ func EnterNamespaces(tmpBytes string, enter func() error) error {
 	if err != nil {
 		return fmt.Errorf("size of /tmp: %w", err)
 	}
-	if err := PrivateMounts(size); err != nil {
+	if err := privateMounts(size); err != nil {
 		return err
 	}
 	if err := enter(); err != nil {
 		return err
 	}
-	if err := SetLimits(EarlyLimits...); err != nil {
+	if err := SetLimits(earlyLimits...); err != nil {
 		return err
 	}
-	return DropPrivileges()
+	return dropPrivileges()
 }
 
 // IgnoreFaults makes the process ignore the signals that the Go runtime takes for its own faults

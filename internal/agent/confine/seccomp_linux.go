@@ -156,7 +156,7 @@ func RunFilter() Filter {
 		b.op(unix.BPF_JMP|unix.BPF_JSET|unix.BPF_K, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_COLLAPSE_RANGE, 1, 0)
 		b.ret(errno(unix.EOPNOTSUPP))
 	})
-	f.when(unix.SYS_SETRLIMIT, func(b *Filter) { // see EarlyLimits: a limit of 0 would start the host's crash handler
+	f.when(unix.SYS_SETRLIMIT, func(b *Filter) { // see earlyLimits: a limit of 0 would start the host's crash handler
 		b.load(arg(0))
 		b.skipUnless(unix.RLIMIT_CORE, 1)
 		b.ret(errno(unix.EPERM))

@@ -9,9 +9,9 @@ import (
 	"mcp-code-sandbox/internal/wire"
 )
 
-// MaxLeftover limits what is read from a pipe after its run has ended. A pipe holds at most this
+// maxLeftover limits what is read from a pipe after its run has ended. A pipe holds at most this
 // much; more can only come from a process of another run that got the descriptor.
-const MaxLeftover = 1 << 20
+const maxLeftover = 1 << 20
 
 // Pump sends a pipe's output to the stream until its end or, once the read deadline has passed,
 // until it is empty.
@@ -56,7 +56,7 @@ func Drain(r *os.File, buf []byte, f func([]byte) bool) {
 	if err != nil {
 		return
 	}
-	for left := MaxLeftover; left > 0; {
+	for left := maxLeftover; left > 0; {
 		n := 0
 		if err := raw.Control(func(fd uintptr) { n, _ = syscall.Read(int(fd), buf) }); err != nil || n <= 0 || !f(buf[:n]) {
 			return

@@ -32,7 +32,7 @@ func parseImage(s string) (ref reference, err error) {
 	case len(s) > 512, digest != "" && !imageDigest.MatchString(digest), both && (name == "" || digest == ""):
 		return ref, errors.New("a digest must be sha256: followed by 64 hexadecimal digits")
 	case digest == "" && bareHex.MatchString(s):
-		return ref, errors.New("an id must be complete and start with sha256:")
+		return ref, errors.New("an id must be sha256: followed by 64 hexadecimal digits")
 	case name != "" && !imageName.MatchString(name), name == "" && digest == "":
 		return ref, errors.New("it is not a valid image name")
 	}
