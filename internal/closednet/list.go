@@ -167,7 +167,7 @@ func (l *List) resolve(ctx context.Context) {
 	if err != nil {
 		if !l.failing && ctx.Err() == nil {
 			l.log.Warn("cannot resolve the host of PUBLIC_BASE_URL; sandboxes with network may reach it by its address",
-				"host", l.cfg.PublicHost, "error", err)
+				"host", l.cfg.PublicHost, "error", err, "fix", "correct the name or its DNS entry, or put its address into SANDBOX_NETWORK_DENY")
 		}
 		l.failing = true
 		return
