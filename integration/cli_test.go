@@ -64,7 +64,7 @@ func TestCommands(t *testing.T) {
 		{name: "environment", args: []string{"run", "-l", "shell", "-e", "NAME=a=b c"}, stdin: `echo "$NAME"`, stdout: "a=b c\n"},
 		{name: "writes a file of a session", args: []string{"run", "-l", "shell", "--session", "s"}, stdin: "echo kept > kept.txt"},
 		{name: "reads it", args: []string{"run", "-l", "python", "--session", "s"}, stdin: "print(open('kept.txt').read(), end='')", stdout: "kept\n"},
-		{name: "timeout", args: []string{"run", "-l", "shell", "--exec-timeout", "1s"}, stdin: "echo first; sleep infinity", code: 124, stdout: "first\n", stderr: "(?s).*timeout.*"},
+		{name: "timeout", args: []string{"run", "-l", "shell", "--exec-timeout", "1s"}, stdin: "echo first; sleep infinity", code: 124, stdout: "first\n", stderr: "(?s).*timed out after 1 second. Do less in one run, or .*--exec-timeout 10m\n"},
 		{name: "no language", args: []string{"run"}, stdin: "x", code: 2, stderr: "(?s).*--language.*"},
 		{name: "unknown language", args: []string{"run", "-l", "cobol"}, stdin: "x", code: 2, stderr: "(?s).*python.*"},
 	} {

@@ -393,7 +393,7 @@ func (p *proxied) wantTrail(t *testing.T) {
 	}
 	cmd := exec.Command(binary, "proxy", "audit")
 	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+p.Root)
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "is intact") {
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), " are intact: ") {
 		t.Errorf("proxy audit: %v %s", err, out)
 	}
 	text, err := os.ReadFile(filepath.Join(p.Root, "audit", "proxy.jsonl"))

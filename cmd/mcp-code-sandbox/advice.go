@@ -23,7 +23,7 @@ func (s *settings) warnings(env map[string]string) (list []warning) {
 		list = append(list, warning{name, fmt.Sprintf(format, args...), fix})
 	}
 	for _, weak := range s.weakSecrets() {
-		warn(weak.name, generateSecret, "%s; anybody who can reach this server can guess it", weak.problem)
+		warn(weak.name, generateSecret, "should have at least %d bytes: anybody who can reach this server can guess it", weak.least)
 	}
 	for _, p := range prefixes(s.TrustedProxies) {
 		if p.Bits() < 8 || p.Addr().Is6() && p.Bits() < 16 {

@@ -57,7 +57,7 @@ func TestWarnings(t *testing.T) {
 		{"SANDBOX_TEST_RUNNERS=/x", ""},
 		{"SANDBOX_GITHUB_KEY=x SANDBOX_CONFIG=/etc/x.json", ""}, // the file may refer to it
 		{"SANDBOX_CALER_BYTES=1GB SANDBOX_CONFIG=/etc/x.json", "did you mean SANDBOX_CALLER_BYTES?"},
-		{"MCP_API_TOKEN=a", "MCP_API_TOKEN: it has fewer than 16 bytes"},
+		{"MCP_API_TOKEN=a", "MCP_API_TOKEN: should have at least 16 bytes"},
 	} {
 		env := map[string]string{"HOME": "/home/u"}
 		for _, kv := range strings.Fields(tc.env) {

@@ -66,6 +66,10 @@ func TestCheckPort(t *testing.T) {
 	if _, _, err := listen(t.Context(), s, false); err == nil {
 		t.Error("serve listens")
 	}
+	byPort := &settings{HTTPPort: l.Addr().(*net.TCPAddr).Port}
+	if c := checkPort(t.Context(), byPort); c.Status != sandbox.Fail || c.Fix != "stop it, or choose another port with SANDBOX_HTTP_PORT" {
+		t.Errorf("%+v", c)
+	}
 	if c := checkPort(t.Context(), &settings{HTTPAddr: "127.0.0.1:0"}); c.Status != sandbox.OK {
 		t.Errorf("%+v", c)
 	}

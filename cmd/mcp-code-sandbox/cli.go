@@ -84,7 +84,7 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 	}
 	kctx, err := parser.Parse(args)
 	if err != nil {
-		return fail(exitUsage, fmt.Errorf("%w\nTry: mcp-code-sandbox --help", err))
+		return fail(exitUsage, usageError(args, err))
 	}
 	if kctx.Command() != "version" {
 		if err := c.validate(env, os.Geteuid()); err != nil {
@@ -97,6 +97,26 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 		return fail(max(inv.code, exitFailure), err)
 	}
 	return inv.code
+}
+
+// usageError says in plain words which value or argument is missing, and names the command's help.
+func usageError(args []string, err error) error {
+	command := "mcp-code-sandbox"
+	if parse, ok := errors.AsType[*kong.ParseError](err); ok && parse.Context.Selected() != nil {
+		node, last := parse.Context.Selected(), args[len(args)-1]
+		command = node.FullPath()
+		for _, f := range parse.Context.Flags() {
+			if parse.Context.Error != nil && !f.IsBool() && (last == "--"+f.Name || f.Short != 0 && last == "-"+string(f.Short)) {
+				err = fmt.Errorf("%s needs a value", last)
+			}
+		}
+		for _, p := range node.Positional {
+			if parse.Context.Error == nil && p.Required && !p.Set {
+				err = fmt.Errorf("the argument %s is missing", p.Summary())
+			}
+		}
+	}
+	return fmt.Errorf("%w\nTry: %s --help", err, command)
 }
 
 func newParser(c *cli, env map[string]string, stdout, stderr io.Writer) (*kong.Kong, error) {

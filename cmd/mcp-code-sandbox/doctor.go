@@ -136,9 +136,9 @@ func checkPort(ctx context.Context, s *settings) sandbox.Check {
 	case isOurs(ctx, addr):
 		c.Detail = addr + " is served by another mcp-code-sandbox; a further one takes a free port"
 	case s.addrIsDefault() && errors.Is(err, syscall.EADDRINUSE):
-		c.Status, c.Detail, c.Fix = sandbox.Warn, addr+" is taken by another program; serve takes a free port instead", fixPort
+		c.Status, c.Detail, c.Fix = sandbox.Warn, addr+" is taken by another program; serve takes a free port instead", s.fixPort()
 	default:
-		c.Status, c.Detail, c.Fix = sandbox.Fail, err.Error(), fixPort
+		c.Status, c.Detail, c.Fix = sandbox.Fail, err.Error(), s.fixPort()
 	}
 	return c
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -65,6 +67,9 @@ func (i *isolation) choose(ctx context.Context, s *settings) {
 		o, i.engineErr = askEngine(ctx, s)
 		return o, i.engineErr
 	})
+	if name == backendJail && errors.Is(i.engineErr, fs.ErrNotExist) {
+		i.why = "no container engine found at " + s.DockerHost
+	}
 	i.backend = backendNamed(name)
 }
 

@@ -34,7 +34,7 @@ func listen(ctx context.Context, s *settings, anyPort bool) (l net.Listener, not
 		owner, strict = "another mcp-code-sandbox", s.HTTPAddr != ""
 	}
 	if strict && !anyPort {
-		return nil, "", fmt.Errorf("%s is taken by %s; %s", addr, owner, fixPort)
+		return nil, "", fmt.Errorf("%s is taken by %s; %s", addr, owner, s.fixPort())
 	}
 	host, _, _ := net.SplitHostPort(addr)
 	if l, err = lc.Listen(ctx, "tcp", net.JoinHostPort(host, "0")); err != nil {
@@ -43,7 +43,13 @@ func listen(ctx context.Context, s *settings, anyPort bool) (l net.Listener, not
 	return l, fmt.Sprintf("%s is taken by %s; serving on %s instead", addr, owner, l.Addr()), nil
 }
 
-const fixPort = "stop it, or choose another address with MCP_HTTP_ADDR or SANDBOX_HTTP_PORT"
+// fixPort says how to serve although another program uses the port.
+func (s *settings) fixPort() string {
+	if s.HTTPAddr != "" {
+		return "stop it, or choose another address with MCP_HTTP_ADDR"
+	}
+	return "stop it, or choose another port with SANDBOX_HTTP_PORT"
+}
 
 // isOurs reports whether the program that listens on addr is an mcp-code-sandbox.
 func isOurs(ctx context.Context, addr string) bool {

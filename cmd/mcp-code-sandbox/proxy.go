@@ -89,13 +89,16 @@ func (c *proxyAuditCmd) Run(inv *invocation) error {
 	if name == "" {
 		name = filepath.Join(inv.settings.Root, "audit", "proxy.jsonl")
 	}
-	seq, hash, err := proxy.VerifyAuditFile(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err != nil {
+	v, err := proxy.VerifyAuditFile(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%s does not exist: nothing has been audited yet, or SANDBOX_ROOT is another directory", name)
+	case err != nil:
 		return fmt.Errorf("%s was changed or is damaged: %w", name, err)
+	case v.Last == 0:
+		fmt.Fprintf(inv.stdout, "%s is empty: nothing has been audited yet\n", name)
+	default:
+		fmt.Fprintf(inv.stdout, "%s: records %d to %d are intact: %s\n", name, v.First, v.Last, v.Hash)
 	}
-	fmt.Fprintf(inv.stdout, "%s is intact up to record %d: %s\n", name, seq, hash)
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -46,7 +47,8 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 		inv.code = exitUsage
 		return err
 	}
-	s.SharedZygote = "off" // only one sandbox will use it
+	s.SharedZygote = "off"           // only one sandbox will use it
+	s.MaxExecTimeout = s.ExecTimeout // a run cannot ask for more
 	quiet := *inv
 	quiet.stderr = io.Discard // the terminal shows the code's output only; the log file has the rest
 	a, err := newApp(ctx, &quiet, "http://"+s.listenAddr())
@@ -71,6 +73,9 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 	if err != nil {
 		if refusal, ok := errors.AsType[*executor.Error](err); ok && refusal.Code != executor.CodeBackendUnavailable {
 			inv.code = exitUsage
+			if refusal.Code == executor.CodeUnknownRunner {
+				a.printMissing(inv.stderr, language)
+			}
 		}
 		return err
 	}
@@ -80,8 +85,24 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 	if res.Hint != "" {
 		fmt.Fprintln(inv.stderr, "mcp-code-sandbox:", res.Hint)
 	}
+	switch {
+	case res.Cause == sandbox.CauseTimeout && res.Timeout == s.ExecTimeout:
+		fmt.Fprintln(inv.stderr, "mcp-code-sandbox: give it more time with --exec-timeout, for example --exec-timeout 10m")
+	case res.Cause == "" && res.Hint != "":
+		a.printMissing(inv.stderr, language)
+	}
 	inv.code = exitCode(res)
 	return nil
+}
+
+// printMissing prints what is not installed for a language, or for any if the language is unknown.
+func (a *app) printMissing(w io.Writer, language string) {
+	r, known := a.environments.runners().Lookup(language)
+	for _, p := range a.environments.missing() {
+		if !known || p.Runner == r.Name || slices.Contains(r.Environments, p.Runner) {
+			fmt.Fprintln(w, "mcp-code-sandbox:", p)
+		}
+	}
 }
 
 // exitCode follows the shell's and timeout(1)'s conventions.

@@ -33,6 +33,10 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	if err != nil {
 		return err
 	}
+	if f.services != nil && f.services.users && inv.settings.PublicBaseURL == "" {
+		f.log.Warn("people on other machines cannot log in: PUBLIC_BASE_URL is not set",
+			"fix", "set it to the https address at which they reach this server")
+	}
 	banner(inv.stderr, f.app, f.base, isTerminal(inv.stderr))
 	f.tasks.start(f.warm)
 	served := make(chan error, 1)

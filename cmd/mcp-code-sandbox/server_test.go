@@ -202,7 +202,7 @@ func TestPortTaken(t *testing.T) {
 	for _, args := range [][]string{{"serve"}, {"serve", "--http-addr", address}} {
 		out := newSyncBuffer()
 		code := run(t.Context(), args, []string{"SANDBOX_ROOT=" + root, "MCP_HTTP_ADDR=" + address}, strings.NewReader(""), io.Discard, out)
-		if text, _ := out.state(); code != exitFailure || !strings.Contains(text, address+" is taken by another mcp-code-sandbox") || !strings.Contains(text, "MCP_HTTP_ADDR") {
+		if text, _ := out.state(); code != exitFailure || !strings.Contains(text, address+" is taken by another mcp-code-sandbox; stop it, or choose another address with MCP_HTTP_ADDR\n") {
 			t.Errorf("%q: code %d: %s", args, code, text)
 		}
 	}
@@ -234,6 +234,17 @@ func TestPortTaken(t *testing.T) {
 	if text, _ := out.state(); code != exitFailure || !strings.Contains(text, "MCP_HTTP_ADDR") {
 		t.Errorf("code %d: %s", code, text)
 	}
+}
+
+// TestLoginWithoutPublicURL: serve warns that people on other machines cannot log in.
+func TestLoginWithoutPublicURL(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "services.json")
+	text := `{"auth": {"type": "oidc", "issuer": "https://login.example.com", "clientId": "c", "allowedDomains": ["example.com"]}}`
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server := serve(t, t.TempDir(), "SANDBOX_HTTP_PORT=0", "SANDBOX_CONFIG="+config)
+	server.text.wait(t, `(?i)warn.*people on other machines cannot log in: PUBLIC_BASE_URL is not set`)
 }
 
 func TestStdio(t *testing.T) {

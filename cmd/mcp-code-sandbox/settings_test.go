@@ -176,7 +176,7 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_IMAGES", "Not An Image", "registry.example.com/runner:1"},
 		{"SANDBOX_NETWORK_ALLOW", "db.internal", "10.0.0.0/8"},
 		{"SANDBOX_NETWORK_DENY", "db.internal", "203.0.114.0/24"},
-		{"SANDBOX_NETWORK_DENY", strings.Repeat("9.9.9.9,", 300) + "8.8.8.8", "more than 256"},
+		{"SANDBOX_NETWORK_DENY", strings.Repeat("9.9.9.9,", 300) + "8.8.8.8", "at most 256"},
 		{"SANDBOX_BACKEND", "none", "docker"},
 		{"SANDBOX_HOST_PATH", "var/lib/x", "absolute path"},
 		{"SANDBOX_LOG_LEVEL", "loud", "DEBUG"},
@@ -232,7 +232,7 @@ func TestWeakSecrets(t *testing.T) {
 			t.Errorf("%q, %q, %q: %v", tc.addr, tc.token, tc.secret, err)
 		}
 		for _, name := range tc.refused {
-			if err != nil && (!strings.Contains(err.Error(), name+": it has fewer than") || !strings.Contains(err.Error(), "openssl rand")) {
+			if err != nil && (!strings.Contains(err.Error(), name+": must have at least") || !strings.Contains(err.Error(), "openssl rand")) {
 				t.Errorf("%q: %v", tc.addr, err)
 			}
 		}
@@ -242,7 +242,7 @@ func TestWeakSecrets(t *testing.T) {
 	}
 	server := serve(t, t.TempDir(), "SANDBOX_HTTP_PORT=0", "MCP_API_TOKEN=a", "FILE_SECRET=x")
 	for _, name := range []string{"MCP_API_TOKEN", "FILE_SECRET"} {
-		server.text.wait(t, `(?i)warn.*`+name+`: it has fewer than`)
+		server.text.wait(t, `(?i)warn.*`+name+`: should have at least`)
 	}
 }
 

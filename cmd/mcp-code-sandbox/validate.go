@@ -74,13 +74,13 @@ func (s *settings) checkServer(p *problems) {
 
 func (s *settings) checkAccess(p *problems) {
 	p.require(!strings.ContainsFunc(s.APIToken.Reveal(), func(r rune) bool { return r <= ' ' || r > '~' }), "MCP_API_TOKEN",
-		"it has a space or a character that no header can carry; use letters and digits")
+		"must not have a space or a character that no header can carry; use letters and digits")
 	for name, key := range map[string]secret.Value{"JWT_SECRET": s.JWTSecret, "JWT_SECRET_PREVIOUS": s.JWTSecretPrevious} {
-		p.require(key.IsZero() || len(key.Reveal()) >= 32, name, "it has fewer than 32 bytes; %s", generateSecret)
+		p.require(key.IsZero() || len(key.Reveal()) >= 32, name, "must have at least 32 bytes; %s", generateSecret)
 	}
 	if host, _, err := net.SplitHostPort(s.listenAddr()); err == nil && !hostname.IsLoopback(host) {
 		for _, weak := range s.weakSecrets() {
-			p.require(false, weak.name, "%s, and MCP_HTTP_ADDR lets other machines guess it; %s", weak.problem, generateSecret)
+			p.require(false, weak.name, "must have at least %d bytes, since MCP_HTTP_ADDR lets other machines guess it; %s", weak.least, generateSecret)
 		}
 	}
 	for _, h := range s.AllowedHosts {
@@ -100,7 +100,10 @@ func (s *settings) checkAccess(p *problems) {
 }
 
 // weakSecret is a secret that can be guessed.
-type weakSecret struct{ name, problem string }
+type weakSecret struct {
+	name  string
+	least int // how many bytes it should have
+}
 
 // weakSecrets returns the operator's secrets that are too short.
 func (s *settings) weakSecrets() (weak []weakSecret) {
@@ -110,7 +113,7 @@ func (s *settings) weakSecrets() (weak []weakSecret) {
 		least int
 	}{{"MCP_API_TOKEN", s.APIToken, 16}, {"FILE_SECRET", s.FileSecret, 32}} {
 		if !c.value.IsZero() && len(c.value.Reveal()) < c.least {
-			weak = append(weak, weakSecret{c.name, fmt.Sprintf("it has fewer than %d bytes", c.least)})
+			weak = append(weak, weakSecret{c.name, c.least})
 		}
 	}
 	return weak
@@ -123,12 +126,12 @@ func (s *settings) checkIsolation(p *problems) {
 		err := docker.ParseImage(i)
 		p.require(err == nil, "SANDBOX_IMAGES", "%q: %v; write it like runner-python, registry.example.com/runner:1 or sha256:…", i, err)
 	}
-	p.require(len(s.Images) <= 100, "SANDBOX_IMAGES", "it has more than 100 entries")
+	p.require(len(s.Images) <= 100, "SANDBOX_IMAGES", "must have at most 100 entries")
 	p.require(s.HostPath == "" || path.IsAbs(s.HostPath) || filepath.IsAbs(s.HostPath), "SANDBOX_HOST_PATH", "%q is not an absolute path", s.HostPath)
 	p.networks("SANDBOX_NETWORK_ALLOW", s.NetworkAllow, "10.1.2.3 or 10.0.0.0/8")
 	p.networks("SANDBOX_NETWORK_DENY", s.NetworkDeny, "203.0.114.7 or 203.0.114.0/24")
 	p.require(len(s.NetworkDeny) <= closednet.MaxDeny, "SANDBOX_NETWORK_DENY",
-		"it has more than %d entries; write networks instead of single addresses", closednet.MaxDeny)
+		"must have at most %d entries; write networks instead of single addresses", closednet.MaxDeny)
 	for _, ref := range s.NixEnvs {
 		p.require(ref != "" && ref[0] != '-', "NIX_SANDBOX_ENVS", "%q is not a valid flake reference; write it like github:me/envs#data-science", ref)
 	}
@@ -158,9 +161,9 @@ func (s *settings) checkTags(p *problems) {
 		switch {
 		case least == "" || !v.IsValid():
 		case least == ">0":
-			p.require(amount > 0, name, "it must be greater than 0")
+			p.require(amount > 0, name, "must be greater than 0")
 		case least == "0":
-			p.require(amount >= 0, name, "it must not be negative")
+			p.require(amount >= 0, name, "must not be negative")
 		default:
 			var limit byteSize
 			err := limit.UnmarshalText([]byte(least))
@@ -168,7 +171,7 @@ func (s *settings) checkTags(p *problems) {
 			p.require(ok, name, "%v is too little; use %s or more%s", v, least, zero)
 		}
 		if a, b, ok := strings.Cut(f.Tag.Get("oneof"), ","); ok {
-			p.require(v.String() == a || v.String() == b, name, "%q is neither %s nor %s", v, a, b)
+			p.require(v.String() == a || v.String() == b, name, "must be %s or %s, not %q", a, b, v)
 		}
 	}
 }

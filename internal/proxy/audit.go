@@ -268,55 +268,65 @@ func unseal(line []byte) (Record, string, error) {
 
 // VerifyAuditFile verifies the trail at path and compares its end with the checkpoint. Only the
 // checkpoint shows that records were removed at the end, or that the last one was replaced.
-func VerifyAuditFile(path string) (seq uint64, hash string, err error) {
+func VerifyAuditFile(path string) (Verified, error) {
 	last, want := uint64(0), ""
 	if f, err := os.Open(checkpointPath(path)); err == nil { // missing for a trail that was moved away
 		last, want, _ = readCheckpoint(f) // before the trail, which a server may be writing
 		_ = f.Close()
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return 0, "", err
+		return Verified{}, err
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return 0, "", err
+		return Verified{}, err
 	}
 	defer f.Close()
-	seq, hash, err = verifyAudit(f)
+	v, err := verifyAudit(f)
 	switch {
 	case err != nil:
-	case seq == 0 && last > 0:
+	case v.Last == 0 && last > 0:
 		err = fmt.Errorf("it is empty, but %d records were written; if it was just moved away, the next record continues it", last)
-	case seq < last:
-		err = fmt.Errorf("records %d to %d are missing at its end", seq+1, last)
-	case seq == last && want != "" && hash != want:
-		err = fmt.Errorf("record %d was replaced", seq)
+	case v.Last < last:
+		err = fmt.Errorf("records %d to %d are missing at its end", v.Last+1, last)
+	case v.Last == last && want != "" && v.Hash != want:
+		err = fmt.Errorf("record %d was replaced", v.Last)
 	}
-	return seq, hash, err
+	return v, err
 }
 
-// verifyAudit verifies each line's hash and that each line continues the previous one. It returns
-// the last record's number and hash. Compare the hash with one that was saved elsewhere: the chain
-// proves that nothing before it was changed, removed or inserted.
-func verifyAudit(r io.Reader) (seq uint64, hash string, err error) {
+// Verified is what a verified audit trail contains. If First is above 1, another file has the
+// records before it, or they were removed.
+type Verified struct {
+	First, Last uint64 // numbers of records; 0: it is empty
+	Hash        string // of the last record
+}
+
+// verifyAudit verifies each line's hash and that each line continues the previous one. Compare
+// the last hash with one that was saved elsewhere: the chain proves that nothing before it was
+// changed, removed or inserted.
+func verifyAudit(r io.Reader) (v Verified, err error) {
 	b := bufio.NewReaderSize(r, maxLine)
 	for n := 1; ; n++ {
 		line, err := b.ReadSlice('\n')
 		if err == io.EOF && len(line) == 0 {
-			return seq, hash, nil
+			return v, nil
 		}
 		if err != nil {
-			return seq, hash, fmt.Errorf("line %d is incomplete or too long", n)
+			return v, fmt.Errorf("line %d is incomplete or too long", n)
 		}
 		record, own, err := unseal(line)
 		switch {
 		case err != nil:
-			return seq, hash, fmt.Errorf("line %d: %w", n, err)
-		case n > 1 && (record.Prev != hash || record.Seq != seq+1):
-			return seq, hash, fmt.Errorf("line %d does not continue the previous one", n)
+			return v, fmt.Errorf("line %d: %w", n, err)
+		case n > 1 && (record.Prev != v.Hash || record.Seq != v.Last+1):
+			return v, fmt.Errorf("line %d does not continue the previous one", n)
 		case n == 1 && (record.Seq == 1) != (record.Prev == genesis):
-			return seq, hash, errors.New("line 1 is not the start of a trail")
+			return v, errors.New("line 1 is not the start of a trail")
 		}
-		seq, hash = record.Seq, own
+		if n == 1 {
+			v.First = record.Seq
+		}
+		v.Last, v.Hash = record.Seq, own
 	}
 }
 

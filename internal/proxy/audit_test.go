@@ -38,8 +38,8 @@ func verify(t *testing.T, paths ...string) (uint64, error) {
 		}
 		all = append(all, text...)
 	}
-	seq, _, err := verifyAudit(bytes.NewReader(all))
-	return seq, err
+	v, err := verifyAudit(bytes.NewReader(all))
+	return v.Last, err
 }
 
 // Several processes with several writers each write one chain, and so does a process that starts
@@ -101,13 +101,13 @@ func TestAuditShowsTampering(t *testing.T) {
 	} {
 		if text == nil {
 			text = join(lines[1:]...) // looks like the continuation of a file that was moved away
-			if seq, _, err := verifyAudit(bytes.NewReader(text)); err != nil || seq != 4 {
-				t.Errorf("a continuation: %d, %v", seq, err)
+			if v, err := verifyAudit(bytes.NewReader(text)); err != nil || v.First != 2 || v.Last != 4 {
+				t.Errorf("a continuation: %+v, %v", v, err)
 			}
 			text = bytes.Replace(text, []byte(`"seq":2`), []byte(`"seq":1`), 1)
 		}
-		if seq, _, err := verifyAudit(bytes.NewReader(text)); err == nil {
-			t.Errorf("%s: taken for whole, %d lines", name, seq)
+		if v, err := verifyAudit(bytes.NewReader(text)); err == nil {
+			t.Errorf("%s: taken for whole, %d lines", name, v.Last)
 		}
 	}
 	if seq, err := verify(t, path); err != nil || seq != 4 {
@@ -141,8 +141,8 @@ func TestAuditShowsACutTail(t *testing.T) {
 			for i := range 4 {
 				write(t, a, fmt.Sprint("/p", i))
 			}
-			if seq, _, err := VerifyAuditFile(path); err != nil || seq != 4 {
-				t.Fatalf("the original: %d, %v", seq, err)
+			if v, err := VerifyAuditFile(path); err != nil || v.Last != 4 {
+				t.Fatalf("the original: %d, %v", v.Last, err)
 			}
 			text, err := os.ReadFile(path)
 			if err != nil {
@@ -151,17 +151,17 @@ func TestAuditShowsACutTail(t *testing.T) {
 			if err := os.WriteFile(path, cut(bytes.SplitAfter(text, []byte("\n"))[:4]), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if seq, _, err := VerifyAuditFile(path); err == nil {
-				t.Errorf("%s: taken for whole, %d lines", name, seq)
+			if v, err := VerifyAuditFile(path); err == nil {
+				t.Errorf("%s: taken for whole, %d lines", name, v.Last)
 			}
 			if restarted {
 				a = openAudit(t, path)
 			}
 			write(t, a, "/next")
 			write(t, a, "/next")
-			if seq, _, err := VerifyAuditFile(path); name == "all" { // like a trail that was moved away, it starts with a later record
-				if text, rerr := os.ReadFile(path); rerr != nil || err != nil || seq != 6 || !bytes.HasPrefix(text, []byte(`{"seq":5,`)) {
-					t.Errorf("%s, restarted %t: %d, %v, %v", name, restarted, seq, err, rerr)
+			if v, err := VerifyAuditFile(path); name == "all" { // like a trail that was moved away, it starts with a later record
+				if text, rerr := os.ReadFile(path); rerr != nil || err != nil || v.First != 5 || v.Last != 6 || !bytes.HasPrefix(text, []byte(`{"seq":5,`)) {
+					t.Errorf("%s, restarted %t: %d, %v, %v", name, restarted, v.Last, err, rerr)
 				}
 			} else if err == nil {
 				t.Errorf("%s, restarted %t: covered up by later lines", name, restarted)

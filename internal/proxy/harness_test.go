@@ -185,7 +185,7 @@ func (f *fixture) records() []Record {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	if _, _, err := verifyAudit(bytes.NewReader(text)); err != nil {
+	if _, err := verifyAudit(bytes.NewReader(text)); err != nil {
 		f.t.Fatalf("audit trail: %v\n%s", err, text)
 	}
 	var rs []Record
