@@ -33,6 +33,12 @@ func put(tb testing.TB, m *session.Manager, id, name, content string) {
 func retained(tb testing.TB, m *session.Manager, caller session.Caller, id, name string) string {
 	tb.Helper()
 	f, _, err := m.OpenRetained(caller, id, name)
+	return contentOf(tb, f, err)
+}
+
+// contentOf reads and closes an opened file; "" means that it does not exist.
+func contentOf(tb testing.TB, f io.ReadCloser, err error) string {
+	tb.Helper()
 	if errors.Is(err, fs.ErrNotExist) {
 		return ""
 	}

@@ -3,8 +3,6 @@ package session_test
 import (
 	"encoding/json"
 	"errors"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,18 +32,7 @@ func TestOpenLink(t *testing.T) {
 	read := func(key, generation string) string {
 		t.Helper()
 		f, _, err := m.OpenLink(key, generation, "f")
-		if errors.Is(err, fs.ErrNotExist) {
-			return ""
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		b, err := io.ReadAll(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
+		return contentOf(t, f, err)
 	}
 	key := m.Key(alice, "chat")
 	locals := write(session.Local, "the operator's")

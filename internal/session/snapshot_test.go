@@ -42,6 +42,19 @@ func TestChanges(t *testing.T) {
 		m, other *session.Manager     // on one root
 		files    string
 	}
+	// beside makes a run of m last from before until after the next run.
+	beside := func(t *testing.T, r rig, m *session.Manager) {
+		waiting, goOn = make(chan struct{}), make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() { run(t, m, "x", "wait") })
+		<-waiting
+		changes(t, r.m, "old")
+		if err := os.WriteFile(filepath.Join(r.files, "theirs"), nil, 0o600); err != nil { // by the one that waits
+			t.Fatal(err)
+		}
+		close(goOn)
+		wg.Wait()
+	}
 	for _, tt := range []struct {
 		name    string
 		between func(t *testing.T, r rig)
@@ -82,30 +95,8 @@ func TestChanges(t *testing.T) {
 				runtime.Gosched()
 			}
 		}, "mine"},
-		{"another server's run beside the one before", func(t *testing.T, r rig) {
-			waiting, goOn = make(chan struct{}), make(chan struct{})
-			var wg sync.WaitGroup
-			wg.Go(func() { run(t, r.other, "x", "wait") })
-			<-waiting
-			changes(t, r.m, "old")
-			if err := os.WriteFile(filepath.Join(r.files, "theirs"), nil, 0o600); err != nil { // by the one that waits
-				t.Fatal(err)
-			}
-			close(goOn)
-			wg.Wait()
-		}, "mine"},
-		{"a run beside the one before", func(t *testing.T, r rig) {
-			waiting, goOn = make(chan struct{}), make(chan struct{})
-			var wg sync.WaitGroup
-			wg.Go(func() { run(t, r.m, "x", "wait") })
-			<-waiting
-			changes(t, r.m, "old")
-			if err := os.WriteFile(filepath.Join(r.files, "theirs"), nil, 0o600); err != nil { // by the one that waits
-				t.Fatal(err)
-			}
-			close(goOn)
-			wg.Wait()
-		}, "mine"},
+		{"another server's run beside the one before", func(t *testing.T, r rig) { beside(t, r, r.other) }, "mine"},
+		{"a run beside the one before", func(t *testing.T, r rig) { beside(t, r, r.m) }, "mine"},
 		{"a closed session of that name", func(t *testing.T, r rig) { closeSession(t, r.m, "x") }, "mine"},
 		// Only servers write during runs, so this shows that the session walks once.
 		{"somebody who must not", func(t *testing.T, r rig) {
