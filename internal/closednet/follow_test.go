@@ -3,11 +3,15 @@ package closednet
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"mcp-code-sandbox/internal/logging/logtest"
 )
 
 // TestPublicHost: a name that moves stays closed at its old and its new address, and when it cannot
@@ -15,7 +19,9 @@ import (
 func TestPublicHost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answer atomic.Pointer[[]netip.Addr]
-		list := New(t.Context(), Config{PublicHost: "sandbox.example.com", Lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
+		var log logtest.Buffer
+		logger := slog.New(slog.NewTextHandler(&log, nil))
+		list := New(t.Context(), Config{PublicHost: "sandbox.example.com", Logger: logger, Lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			if a := answer.Load(); a != nil && host == "sandbox.example.com" {
 				return *a, nil
 			}
@@ -56,6 +62,9 @@ func TestPublicHost(t *testing.T) {
 			if step.answer != nil && changes.Load() == before {
 				t.Errorf("%v: subscribers were not called", step.answer)
 			}
+		}
+		if text := log.String(); strings.Count(text, "cannot resolve the host of PUBLIC_BASE_URL") != 2 || !strings.Contains(text, "SANDBOX_NETWORK_DENY") {
+			t.Errorf("each outage must be logged once, with its fix: %s", text)
 		}
 		flood := make([]netip.Addr, 10000)
 		for i := range flood {
