@@ -67,7 +67,7 @@ func (i *isolation) choose(ctx context.Context, s *settings) {
 		o, i.engineErr = askEngine(ctx, s)
 		return o, i.engineErr
 	})
-	if name == backendJail && errors.Is(i.engineErr, fs.ErrNotExist) {
+	if name == backendJail && isLocalEngine(s) && errors.Is(i.engineErr, fs.ErrNotExist) {
 		i.why = "no container engine found at " + s.DockerHost
 	}
 	i.backend = backendNamed(name)
