@@ -167,6 +167,10 @@ func (w *diskWatch) measure(ctx context.Context, limit workspace.Usage) (workspa
 		return u, false
 	}
 	held := w.s.held(ctx)
+	if held.Hidden {
+		// A process that is about to exec hides for a moment. One that means to hide still does.
+		held = w.s.held(ctx)
+	}
 	use := w.s.m.countable(u)
 	use.Bytes += held.Bytes
 	if held.Hidden {
