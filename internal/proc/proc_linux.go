@@ -85,16 +85,29 @@ func OnNewThread(f func()) {
 // meanwhile. It returns at once if the kernel cannot watch the child; in that case, the caller's
 // own wait blocks.
 func AwaitExit(pid int) {
+	if f, err := OpenPidfd(pid); err == nil {
+		defer f.Close()
+		AwaitPidfd(f)
+	}
+}
+
+// OpenPidfd opens a descriptor of a process, which still means that process after its pid has been
+// reused.
+func OpenPidfd(pid int) (*os.File, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return
+		return nil, os.NewSyscallError("pidfd_open", err)
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
-		return
+		return nil, os.NewSyscallError("fcntl", err)
 	}
-	f := os.NewFile(uintptr(fd), "pidfd")
-	defer f.Close()
+	return os.NewFile(uintptr(fd), "pidfd"), nil
+}
+
+// AwaitPidfd returns when the process, which need not be a child, has exited and has left its
+// namespaces, or when f is closed. It holds no thread meanwhile.
+func AwaitPidfd(f *os.File) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return

@@ -73,12 +73,12 @@ func (p *bubblewrap) findChild(info *os.File) {
 	if json.NewDecoder(io.LimitReader(info, 4096)).Decode(&message) != nil {
 		return
 	}
-	fd, err := unix.PidfdOpen(message.ChildPID, 0)
+	child, err := proc.OpenPidfd(message.ChildPID)
 	if err != nil {
 		time.Sleep(killDelay) // bwrap must not be killed before it has released its child
 		return
 	}
-	p.child, p.pid = os.NewFile(uintptr(fd), "pidfd"), message.ChildPID
+	p.child, p.pid = child, message.ChildPID
 }
 
 // kill kills the child, after which bwrap exits.
@@ -112,7 +112,9 @@ func (p *bubblewrap) wait() error {
 	err := p.cmd.Wait()
 	<-p.known
 	if p.child != nil {
-		p.signalChild(unix.SIGKILL) // something may have killed bwrap alone
+		if p.signalChild(unix.SIGKILL) { // something may have killed bwrap alone
+			proc.AwaitPidfd(p.child)
+		}
 		_ = p.child.Close()
 	}
 	return err

@@ -42,7 +42,7 @@ type sharedZygote struct {
 	ending atomic.Bool   // end was called
 
 	mu    sync.Mutex     // one request at a time
-	users sync.WaitGroup // sandboxes that want a fork; none comes after it has been replaced
+	users sync.WaitGroup // sandboxes that want a fork; none comes after it has ended or been replaced
 }
 
 // zygoteKey identifies what a shared zygote is made of. A reinstalled directory is a different one.
@@ -195,7 +195,9 @@ func (z *sharedZygote) kill() { z.proc.kill() }
 func (z *sharedZygote) end() {
 	z.ending.Store(true)
 	z.dead.Store(true)
+	z.mu.Lock() // it answers a request first: tryAdopt awaits only forks that it knows
 	z.kill()
+	z.mu.Unlock()
 	<-z.gone
 }
 
@@ -240,9 +242,15 @@ func (s *jailed) tryAdopt(z *sharedZygote, link *os.File) error {
 	if err != nil {
 		return err
 	}
-	if err := s.group.Add(child); err != nil {
+	fork, err := proc.OpenPidfd(child)
+	if err != nil {
 		return err // the fork finds the gate closed, and exits
 	}
-	_, err = open.Write([]byte("1"))
+	defer fork.Close()
+	if err = s.group.Add(child); err == nil {
+		_, err = open.Write([]byte("1"))
+	}
+	_ = open.Close()
+	proc.AwaitPidfd(fork) // it leaves a zygote in the sandbox, or nothing
 	return err
 }

@@ -230,6 +230,48 @@ func TestSharedZygoteLife(t *testing.T) {
 	}
 }
 
+// TestCloseAwaitsForks closes a backend after a sandbox that has asked for a fork and has not got
+// it. The shared zygote is slow to report the fork, and the fork is slow to end.
+func TestCloseAwaitsForks(t *testing.T) {
+	needRoot(t, "shared zygotes enter sandboxes of another uid")
+	const slow = `
+import array, os, socket, time
+server = socket.socket(fileno=3)
+server.recv(1 << 20)
+server.send(b"ready %d" % os.getpid())
+_, [(_, _, fds)], _, _ = server.recvmsg(64, socket.CMSG_SPACE(64))
+gate = array.array("i", fds)[0]
+pid = os.fork()
+if pid == 0:
+    os.read(gate, 1)
+    os.closerange(0, 64)  # a process closes its files before it leaves its namespaces
+    time.sleep(0.3)
+    os._exit(0)
+time.sleep(0.3)
+server.send(b"forked %d" % pid)
+server.recv(1)
+`
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	h := harness(t, b)
+	box := sandboxtest.Start(t, h, sandbox.Spec{Zygotes: []sandbox.Zygote{{Name: "slow", Argv: []string{"/usr/bin/python3"}, Source: []byte(slow)}}})
+	shared := theSharedZygote(t)
+	var fork int
+	for deadline := time.Now().Add(10 * time.Second); fork == 0 && time.Now().Before(deadline); {
+		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", shared))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = fmt.Sscan(string(children), &fork)
+	}
+	if err := box.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	b.Close()
+	if mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", fork)); fork == 0 || err == nil {
+		t.Errorf("the fork %d is left, with the mounts\n%s", fork, mounts)
+	}
+}
+
 // TestSharedZygoteRotation: an old shared zygote is replaced, so that later sandboxes get a new
 // address space layout. No run waits for the new one, running sandboxes keep their zygotes, and the
 // old one ends.

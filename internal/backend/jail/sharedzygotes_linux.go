@@ -105,8 +105,9 @@ func (zs *sharedZygotes) startLocked(slot *zygoteSlot, spec sandbox.Spec, z sand
 	return shared
 }
 
-// watch follows a shared zygote until it has ended.
+// watch follows a shared zygote until it has ended and nobody waits for a fork of it.
 func (zs *sharedZygotes) watch(z *sharedZygote, slot *zygoteSlot) {
+	defer z.users.Wait()
 	err := z.awaitReady()
 	if err != nil {
 		z.kill()
@@ -168,7 +169,8 @@ func (zs *sharedZygotes) endLocked(slot *zygoteSlot) {
 	slot.current, slot.successor = nil, nil
 }
 
-// close ends all shared zygotes and returns when nothing is left of them.
+// close ends all shared zygotes and returns when nothing is left of them, and no fork of them is on
+// its way into a sandbox.
 func (zs *sharedZygotes) close() {
 	zs.mu.Lock()
 	zs.closed = true
