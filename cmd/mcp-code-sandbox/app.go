@@ -22,6 +22,7 @@ import (
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/signedurl"
 	"mcp-code-sandbox/internal/store"
+	"mcp-code-sandbox/internal/userns"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -120,6 +121,9 @@ func (a *app) openIsolation(ctx context.Context, inv *invocation) error {
 		a.onClose(p.Close)
 	}
 	a.log.Info("isolation chosen", "backend", a.isolation.name, "why", a.isolation.why)
+	if problem, fix := userns.Current().Explain(); problem != "" && a.isolation.name == backendJail {
+		a.log.Info("sandboxes are slower or share more than with root's server; mcp-code-sandbox doctor says why", "problem", problem, "fix", fix)
+	}
 	if note := a.isolation.ignoredSetting(s, a.env); note != "" {
 		a.log.Warn(note, "fix", fixIgnored)
 	}

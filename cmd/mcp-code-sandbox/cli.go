@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"reflect"
 	"strings"
 	"time"
 
 	"github.com/alecthomas/kong"
+
+	"mcp-code-sandbox/internal/userns"
 )
 
 // Exit codes of the program. mcp-code-sandbox run passes on the exit code of its code.
@@ -65,12 +66,7 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 		fmt.Fprintln(stderr, "mcp-code-sandbox:", err)
 		return code
 	}
-	env := make(map[string]string, len(environ))
-	for _, kv := range environ {
-		if k, v, ok := strings.Cut(kv, "="); ok {
-			env[k] = v
-		}
-	}
+	env := variables(environ)
 	var c cli
 	parser, err := newParser(&c, env, stdout, stderr)
 	if err != nil {
@@ -87,7 +83,7 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 		return fail(exitUsage, usageError(args, err))
 	}
 	if kctx.Command() != "version" {
-		if err := c.validate(env, os.Geteuid()); err != nil {
+		if err := c.validate(env, userns.UID()); err != nil {
 			return fail(exitUsage, errors.New("invalid settings:\n  "+strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 		}
 	}
@@ -97,6 +93,17 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 		return fail(max(inv.code, exitFailure), err)
 	}
 	return inv.code
+}
+
+// variables returns the environment by name.
+func variables(environ []string) map[string]string {
+	env := make(map[string]string, len(environ))
+	for _, kv := range environ {
+		if k, v, ok := strings.Cut(kv, "="); ok {
+			env[k] = v
+		}
+	}
+	return env
 }
 
 // usageError says in plain words which value or argument is missing, and names the command's help.

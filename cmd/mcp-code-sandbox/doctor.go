@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/secret"
+	"mcp-code-sandbox/internal/userns"
 )
 
 type doctorCmd struct{}
@@ -107,7 +107,7 @@ func checkRunners(ctx context.Context, inv *invocation, iso isolation) (checks [
 		}
 		if r.Wrapper != "" {
 			c.Detail += ", isolates itself: " + r.Wrapper
-			if os.Geteuid() == 0 {
+			if userns.UID() == 0 {
 				c.Detail += fmt.Sprintf(" (started as uid %d)", wrapper.UID)
 			}
 		}

@@ -6,9 +6,14 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"mcp-code-sandbox/internal/userns"
 )
 
 func main() {
+	userns.Adopt(os.Getenv(userns.Marker))
+	_ = os.Unsetenv(userns.Marker)
+	enterOuterNamespace(os.Args[1:], os.Environ())
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	code := run(ctx, os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr)

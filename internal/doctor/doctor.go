@@ -13,12 +13,15 @@ import (
 	"strings"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/userns"
 )
 
 // Host is the machine. System returns the real one.
 type Host struct {
 	OS       string
-	UID      int
+	UID      int           // of the server's user
+	Outer    userns.Status // of the server's outer namespace
+	Server   string        // path of the server's program
 	ReadFile func(path string) ([]byte, error)
 	Exists   func(path string) bool
 	Writable func(path string) bool
@@ -40,6 +43,16 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 }
 `
 
+// serverProfile is AppArmorProfile for a server that makes an outer namespace.
+const serverProfile = `abi <abi/4.0>,
+include <tunables/global>
+
+profile mcp-code-sandbox %s flags=(unconfined) {
+  userns,
+  include if exists <local/mcp-code-sandbox>
+}
+`
+
 // Check examines the host for a server that stores its data in root. Fix the first failure in the
 // list first.
 func (h Host) Check(ctx context.Context, root string) []sandbox.Check {
@@ -48,7 +61,7 @@ func (h Host) Check(ctx context.Context, root string) []sandbox.Check {
 			"start Docker Desktop or another engine, and set SANDBOX_BACKEND to docker or auto")}
 	}
 	bwrap, try := h.bubblewrap(ctx)
-	return []sandbox.Check{h.kernel(), h.container(try), h.userNamespaces(), h.appArmor(try), bwrap, h.network(), h.cgroups(), h.disk(root)}
+	return []sandbox.Check{h.kernel(), h.container(try), h.userNamespaces(), h.appArmor(try), bwrap, h.outerNamespace(try), h.network(), h.cgroups(), h.disk(root)}
 }
 
 // CheckDisk is the part of Check that also matters for a container engine.
@@ -140,10 +153,13 @@ func (h Host) userNamespaces() sandbox.Check {
 	}
 }
 
+// restriction is 1 if AppArmor lets only programs with a profile make user namespaces.
+const restriction = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+
 func (h Host) appArmor(try attempt) sandbox.Check {
 	const name = "AppArmor"
 	switch profile := h.Exists("/etc/apparmor.d/bwrap"); {
-	case h.line("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") != "1":
+	case h.line(restriction) != "1":
 		return pass(name, "does not restrict user namespaces")
 	case try == worked && h.UID != 0:
 		return pass(name, "restricts user namespaces, and lets bubblewrap make them")
@@ -155,6 +171,28 @@ func (h Host) appArmor(try attempt) sandbox.Check {
 	// Success as root proves nothing: the server starts bubblewrap as an unprivileged user.
 	return fail(name, "restricts user namespaces (kernel.apparmor_restrict_unprivileged_userns = 1), as on Ubuntu 24.04",
 		"sudo tee /etc/apparmor.d/bwrap <<'END' && sudo apparmor_parser -r /etc/apparmor.d/bwrap\n"+AppArmorProfile+"END")
+}
+
+// outerNamespace reports what an ordinary user's server lacks in comparison with root's.
+func (h Host) outerNamespace(try attempt) sandbox.Check {
+	const name = "outer namespace"
+	o := h.Outer
+	if h.UID == 0 || o.Problem == nil {
+		detail := "a root server needs none"
+		if h.UID != 0 {
+			detail = "the server runs in a user namespace of its own, and sandboxes have ids of their own"
+		}
+		return pass(name, detail)
+	}
+	problem, fix := o.Explain()
+	if o.Inside {
+		return warn(name, "the server runs in one, but all sandboxes have this user's id: "+problem, fix)
+	}
+	if try == worked && h.line(restriction) == "1" {
+		fix = "sudo tee /etc/apparmor.d/mcp-code-sandbox <<'END' && sudo apparmor_parser -r /etc/apparmor.d/mcp-code-sandbox\n" +
+			fmt.Sprintf(serverProfile, h.Server) + "END"
+	}
+	return warn(name, "none, so new sessions start slower, each with its own copy of Python's libraries: "+problem, fix)
 }
 
 // attempt is whether bubblewrap could make a sandbox's namespaces as this user.

@@ -10,12 +10,14 @@ import (
 
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/userns"
 )
 
 // machine is a healthy Debian 12 with cgroup v2, which each case breaks in one way.
 type machine struct {
 	os       string
 	uid      int
+	outer    userns.Status
 	files    map[string]string
 	writable []string
 	programs []string
@@ -26,7 +28,7 @@ type machine struct {
 
 func healthy() *machine {
 	return &machine{
-		os: "linux", uid: 1000, bwrap: "0.8.0", free: 50 << 30,
+		os: "linux", uid: 1000, outer: userns.Status{Inside: true, HasRange: true}, bwrap: "0.8.0", free: 50 << 30,
 		programs: []string{"bwrap", "slirp4netns"},
 		writable: []string{"/sys/fs/cgroup/user.slice"},
 		files: map[string]string{
@@ -42,7 +44,7 @@ func healthy() *machine {
 
 func (m *machine) host() doctor.Host {
 	return doctor.Host{
-		OS: m.os, UID: m.uid,
+		OS: m.os, UID: m.uid, Outer: m.outer, Server: "/opt/bin/mcp-code-sandbox",
 		ReadFile: func(p string) ([]byte, error) {
 			if s, ok := m.files[p]; ok {
 				return []byte(s), nil
@@ -72,6 +74,7 @@ func (m *machine) host() doctor.Host {
 
 func TestCheck(t *testing.T) {
 	denied := errors.New("exit status 1")
+	noNamespace := &sandbox.Error{Op: "make an outer namespace", Err: denied, Fix: "set it to auto"}
 	for _, tc := range []struct {
 		name   string
 		change func(*machine)
@@ -93,6 +96,16 @@ func TestCheck(t *testing.T) {
 			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
 			m.files["/etc/apparmor.d/bwrap"] = doctor.AppArmorProfile
 		}, "AppArmor", sandbox.OK, "restricts", ""},
+		{"a server with an outer namespace", func(*machine) {}, "outer namespace", sandbox.OK, "ids of their own", ""},
+		{"a root server", func(m *machine) { m.uid, m.outer = 0, userns.Status{} }, "outer namespace", sandbox.OK, "needs none", ""},
+		{"no subordinate ids", func(m *machine) {
+			m.outer = userns.Status{Inside: true, Problem: &sandbox.Error{Op: "use subordinate ids", Err: denied, Fix: "apt-get install uidmap"}}
+		}, "outer namespace", sandbox.Warn, "this user's id: exit status 1", "apt-get install uidmap"},
+		{"no outer namespace", func(m *machine) { m.outer = userns.Status{Problem: noNamespace} }, "outer namespace", sandbox.Warn, "slower", "set it to auto"},
+		{"Ubuntu 24.04 with a profile for bubblewrap only", func(m *machine) {
+			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
+			m.outer = userns.Status{Problem: noNamespace}
+		}, "outer namespace", sandbox.Warn, "slower", "profile mcp-code-sandbox /opt/bin/mcp-code-sandbox flags=(unconfined)"},
 		{"in Docker", func(m *machine) {
 			m.files["/.dockerenv"] = ""
 			m.files["/proc/self/status"] = "Name:\tx\nSeccomp:\t2\n"

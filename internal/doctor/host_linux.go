@@ -8,13 +8,18 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/userns"
 )
 
 // System returns the machine that this runs on.
 func System() Host {
+	server, _ := os.Executable() // it only appears in advice
 	return Host{
 		OS:       "linux",
-		UID:      os.Geteuid(),
+		UID:      userns.UID(),
+		Outer:    userns.Current(),
+		Server:   server,
 		ReadFile: os.ReadFile,
 		Exists:   func(path string) bool { _, err := os.Stat(path); return err == nil },
 		Writable: func(path string) bool { return unix.Access(path, unix.W_OK) == nil },

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"mcp-code-sandbox/internal/userns"
 )
 
 // wrappers returns the environments in dir that isolate themselves (contract 5): directories with a
@@ -87,7 +89,7 @@ func executable(path string) bool {
 // unreachable returns the deepest part of path that other users cannot access, or "". It checks
 // only if the server runs as root.
 func unreachable(path string) string {
-	if os.Geteuid() != 0 {
+	if userns.UID() != 0 {
 		return ""
 	}
 	real, err := filepath.EvalSymlinks(path)

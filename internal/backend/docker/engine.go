@@ -20,6 +20,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/userns"
 )
 
 // engine holds what the engine reports about itself.
@@ -195,8 +196,8 @@ func (e *engine) user() (inside string, outside ids) {
 		return spell(insideUID, insideUID), same
 	case e.rootless: // 0 inside is the engine's user outside, who is also the server's
 		return spell(0, 0), same
-	case os.Geteuid() != 0: // the workspaces belong to the server's user
-		return spell(os.Geteuid(), os.Getegid()), same
+	case userns.UID() != 0: // the workspaces belong to the server's user
+		return spell(userns.UID(), userns.GID()), same
 	}
 	return spell(insideUID, insideUID), ids{e.uidBase + insideUID, e.gidBase + insideUID}
 }
@@ -236,12 +237,12 @@ func (e *engine) checkSharing() error {
 	switch {
 	case runtime.GOOS != "linux":
 		return nil
-	case e.mapped && os.Geteuid() != 0:
+	case e.mapped && userns.UID() != 0:
 		return &sandbox.Error{
 			Op: opShare, Err: errors.New("the engine maps users (userns-remap), and this user cannot give files to a mapped one"),
 			Fix: "run the server as root, or use a rootless engine",
 		}
-	case e.rootless && os.Geteuid() == 0 && !inContainer():
+	case e.rootless && userns.UID() == 0 && !inContainer():
 		return &sandbox.Error{
 			Op: opShare, Err: errors.New("the engine is rootless and the server is root, so they cannot use each other's files"),
 			Fix: "run the server as the user whose engine it is",

@@ -23,7 +23,7 @@ func (b *Backend) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepa
 	if os.Geteuid() != 0 {
 		return nil, errors.ErrUnsupported
 	}
-	tree, err := cloneTree(b.files) // any directory will do for a test
+	tree, err := b.cloneTree(b.files) // any directory will do for a test
 	for _, temporary := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, temporary) {
 			return nil, fmt.Errorf("prepare a sandbox: %w", err)
@@ -45,7 +45,7 @@ func (s *jailed) Attach(ctx context.Context, workspace string) error {
 	if s.attach == nil {
 		return errors.New("attach a workspace: the sandbox was started with one")
 	}
-	tree, err := cloneTree(workspace)
+	tree, err := s.backend.cloneTree(workspace)
 	if err != nil {
 		return fmt.Errorf("attach a workspace: %w", err)
 	}
@@ -75,6 +75,16 @@ func (s *jailed) sendTree(tree *os.File) (answer string, err error) {
 	buf := make([]byte, 256)
 	n, err := s.attach.Read(buf)
 	return string(buf[:n]), err
+}
+
+// cloneTree clones on the launcher's thread: a server in an outer namespace may only clone the
+// mounts of its launcher.
+func (b *Backend) cloneTree(dir string) (tree *os.File, err error) {
+	err = b.launch.Do(func() error {
+		tree, err = cloneTree(b.launch.uncovered(dir))
+		return err
+	})
+	return tree, err
 }
 
 // cloneTree makes a mount of a directory and everything mounted below it that is in no namespace.

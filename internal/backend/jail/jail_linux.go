@@ -18,10 +18,12 @@ import (
 	"mcp-code-sandbox/internal/cgroup"
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/userns"
 )
 
-// SandboxUID is the host uid and gid of sandboxes when the server is root. Distributions leave its
-// range unused, so it belongs to no account.
+// SandboxUID is the uid and gid of sandboxes outside of them, if the server is root, be it of an
+// outer namespace with subordinate ids. Distributions leave its range unused, so it belongs to no
+// account.
 const SandboxUID = 61000
 
 // Config of a Backend.
@@ -47,7 +49,7 @@ type Backend struct {
 	cfg     Config
 	log     *slog.Logger
 	bwrap   string // path of the program
-	uid     int    // of the sandboxes, outside
+	uid     int    // of the sandboxes, outside; the server's own if it has no other
 	files   string // directory of the files that sandboxes mount
 	launch  *launcher
 	cgroups *cgroup.Hierarchy
@@ -66,9 +68,10 @@ var (
 	_ sandbox.Preparer = (*Backend)(nil)
 )
 
-// Owner returns the host uid and gid that own the files that sandboxes write.
+// Owner returns the uid and gid, in the server's user namespace, that own the files that sandboxes
+// write.
 func Owner() (uid, gid int) {
-	if os.Geteuid() == 0 {
+	if outer := userns.Current(); os.Geteuid() == 0 && (!outer.Inside || outer.HasRange) {
 		return SandboxUID, SandboxUID
 	}
 	return os.Geteuid(), os.Getegid()
@@ -156,9 +159,10 @@ func (b *Backend) Reap(ctx context.Context, alive func(instance string) bool) er
 	return errors.Join(errs...)
 }
 
-// credential makes a root server's children run as SandboxUID.
+// credential makes a root server's children run as SandboxUID. It is nil if the server has no other
+// uid than its own.
 func (b *Backend) credential() *syscall.Credential {
-	if os.Geteuid() != 0 {
+	if b.uid == os.Geteuid() {
 		return nil
 	}
 	return &syscall.Credential{Uid: uint32(b.uid), Gid: uint32(b.uid), Groups: []uint32{}}

@@ -81,7 +81,7 @@ func (b *Backend) startSlirp(pid int) (*userNet, error) {
 		return nil, err
 	}
 	n := &userNet{exit: exit, done: make(chan struct{}), tap: -1, nets: &b.nets}
-	n.cmd = exec.Command(path, "--configure", "--enable-seccomp", "--mtu=65520", "--disable-host-loopback",
+	n.cmd = b.unprivileged(path, "--configure", "--enable-seccomp", "--mtu=65520", "--disable-host-loopback",
 		"--cidr="+slirpCIDR, "--ready-fd=3", "--exit-fd=4", fmt.Sprintf("--userns-path=/proc/%d/ns/user", pid),
 		"--netns-type=path", fmt.Sprintf("/proc/%d/ns/net", pid), "tap0")
 	n.cmd.Env = []string{}

@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 
@@ -101,14 +102,32 @@ func (b *Backend) sandboxArgs(spec sandbox.Spec, workspace, agentConfig string) 
 	return append(args, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", agentPath, agentConfig), nil
 }
 
+// noCapabilities are setpriv's arguments for a program that must neither have nor get capabilities,
+// although it may be started by root of an outer namespace.
+var noCapabilities = []string{"--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--no-new-privs"}
+
+// unprivileged returns a command for a program that faces hostile bytes. Its uid takes away the
+// capabilities of a root server, unless the server has no other uid.
+func (b *Backend) unprivileged(path string, args ...string) *exec.Cmd {
+	if os.Geteuid() != 0 || b.credential() != nil {
+		return exec.Command(path, args...)
+	}
+	return exec.Command("setpriv", slices.Concat(noCapabilities, []string{path}, args)...)
+}
+
 // sharedZygoteArgs is bubblewrap's command line for a shared zygote: like a sandbox's, but without
 // user and pid namespaces, or its forks could not enter those of sandboxes, and without a
 // workspace.
 func (b *Backend) sharedZygoteArgs(spec sandbox.Spec, interpreter []string, source, setpriv string) ([]string, error) {
 	args := []string{
 		"--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
-		"--hostname", "sandbox", "--new-session", "--die-with-parent",
-		"--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP",
+		"--hostname", "sandbox", "--new-session", "--die-with-parent", "--cap-drop", "ALL", "--cap-add", "CAP_SETPCAP",
+	}
+	drop := append([]string{setpriv}, noCapabilities...)
+	if b.credential() != nil {
+		uid := fmt.Sprint(b.uid)
+		args = append(args, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+		drop = append(drop, "--reuid", uid, "--regid", uid, "--clear-groups")
 	}
 	// bubblewrap would make parent directories that only root can enter.
 	made := map[string]bool{"/": true}
@@ -128,11 +147,9 @@ func (b *Backend) sharedZygoteArgs(spec sandbox.Spec, interpreter []string, sour
 	if err != nil {
 		return nil, err
 	}
-	uid := fmt.Sprint(b.uid)
 	args = append(append(args, root...),
-		"--tmpfs", "/tmp", "--chmod", "1777", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/",
-		setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--bounding-set", "-all", "--no-new-privs")
-	return append(append(args, interpreter...), zygotePath, "shared-zygote"), nil
+		"--tmpfs", "/tmp", "--chmod", "1777", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
+	return slices.Concat(args, drop, interpreter, []string{zygotePath, "shared-zygote"}), nil
 }
 
 // rootArgs are the arguments for a read-only root with the mounts. It must run on the launcher's

@@ -14,6 +14,7 @@ import (
 
 	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/userns"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -80,7 +81,7 @@ func (b *Backend) start(spec sandbox.Spec, number int, program string) (_ *proce
 		p.cmd.Env = append(p.cmd.Env, "PROJECT_DIR="+b.cfg.ProjectDir, "PROJECT_MOUNT="+b.cfg.ProjectMount)
 	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	if os.Geteuid() == 0 {
+	if userns.UID() == 0 {
 		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: UID, Gid: UID}
 	}
 	theirs, err := p.connect()

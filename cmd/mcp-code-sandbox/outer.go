@@ -1,0 +1,62 @@
+package main
+
+import (
+	"io"
+	"slices"
+	"strings"
+
+	"mcp-code-sandbox/internal/userns"
+)
+
+// outerCommands are the commands that open the jail or the files of sessions, which may belong to
+// the user's subordinate ids.
+var outerCommands = []string{"serve", "stdio", "run", "doctor", "sessions"}
+
+// enterOuterNamespace starts this program again in an outer namespace, if the command needs one. It
+// returns if it already runs there, or cannot. run reports what is wrong with the command line.
+func enterOuterNamespace(args, environ []string) {
+	defer func() {
+		if p := recover(); p != nil {
+			if _, ok := p.(kongExit); !ok { // --help
+				panic(p)
+			}
+		}
+	}()
+	env := variables(environ)
+	var c cli
+	parser, err := newParser(&c, env, io.Discard, io.Discard)
+	if err != nil || userns.UID() == 0 || userns.Current().Inside {
+		return
+	}
+	kctx, err := parser.Parse(args)
+	if err != nil || c.validate(env, userns.UID()) != nil {
+		return
+	}
+	if command, _, _ := strings.Cut(kctx.Command(), " "); !slices.Contains(outerCommands, command) {
+		return
+	}
+	if why, fix := c.whyNoOuterNamespace(env); why != "" {
+		userns.Decline(why, fix)
+		return
+	}
+	userns.Enter(args, environ)
+}
+
+// whyNoOuterNamespace says which setting keeps an ordinary user's server out of an outer namespace,
+// and how to change that. It is empty if none does.
+func (s *settings) whyNoOuterNamespace(env map[string]string) (why, fix string) {
+	const separate = "serve such environments with a server of their own"
+	switch {
+	case s.OuterNamespace == "off":
+		return "SANDBOX_OUTER_NAMESPACE is off", "set it to auto"
+	case s.Backend == backendDocker:
+		return "SANDBOX_BACKEND is docker", "set it to jail"
+	case len(s.NixEnvs) > 0:
+		return "NIX_SANDBOX_ENVS names environments that isolate themselves", separate
+	}
+	// Wrappers may use sudo, podman or nix, which work only outside.
+	if wrappers, _ := s.sources(env).DiscoverWrappers(); len(wrappers) > 0 {
+		return "the environment " + wrappers[0].Name + " isolates itself, perhaps with programs that work only outside", separate
+	}
+	return "", ""
+}

@@ -1,0 +1,144 @@
+package userns
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// seeDoctor is the fix where this package cannot name one.
+const seeDoctor = "allow user namespaces; docs/isolation.md says what the server does with one"
+
+// entered is what the marker says, as JSON.
+type entered struct {
+	FD       int    // of the namespace
+	UID, GID int    // outside
+	Problem  string // why there is no subordinate range
+	Fix      string
+}
+
+// Enter starts this program again in an outer namespace. The process, its id, directory, streams
+// and arguments stay the same. Enter returns if that is impossible or unnecessary; Current says
+// why. environ is the environment of the program, without the marker.
+func Enter(args, environ []string) {
+	if os.Geteuid() == 0 || status.Inside || status.Problem != nil {
+		return
+	}
+	status.Problem = enter(args, environ)
+}
+
+func enter(args, environ []string) error {
+	nsenter, err := exec.LookPath("nsenter")
+	if err != nil {
+		return problem(errors.New("nsenter is not installed"), "apt-get install util-linux")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return problem(err, seeDoctor)
+	}
+	e := entered{UID: os.Geteuid(), GID: os.Getegid()}
+	ns, err := create(mapRange)
+	if err == nil {
+		err = try(nsenter, ns)
+	}
+	if err != nil {
+		_ = ns.Close()
+		e.Problem, e.Fix = Status{Problem: err}.Explain()
+		if ns, err = create(mapUser); err == nil {
+			err = try(nsenter, ns)
+		}
+	}
+	if err != nil {
+		_ = ns.Close()
+		return problem(err, seeDoctor)
+	}
+	e.FD = int(ns.Fd())
+	marker, err := json.Marshal(e)
+	if err == nil {
+		_, err = unix.FcntlInt(ns.Fd(), unix.F_SETFD, 0) // nsenter gets it
+	}
+	if err == nil {
+		err = syscall.Exec(nsenter, append(command(e.FD), append([]string{self}, args...)...),
+			append(environ[:len(environ):len(environ)], Marker+"="+string(marker)))
+	}
+	_ = ns.Close()
+	return problem(err, seeDoctor)
+}
+
+// command is the beginning of a command line that enters the namespace behind a descriptor.
+// --preserve-credentials keeps the user, who is 0 there, and the groups, as that of Docker.
+func command(fd int) []string {
+	return []string{"nsenter", "--preserve-credentials", fmt.Sprintf("--user=/proc/self/fd/%d", fd), "--"}
+}
+
+// create makes a user namespace. mapIDs gives ids to it, by the pid of a process in it.
+func create(mapIDs func(pid int) error) (*os.File, error) {
+	holder := exec.Command("cat") // until its input ends
+	holder.Dir, holder.Env = "/", []string{}
+	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
+	input, err := holder.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := holder.Start(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = input.Close()
+		_ = holder.Wait()
+	}()
+	if err := mapIDs(holder.Process.Pid); err != nil {
+		return nil, err
+	}
+	return os.Open(fmt.Sprintf("/proc/%d/ns/user", holder.Process.Pid))
+}
+
+// trial does in the namespace what a jail does first. Some machines let users make namespaces, but
+// not use them.
+const trial = `mount --make-rslave / && mount -t tmpfs none /mnt &&
+bwrap --unshare-user --unshare-pid --unshare-net --cap-drop ALL --ro-bind / / --proc /proc true`
+
+// try reports why a jail would not work in the namespace.
+func try(nsenter string, ns *os.File) error {
+	cmd := exec.Command(nsenter, append(command(3)[1:], "unshare", "--mount", "sh", "-c", trial)...)
+	cmd.Dir = "/"
+	cmd.ExtraFiles = []*os.File{ns}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return errors.New(cmp.Or(strings.TrimSpace(string(out)), err.Error()))
+	}
+	return nil
+}
+
+// Adopt reads what Enter has told this program: the value of the marker, or "". Call it first, and
+// remove the marker from the environment.
+func Adopt(marker string) {
+	if marker == "" {
+		return
+	}
+	var e entered
+	if err := json.Unmarshal([]byte(marker), &e); err != nil {
+		status.Problem = problem(fmt.Errorf("%s: %w", Marker, err), "unset it")
+		return
+	}
+	var theirs, ours unix.Stat_t
+	err := errors.Join(unix.Fstat(e.FD, &theirs), unix.Stat("/proc/self/ns/user", &ours))
+	if err != nil || theirs.Dev != ours.Dev || theirs.Ino != ours.Ino {
+		status.Problem = problem(errors.New("nsenter did not enter it"), seeDoctor)
+		return
+	}
+	_ = unix.Close(e.FD)
+	status.Inside, uid, gid = true, e.UID, e.GID
+	if status.HasRange = e.Problem == ""; !status.HasRange {
+		status.Problem = &sandbox.Error{Op: "use subordinate ids", Err: errors.New(e.Problem), Fix: e.Fix}
+	}
+}
