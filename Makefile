@@ -56,7 +56,7 @@ lint: ## gofmt, vet for every platform, staticcheck, shellcheck, govulncheck
 	@scripts/setup lint
 	@scripts/lint
 
-bench: bench-tool ## Compare with plain processes, bwrap and docker, into bench/RESULTS.md; BENCH='-run pandas' prints a part
+bench: bench-tool ## Compare root's and an ordinary user's server with plain processes, bwrap and docker, into bench/RESULTS.md and the figures of README and docs; BENCH='-run pandas' prints a part
 	@scripts/engine run $(CACHE)/bench/bench -server $(SERVER) -root $(CACHE)/bench -runners $(CACHE)/runners $(BENCH)
 
 guard: bench-tool ## Fail if runs are slower than allowed, compared with plain processes

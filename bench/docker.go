@@ -10,11 +10,6 @@ import (
 	"os/exec"
 )
 
-// noEngine says why docker is not measured.
-type noEngine struct{ reason string }
-
-func (e *noEngine) Error() string { return "docker was left out: " + e.reason }
-
 // dockerSide is a server on the docker backend, and containers of the same images for docker exec.
 type dockerSide struct {
 	server     *server
@@ -35,18 +30,20 @@ const (
 	nodeImage   = "runner-typescript"
 )
 
-// docker starts the docker side once. It returns *noEngine if no engine answers.
-func (b *bench) docker(ctx context.Context) (*dockerSide, error) {
+// docker starts the docker side once. Without an engine it returns nil, and the section says why.
+func (b *bench) docker(ctx context.Context, s *section) (*dockerSide, error) {
 	if b.dockerSide != nil {
 		return b.dockerSide, nil
 	}
 	if b.engine == "" {
-		return nil, &noEngine{"no engine was named (scripts/engine says why there was none; or set -docker)"}
+		s.leaveOut("docker", errors.New("no engine was named (scripts/engine says why there was none; or set -docker)"))
+		return nil, nil
 	}
 	d := &dockerSide{engine: b.engine, program: "/usr/bin/docker", containers: map[string]string{}}
 	if _, err := os.Stat(d.program); err != nil {
 		if d.program, err = exec.LookPath("docker"); err != nil {
-			return nil, &noEngine{"the docker command is not installed"}
+			s.leaveOut("docker", errors.New("the docker command is not installed"))
+			return nil, nil
 		}
 	}
 	for _, image := range []string{pythonImage, nodeImage} {
@@ -59,7 +56,7 @@ func (b *bench) docker(ctx context.Context) (*dockerSide, error) {
 		d.containers[image] = name
 	}
 	var err error
-	if d.server, err = b.startServer(ctx, "docker", "SANDBOX_BACKEND=docker", "DOCKER_HOST="+b.engine); err != nil {
+	if d.server, err = b.startServer(ctx, kind{name: dockerKind}, "shared", "SANDBOX_BACKEND=docker", "DOCKER_HOST="+b.engine); err != nil {
 		d.stop()
 		return nil, err
 	}

@@ -23,11 +23,11 @@ func (b *bench) download(ctx context.Context) (*section, error) {
 	if b.quick {
 		size, title = 2e8, "Download of a 200 MB file"
 	}
-	jail, err := b.jail(ctx)
+	own, err := b.own(ctx)
 	if err != nil {
 		return nil, err
 	}
-	f, err := b.largeFile(ctx, jail, size)
+	f, err := b.largeFile(ctx, own.server, size)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func (b *bench) download(ctx context.Context) (*section, error) {
 		s.row(row...)
 	}
 	s.set("download to cat", float64(taken[1].p50())/float64(taken[0].p50()))
-	return s, jail.closeSession(ctx, largeSession)
+	return s, own.server.closeSession(ctx, largeSession)
 }
 
 // largeFile is a file in a workspace, and its link.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,19 +17,44 @@ import (
 // rule limits one contender's time to a multiple of another's. The margins are generous: they catch
 // a change that makes something several times slower, on any machine.
 type rule struct {
-	what, yardstick string // names of contenders
+	what, yardstick string // names of contenders; * stands for each kind of server
 	most            float64
 }
 
 var rules = []rule{
-	{"python warm jail", "python plain", 1},
-	{"python persistent jail", "python plain", 1},
-	{"python new session jail", "python plain", 6},
-	{"python warm jail, 100 sessions open", "python warm jail", 1.6},
-	{"pandas warm jail", "pandas plain", 0.3},
-	{"typescript warm jail", "typescript plain", 1.6},
-	{"shell warm jail", "shell bwrap", 2},
+	{"python warm *", "python plain", 1},
+	{"python persistent *", "python plain", 1},
+	{"python new session *", "python plain", 6},
+	{"python warm *, 100 sessions open", "python warm *", 1.6},
+	{"pandas warm *", "pandas plain", 0.3},
+	{"typescript warm *", "typescript plain", 1.6},
+	{"shell warm *", "shell bwrap", 2},
 	{"download by a signed link", "download by cat", 2},
+}
+
+// likeRoot limits the ordinary user's server, if root's is measured beside it.
+var likeRoot = []rule{
+	{"python warm ordinary", "python warm root", 2},
+	{"python new session ordinary", "python new session root", 4},
+	{"pandas warm ordinary", "pandas warm root", 2},
+}
+
+// rulesFor returns the rules for the kinds of servers that are measured.
+func rulesFor(kinds []kind) []rule {
+	var list []rule
+	for _, r := range rules {
+		if !strings.Contains(r.what, "*") {
+			list = append(list, r)
+			continue
+		}
+		for _, k := range kinds {
+			list = append(list, rule{strings.ReplaceAll(r.what, "*", k.name), strings.ReplaceAll(r.yardstick, "*", k.name), r.most})
+		}
+	}
+	if len(kinds) > 1 {
+		list = append(list, likeRoot...)
+	}
+	return list
 }
 
 // attempts is how often in a row a rule must be broken to fail.
@@ -36,15 +62,11 @@ const attempts = 3
 
 // guard checks the server against the rules.
 func (b *bench) guard(ctx context.Context) error {
-	contenders, err := b.guarded(ctx)
-	if err != nil {
-		if ctx.Err() == nil && os.Getenv("REQUIRE_ALL") != "1" {
-			fmt.Fprintln(os.Stderr, "guard: skipped: nothing can be measured here:", err)
-			return nil
-		}
+	kinds, contenders, err := b.guarded(ctx)
+	if ok, err := guardable(os.Stderr, cmp.Or(ctx.Err(), err), b.missing, os.Getenv("REQUIRE_ALL") == "1"); !ok {
 		return err
 	}
-	return judge(os.Stderr, rules, func(names []string) (map[string]time.Duration, error) {
+	return judge(os.Stderr, rulesFor(kinds), func(names []string) (map[string]time.Duration, error) {
 		list := slices.DeleteFunc(slices.Clone(contenders), func(c contender) bool { return !slices.Contains(names, c.name) })
 		taken, err := measure(ctx, b.budget, list)
 		if err != nil {
@@ -56,6 +78,21 @@ func (b *bench) guard(ctx context.Context) error {
 		}
 		return medians, nil
 	})
+}
+
+// guardable reports whether there is something to judge. Where all is required, nothing may be
+// missing.
+func guardable(out io.Writer, err, missing error, all bool) (bool, error) {
+	switch {
+	case errors.Is(err, context.Canceled) || err != nil && all:
+		return false, err
+	case err != nil:
+		fmt.Fprintln(out, "guard: skipped: nothing can be measured here:", err)
+		return false, nil
+	case missing != nil && all:
+		return false, missing
+	}
+	return true, nil
 }
 
 // judge measures the contenders of all rules, then again those of broken rules, and fails with the
@@ -94,36 +131,35 @@ func judge(out io.Writer, rules []rule, medians func(names []string) (map[string
 	}
 }
 
-// guarded returns the contenders that the rules name, ready to be measured.
-func (b *bench) guarded(ctx context.Context) ([]contender, error) {
-	const many = 100
-	jail, err := b.jail(ctx)
+// guarded returns the kinds of servers and the contenders that their rules name, ready to be
+// measured.
+func (b *bench) guarded(ctx context.Context) ([]kind, []contender, error) {
+	kinds, err := b.kinds(ctx)
 	if err != nil {
-		return nil, err
-	}
-	full, err := b.startServer(ctx, "full", "SANDBOX_BACKEND=jail")
-	if err != nil {
-		return nil, err
-	}
-	b.fullServer = full
-	if err := full.open(ctx, 0, many); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var list []contender
 	for _, name := range []string{"python", "pandas", "typescript", "shell"} {
 		w := works[name]
-		for _, c := range append(b.plain(w), b.ours(w, "jail", jail)...) {
+		ways := b.plain(w)
+		for _, k := range kinds {
+			ways = append(ways, b.ours(w, k)...)
+		}
+		for _, c := range ways {
 			c.name = w.key + " " + c.name
 			list = append(list, c)
 		}
 	}
-	w := works["python"]
-	list = append(list, contender{name: fmt.Sprintf("python warm jail, %d sessions open", many), n: b.scaled(w.rounds), want: w.want,
-		do: func(ctx context.Context) ([]byte, error) { return full.run(ctx, openSession(0), w.language, w.code) }})
-
-	f, err := b.largeFile(ctx, jail, 2e8)
+	for _, k := range kinds {
+		c, err := b.inCrowd(ctx, k, 100)
+		if err != nil {
+			return nil, nil, err
+		}
+		list = append(list, c)
+	}
+	f, err := b.largeFile(ctx, kinds[0].server, 2e8)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, c := range f.contenders(b.scaled(12)) {
 		switch c.name {
@@ -134,12 +170,26 @@ func (b *bench) guarded(ctx context.Context) ([]contender, error) {
 		}
 		list = append(list, c)
 	}
-	for _, r := range rules {
+	for _, r := range rulesFor(kinds) {
 		for _, name := range []string{r.what, r.yardstick} {
 			if !slices.ContainsFunc(list, func(c contender) bool { return c.name == name }) {
-				return nil, errors.New("unknown contender " + name)
+				return nil, nil, errors.New("unknown contender " + name)
 			}
 		}
 	}
-	return list, nil
+	return kinds, list, nil
+}
+
+// inCrowd opens many sessions of another server and returns a contender that runs in one of them.
+func (b *bench) inCrowd(ctx context.Context, k kind, many int) (contender, error) {
+	full, err := b.startServer(ctx, k, "full")
+	if err != nil {
+		return contender{}, err
+	}
+	if err := full.open(ctx, 0, many); err != nil {
+		return contender{}, err
+	}
+	w := works["python"]
+	return contender{name: fmt.Sprintf("python warm %s, %d sessions open", k.name, many), n: b.scaled(w.rounds), want: w.want,
+		do: func(ctx context.Context) ([]byte, error) { return full.run(ctx, openSession(0), w.language, w.code) }}, nil
 }

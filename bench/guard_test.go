@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io"
 	"slices"
@@ -60,6 +61,67 @@ func TestJudge(t *testing.T) {
 			}
 			if name == "all broken, one recovers" && strings.Contains(err.Error(), "new takes") {
 				t.Errorf("a rule that was kept at last is named: %v", err)
+			}
+		})
+	}
+}
+
+// TestRulesFor checks that every kind of server has the same rules, and that the ordinary user's is
+// compared with root's where both are measured.
+func TestRulesFor(t *testing.T) {
+	root, ordinary := kind{name: rootKind}, kind{name: ordinaryKind}
+	warm := func(k string) rule { return rule{"python warm " + k, "python plain", 1} }
+	crowd := func(k string) rule { return rule{"python warm " + k + ", 100 sessions open", "python warm " + k, 1.6} }
+	for name, test := range map[string]struct {
+		kinds    []kind
+		has, not []rule
+	}{
+		"root's alone":     {[]kind{root}, []rule{warm("root"), crowd("root")}, append(likeRoot, warm("ordinary"), warm("*"))},
+		"an ordinary user": {[]kind{ordinary}, []rule{warm("ordinary"), crowd("ordinary")}, append(likeRoot, warm("root"), warm("*"))},
+		"both":             {[]kind{root, ordinary}, append(likeRoot, warm("root"), warm("ordinary"), crowd("ordinary")), []rule{warm("*")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := rulesFor(test.kinds)
+			for _, r := range test.has {
+				if !slices.Contains(got, r) {
+					t.Errorf("no rule %v", r)
+				}
+			}
+			for _, r := range test.not {
+				if slices.Contains(got, r) {
+					t.Errorf("a rule %v", r)
+				}
+			}
+			if n := len(slices.DeleteFunc(got, func(r rule) bool { return r.what != "download by a signed link" })); n != 1 {
+				t.Errorf("%d rules of the download", n)
+			}
+		})
+	}
+}
+
+// TestGuardable checks what the guard does if something cannot be measured.
+func TestGuardable(t *testing.T) {
+	broken, noUser := errors.New("no bubblewrap"), errors.New("The ordinary user's server was left out: no bubblewrap")
+	for name, test := range map[string]struct {
+		err, missing  error
+		all           bool
+		judged, fails bool
+	}{
+		"all is there":                    {nil, nil, true, true, false},
+		"nothing works":                   {broken, nil, false, false, false},
+		"nothing works, in CI":            {broken, nil, true, false, true},
+		"a kind is missing":               {nil, noUser, false, true, false},
+		"a kind is missing, in CI":        {nil, noUser, true, false, true},
+		"interrupted, with nothing to do": {context.Canceled, nil, false, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			judged, err := guardable(&out, test.err, test.missing, test.all)
+			if judged != test.judged || (err != nil) != test.fails {
+				t.Errorf("guardable = %v, %v", judged, err)
+			}
+			if said := out.String(); !judged && err == nil && !strings.Contains(said, "guard: skipped") {
+				t.Errorf("it says %q", said)
 			}
 		})
 	}

@@ -48,7 +48,11 @@ func (in *innocents) add(what string, took time.Duration, err error) {
 func (b *bench) hostile(ctx context.Context) (*section, error) {
 	s := &section{Title: "16 clients, a third of their runs hostile", Header: []string{"innocent runs", "p50", "p90", "p99", "worst", "n", "failed", "p50, p99 to calm"},
 		Notes: []string{fmt.Sprintf("Hostile runs: fork bombs, memory bombs and endless loops, with a timeout of %v, in the sessions of the same clients; *calm* is the same load with a rest of that time in their place. Phases alternate.", hostileTime)}}
-	server, err := b.startServer(ctx, "hostile", "SANDBOX_BACKEND=jail")
+	own, err := b.own(ctx)
+	if err != nil {
+		return nil, err
+	}
+	server, err := b.startServer(ctx, own, "hostile")
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +92,8 @@ func (b *bench) hostile(ctx context.Context) (*section, error) {
 	s.row("beside hostile runs: all", ms(percentile(loaded.all, 50)), ms(percentile(loaded.all, 90)), ms(percentile(loaded.all, 99)), ms(percentile(loaded.all, 100)),
 		fmt.Sprint(len(loaded.all)), fmt.Sprint(len(loaded.failed)),
 		times(float64(percentile(loaded.all, 50))/float64(percentile(calm.all, 50)))+", "+times(float64(percentile(loaded.all, 99))/float64(percentile(calm.all, 99))))
-	s.set("hostile p99", float64(percentile(loaded.all, 99).Nanoseconds())/1e6)
-	s.set("hostile failed", float64(len(loaded.failed)))
+	s.set("hostile p99 "+own.name, float64(percentile(loaded.all, 99).Nanoseconds())/1e6)
+	s.set("hostile failed "+own.name, float64(len(loaded.failed)))
 	s.Notes = append(s.Notes, fmt.Sprintf("Beside them, %d hostile runs ended.", loaded.hostile))
 	for _, err := range loaded.failed[:min(3, len(loaded.failed))] {
 		s.Notes = append(s.Notes, "Failed: "+err.Error())

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +24,7 @@ type work struct {
 	plainCode string // where the command's code is another than code
 	cells     bool   // also as persistent
 	sessions  bool   // also as the first run of a session
+	notebooks bool   // also as the first cell of a session
 }
 
 const (
@@ -44,11 +44,11 @@ var works = map[string]work{
 	"python": {key: "python", title: "Python, trivial", language: "python", code: trivial, plain: []string{"python", "-c"}, want: "40002",
 		rounds: 60, slow: 20, cells: true, sessions: true},
 	"pandas": {key: "pandas", title: "Python, pandas: a groupby", language: "python", code: groupBy, plain: []string{"python", "-c"}, want: "1200",
-		rounds: 24, slow: 12, sessions: true},
+		rounds: 24, slow: 12, sessions: true, notebooks: true},
 	"plot": {key: "plot", title: "Python, a plot to a PNG file", language: "python", code: plot, plain: []string{"python", "-c"}, want: "True",
 		rounds: 10, slow: 6},
 	"typescript": {key: "typescript", title: "TypeScript, trivial", language: "typescript", code: "const x: number = 40000; console.log(x + 2)",
-		plain: []string{"node", "-e"}, plainCode: "console.log(40000 + 2)", want: "40002", rounds: 30, slow: 10},
+		plain: []string{"node", "-e"}, plainCode: "console.log(40000 + 2)", want: "40002", rounds: 30, slow: 10, sessions: true},
 	"shell": {key: "shell", title: "Shell, trivial", language: "shell", code: "echo $((40000 + 2))", plain: []string{"bash", "-c"}, want: "40002",
 		rounds: 60, slow: 10},
 }
@@ -59,23 +59,23 @@ var latencyHeader = []string{"what", "p50", "p99", "n", "to plain", "to bwrap", 
 func (b *bench) latency(w work) func(context.Context) (*section, error) {
 	return func(ctx context.Context) (*section, error) {
 		s := &section{Title: w.title, Header: latencyHeader}
-		jail, err := b.jail(ctx)
+		contenders := b.plain(w)
+		docker, err := b.docker(ctx, s)
 		if err != nil {
 			return nil, err
 		}
-		contenders := b.plain(w)
-		docker, err := b.docker(ctx)
-		var none *noEngine
-		switch {
-		case errors.As(err, &none):
-			s.Notes = append(s.Notes, none.Error())
-			contenders = append(contenders, b.ours(w, "jail", jail)...)
-		case err != nil:
-			return nil, err
-		default:
+		if docker != nil {
 			contenders = append(contenders, docker.commands(b, w)...)
-			contenders = append(contenders, b.ours(w, "jail", jail)...)
-			contenders = append(contenders, b.ours(w, "docker", docker.server)...)
+		}
+		kinds, err := b.kinds(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range kinds {
+			contenders = append(contenders, b.ours(w, k)...)
+		}
+		if docker != nil {
+			contenders = append(contenders, b.ours(w, kind{name: dockerKind, server: docker.server})...)
 		}
 		taken, err := measure(ctx, b.budget, contenders)
 		if err != nil {
@@ -93,7 +93,7 @@ func (b *bench) tabulate(s *section, w work, taken []series) {
 	medians := map[string]time.Duration{}
 	for _, t := range taken {
 		medians[t.name] = t.p50()
-		s.set(w.key+" "+t.name, float64(t.p50().Nanoseconds())/1e6)
+		s.set(w.key+" "+t.name, t.medianMS())
 	}
 	for _, t := range taken {
 		row := []string{t.name, ms(t.p50()), ms(t.p99()), fmt.Sprint(len(t.times))}
@@ -128,12 +128,23 @@ func (b *bench) bubblewrap(program string) []string {
 	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc"} {
 		argv = append(argv, "--ro-bind-try", dir, dir)
 	}
-	if real, err := filepath.EvalSymlinks(program); err == nil {
-		if prefix := filepath.Dir(filepath.Dir(real)); prefix != "/" && prefix != "/usr" {
-			argv = append(argv, "--ro-bind", prefix, prefix)
-		}
+	if prefix := prefixOf(program); prefix != "" {
+		argv = append(argv, "--ro-bind", prefix, prefix)
 	}
 	return append(argv, "--ro-bind", b.runners, b.runners, "--bind", b.dir, b.dir, "--chdir", b.dir)
+}
+
+// prefixOf returns the directory in which an interpreter was installed, unless it is the system's.
+func prefixOf(program string) string {
+	real, err := filepath.EvalSymlinks(program)
+	if err != nil {
+		return ""
+	}
+	prefix := filepath.Dir(filepath.Dir(real))
+	if prefix == "/" || prefix == "/usr" {
+		return ""
+	}
+	return prefix
 }
 
 func (w *work) command() string {
@@ -154,29 +165,37 @@ func (b *bench) program(name string) string {
 	return name
 }
 
-// ours returns the contenders of a server on one backend.
-func (b *bench) ours(w work, backend string, s *server) []contender {
-	session := "warm-" + w.key
+// ours returns the contenders of one kind of server.
+func (b *bench) ours(w work, k kind) []contender {
+	s, session := k.server, "warm-"+w.key
 	list := []contender{{
-		name: "warm " + backend, n: b.scaled(w.rounds), want: w.want,
+		name: "warm " + k.name, n: b.scaled(w.rounds), want: w.want,
 		do: func(ctx context.Context) ([]byte, error) { return s.run(ctx, session, w.language, w.code) },
 	}}
 	if w.cells {
 		list = append(list, contender{
-			name: "persistent " + backend, n: b.scaled(w.rounds), want: w.want,
+			name: "persistent " + k.name, n: b.scaled(w.rounds), want: w.want,
 			do: func(ctx context.Context) ([]byte, error) { return s.cell(ctx, "persistent-"+w.key, w.language, w.code) },
 		})
 	}
 	if w.sessions {
-		var last string
-		list = append(list, contender{
-			name: "new session " + backend, n: b.scaled(max(w.slow, w.rounds/2)), want: w.want, rest: 15 * pause,
-			do: func(ctx context.Context) ([]byte, error) {
-				last = b.newSession()
-				return s.run(ctx, last, w.language, w.code)
-			},
-			after: func(ctx context.Context) error { return s.closeSession(ctx, last) },
-		})
+		list = append(list, b.firstOf(w, k, "new session", s.run))
+	}
+	if w.notebooks {
+		list = append(list, b.firstOf(w, k, "new notebook", s.cell))
 	}
 	return list
+}
+
+// firstOf measures the first run of a session, in a new session each time.
+func (b *bench) firstOf(w work, k kind, name string, run func(ctx context.Context, session, language, code string) ([]byte, error)) contender {
+	var last string
+	return contender{
+		name: name + " " + k.name, n: b.scaled(max(w.slow, w.rounds/2)), want: w.want, rest: 15 * pause,
+		do: func(ctx context.Context) ([]byte, error) {
+			last = b.newSession()
+			return run(ctx, last, w.language, w.code)
+		},
+		after: func(ctx context.Context) error { return k.server.closeSession(ctx, last) },
+	}
 }

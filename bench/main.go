@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,8 +45,10 @@ type bench struct {
 	budget  time.Duration // for the contenders of a part
 	session int           // number of the last new one
 
-	jailServer *server
-	fullServer *server // with many open sessions
+	user       *ordinaryUser // made once; nil if this process is not root's
+	started    []*server     // to be ended
+	shared     []kind        // with a server each that many parts use
+	missing    error         // why a kind of server is not measured
 	dockerSide *dockerSide
 }
 
@@ -60,7 +63,9 @@ func (b *bench) parts() []part {
 	for _, name := range []string{"python", "pandas", "plot", "typescript", "shell"} {
 		parts = append(parts, part{name, b.latency(works[name])})
 	}
-	return append(parts, part{"throughput", b.throughput}, part{"sessions", b.sessions}, part{"hostile", b.hostile}, part{"download", b.download}, part{"proxy", b.proxy})
+	return append(parts, part{"stdio", b.stdio}, part{"backtoback", b.backToBack}, part{"throughput", b.throughput}, part{"memory", b.pandasMemory},
+		part{"sessions-root", b.sessions(rootKind)}, part{"sessions-ordinary", b.sessions(ordinaryKind)},
+		part{"hostile", b.hostile}, part{"download", b.download}, part{"proxy", b.proxy})
 }
 
 func run(ctx context.Context, args []string) (err error) {
@@ -74,7 +79,9 @@ func run(ctx context.Context, args []string) (err error) {
 	budget := flags.Duration("budget", 70*time.Second, "end a part after this time, if all its contenders have been measured a few times")
 	guard := flags.Bool("guard", false, "compare a few ratios with what is allowed, and fail if one is worse three times in a row")
 	out := flags.String("o", "bench/RESULTS.md", "the file to write when all parts are measured in full")
+	pages := flags.String("pages", ".", "the checkout whose pages show figures; they are written with the results")
 	_ = flags.Parse(args)
+	syscall.Umask(0o022) // ordinary users must reach what is made here
 	wanted, err := regexp.Compile(*filter)
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
@@ -122,10 +129,14 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w\nThe parts that are finished are kept: the next run goes on from there", err)
 	}
+	all := valuesOf(sections)
 	if err := os.WriteFile(*out, []byte(render(b.machine(ctx), sections)), 0o644); err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stderr, "bench: wrote %s\n%s", *out, goalsTable(sections))
+	if err := writeFigures(*pages, all); err != nil {
+		return err
+	}
+	fmt.Fprintf(os.Stderr, "bench: wrote %s and the tables of %s\n%s", *out, strings.Join(figurePaths(), ", "), goalsTable(all))
 	return shelf.clear()
 }
 
@@ -149,10 +160,13 @@ func (b *bench) measureParts(ctx context.Context, build string, wanted func(name
 		}
 		began := time.Now()
 		s, err := p.do(ctx)
-		if err != nil {
+		if err := cmp.Or(ctx.Err(), err); err != nil {
 			return sections, fmt.Errorf("%s: %w", p.name, err)
 		}
 		s.Build, s.Took = build, time.Since(began)
+		if b.missing != nil {
+			s.Notes = append(s.Notes, b.missing.Error())
+		}
 		fmt.Fprintf(os.Stderr, "bench: %s: %.0f s, %.0f s in all\n", p.name, s.Took.Seconds(), time.Since(start).Seconds())
 		sections = append(sections, s)
 		if kept != nil {
@@ -200,19 +214,13 @@ func (b *bench) newSession() string {
 	return fmt.Sprintf("new-%d", b.session)
 }
 
-// jail returns a server on the jail, started once.
-func (b *bench) jail(ctx context.Context) (*server, error) {
-	var err error
-	if b.jailServer == nil {
-		b.jailServer, err = b.startServer(ctx, "jail", "SANDBOX_BACKEND=jail")
-	}
-	return b.jailServer, err
-}
-
 // close ends everything that was started and removes everything that was written.
 func (b *bench) close() error {
-	b.jailServer.stop()
-	b.fullServer.stop()
+	for _, s := range b.started {
+		s.stop()
+	}
 	b.dockerSide.stop()
+	endServersOn(b.dir) // of windows
+	b.user.close()
 	return os.RemoveAll(b.dir)
 }

@@ -17,10 +17,13 @@ type contender struct {
 	name string
 	n    int // measurements
 
-	do    func(context.Context) ([]byte, error)
-	want  string                      // what its output must have in it
-	after func(context.Context) error // tidies up, outside the measurement; may be nil
-	rest  time.Duration               // pause after it, for work that it has left in the background; pause when zero
+	do     func(context.Context) ([]byte, error)
+	want   string                      // what its output must have in it
+	before func(context.Context) error // prepares, outside the measurement; may be nil
+	after  func(context.Context) error // tidies up, outside the measurement; may be nil
+	rest   time.Duration               // pause after it, for work that it has left in the background; pause when zero
+
+	repeat int // how often one measurement does it, without a pause; zero: once. Its time is the mean
 }
 
 // pause lets background work of one measurement end before the next begins.
@@ -34,6 +37,8 @@ type series struct {
 
 func (s series) p50() time.Duration { return percentile(s.times, 50) }
 func (s series) p99() time.Duration { return percentile(s.times, 99) }
+
+func (s series) medianMS() float64 { return float64(s.p50().Nanoseconds()) / 1e6 }
 
 func percentile(d []time.Duration, p int) time.Duration {
 	s := slices.Sorted(slices.Values(d))
@@ -81,12 +86,19 @@ func measure(ctx context.Context, budget time.Duration, contenders []contender) 
 
 // once takes one measurement, with its unmeasured preparation.
 func (c *contender) once(ctx context.Context) (time.Duration, error) {
-	start := time.Now()
-	out, err := c.do(ctx)
-	took := time.Since(start)
-	if err == nil && !bytes.Contains(out, []byte(c.want)) {
-		err = fmt.Errorf("%q is not in its output: %.2000s", c.want, out)
+	repeat := max(1, c.repeat)
+	var err error
+	if c.before != nil {
+		err = c.before(ctx)
 	}
+	start := time.Now()
+	for i := 0; i < repeat && err == nil; i++ {
+		var out []byte
+		if out, err = c.do(ctx); err == nil && !bytes.Contains(out, []byte(c.want)) {
+			err = fmt.Errorf("%q is not in its output: %.2000s", c.want, out)
+		}
+	}
+	took := time.Since(start) / time.Duration(repeat)
 	if err == nil && c.after != nil {
 		err = c.after(ctx)
 	}

@@ -4,10 +4,38 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
+
+// TestRepeat checks that a measurement of repeated work is the mean of it, and that preparation and
+// tidying happen once, outside of it.
+func TestRepeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var order strings.Builder
+		step := func(name string, takes time.Duration) func(context.Context) error {
+			return func(context.Context) error {
+				order.WriteString(name)
+				time.Sleep(takes)
+				return nil
+			}
+		}
+		work := step("x", 20*time.Millisecond)
+		c := contender{name: "a", repeat: 3, before: step("(", time.Hour), after: step(")", time.Hour), rest: 1,
+			do: func(ctx context.Context) ([]byte, error) { return nil, work(ctx) }}
+		took, err := c.once(t.Context())
+		if err != nil || took != 20*time.Millisecond || order.String() != "(xxx)" {
+			t.Errorf("once = %v, %v, in the order %s", took, err, &order)
+		}
+		c.before = func(context.Context) error { return errors.New("no window") }
+		if _, err := c.once(t.Context()); err == nil || err.Error() != "a: no window" || order.String() != "(xxx)" {
+			t.Errorf("without preparation: %v, in the order %s", err, &order)
+		}
+	})
+}
 
 // TestTurns checks that contenders take turns, that rarer ones are spread over the rounds, and that
 // a wrong answer stops the measurement.

@@ -22,6 +22,15 @@ type use struct {
 	pss, agents          int64 // of all of them; of the agents alone
 	serverRSS, serverPSS int64
 	cpu                  float64 // processors in use, of the server and all below it
+	hidden               bool    // memory is not known: the kernel shows it to root only
+}
+
+// memory formats an amount of memory.
+func (u use) memory(v float64) string {
+	if u.hidden {
+		return "not shown"
+	}
+	return mb(v)
 }
 
 // settled measures once the server's processes have stopped changing, when background work after a
@@ -67,9 +76,12 @@ func (s *server) use(ctx context.Context) (use, error) {
 	u.cpu = float64(processorTicks(append(pids, s.cmd.Process.Pid))-before) / ticksPerSecond / spell.Seconds()
 	for _, pid := range pids {
 		m, err := memoryOf(pid)
-		if gone(err) {
+		switch {
+		case gone(err):
 			continue
-		} else if err != nil {
+		case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+			u.hidden = true
+		case err != nil:
 			return u, err
 		}
 		u.processes++
@@ -87,8 +99,8 @@ func (s *server) use(ctx context.Context) (use, error) {
 // gone reports whether a process ended while it was inspected.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// descendants returns the processes below the server and those in a pid namespace of one of them.
-func (s *server) descendants() ([]int, error) {
+// parentsOf returns the parent of every process of the machine, without those that have ended.
+func parentsOf() (map[int]int, error) {
 	parent := map[int]int{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -111,6 +123,15 @@ func (s *server) descendants() ([]int, error) {
 		if state != "Z" {
 			parent[pid] = ppid
 		}
+	}
+	return parent, nil
+}
+
+// descendants returns the processes below the server and those in a pid namespace of one of them.
+func (s *server) descendants() ([]int, error) {
+	parent, err := parentsOf()
+	if err != nil {
+		return nil, err
 	}
 	spaces := map[string]bool{}
 	below := func(pid int) bool {
@@ -170,12 +191,13 @@ type memory struct {
 	agent    bool
 }
 
+// memoryOf inspects a process. If it is not permitted to, only the number of threads is known.
 func memoryOf(pid int) (memory, error) {
 	var m memory
 	dir := fmt.Sprintf("/proc/%d", pid)
-	rollup, err := os.ReadFile(dir + "/smaps_rollup")
-	if err != nil {
-		return m, fmt.Errorf("memory of %d: %w", pid, err)
+	rollup, hidden := os.ReadFile(dir + "/smaps_rollup")
+	if hidden != nil && !errors.Is(hidden, fs.ErrPermission) {
+		return m, fmt.Errorf("memory of %d: %w", pid, hidden)
 	}
 	status, err := os.ReadFile(dir + "/status")
 	if err != nil {
@@ -196,7 +218,62 @@ func memoryOf(pid int) (memory, error) {
 			m.threads = int(n)
 		}
 	}
-	return m, nil
+	return m, hidden
+}
+
+// pandasMemory measures the memory of sessions that have used pandas, and of notebooks with it.
+func (b *bench) pandasMemory(ctx context.Context) (*section, error) {
+	kinds, err := b.kinds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	open := b.scaled(20)
+	s := &section{Title: "Memory of sessions with pandas", Header: []string{"each of " + fmt.Sprint(open), "own memory", "processes", "threads"},
+		Notes: []string{"Memory of a *session*: idle after a run with pandas. Of a *notebook*: its interpreter holds pandas."}}
+	for _, k := range kinds {
+		for _, way := range []struct {
+			name string
+			run  func(ctx context.Context, session, language, code string) ([]byte, error)
+		}{{"session", k.server.run}, {"notebook", k.server.cell}} {
+			each, err := k.server.added(ctx, open, func(session string) error {
+				_, err := way.run(ctx, session, "python", groupBy)
+				return err
+			})
+			if err != nil {
+				return nil, err
+			}
+			n := float64(open)
+			s.row(way.name+" "+k.name, each.memory(float64(each.pss)/n), fmt.Sprintf("%.1f", float64(each.processes)/n), fmt.Sprintf("%.1f", float64(each.threads)/n))
+			if !each.hidden {
+				s.set("memory pandas "+way.name+" "+k.name, float64(each.pss)/n)
+			}
+		}
+	}
+	return s, nil
+}
+
+// added returns what new sessions use together, each opened by a run. It closes them.
+func (s *server) added(ctx context.Context, sessions int, open func(session string) error) (use, error) {
+	before, err := s.settled(ctx)
+	if err != nil {
+		return use{}, err
+	}
+	for i := range sessions {
+		if err := open(fmt.Sprintf("memory-%d", i)); err != nil {
+			return use{}, err
+		}
+	}
+	after, err := s.settled(ctx)
+	if err != nil {
+		return use{}, err
+	}
+	for i := range sessions {
+		if err := s.closeSession(ctx, fmt.Sprintf("memory-%d", i)); err != nil {
+			return use{}, err
+		}
+	}
+	return use{processes: after.processes - before.processes, threads: after.threads - before.threads, pss: after.pss - before.pss,
+		hidden: before.hidden || after.hidden}, nil
 }
 
 // room returns an error if the machine cannot hold that many more threads, each of which takes a

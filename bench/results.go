@@ -30,6 +30,11 @@ type section struct {
 
 func (s *section) row(cells ...string) { s.Rows = append(s.Rows, cells) }
 
+// leaveOut notes why something is not in the section.
+func (s *section) leaveOut(what string, why error) {
+	s.Notes = append(s.Notes, fmt.Sprintf("%s was left out: %v", what, why))
+}
+
 func (s *section) set(name string, value float64) {
 	if s.Values == nil {
 		s.Values = map[string]float64{}
@@ -93,7 +98,7 @@ func (s shelf) get(part, build string) (*section, error) {
 
 func (s shelf) clear() error { return os.RemoveAll(s.dir) }
 
-// render writes all sections and the state of the goals as Markdown.
+// render writes the state of the goals and all sections as Markdown.
 func render(machine []string, sections []*section) string {
 	var b strings.Builder
 	b.WriteString("# Results of `make bench`\n\n")
@@ -106,13 +111,23 @@ func render(machine []string, sections []*section) string {
 	}
 	fmt.Fprintf(&b, "- measured in %.0f minutes\n", took.Minutes())
 	b.WriteString(`
-All through HTTP, on the built server. In each part the contenders take turns, round by round, so a slow moment of the machine hits all of them: compare ratios, not times.
+All on the built server, through HTTP except for stdio. In each part the contenders take turns, round by round, so a slow moment of the machine hits all of them: compare ratios, not times.
+**root** is a server that root runs, **ordinary** one of a user without rights that has subordinate ids, **docker** one of root's on the docker backend.
+
+## Goals
+
+` + goalsTable(valuesOf(sections)) + `
+## Measurements
+
 The last columns are the ratio of the medians to the same code by plain processes, under a bare bubblewrap, and by docker's commands (no network, no capabilities, read-only, 512 MB).
 **warm** is a fresh process in a session that has a sandbox; **persistent** a cell of an interpreter that lives on; **new session** the first run of a session, isolated from all others.
 p99 of fewer than 100 measurements is nearly the worst of them.
 `)
 	var header []string
 	for _, s := range sections {
+		if len(s.Rows) == 0 {
+			continue
+		}
 		if !slices.Equal(s.Header, header) {
 			header = s.Header
 			b.WriteString("\n| " + strings.Join(header, " | ") + " |\n|" + strings.Repeat("---|", len(header)) + "\n")
@@ -132,6 +147,5 @@ p99 of fewer than 100 measurements is nearly the worst of them.
 			}
 		}
 	}
-	b.WriteString("\n## Goals\n\n" + goalsTable(sections))
 	return b.String()
 }

@@ -33,14 +33,11 @@ type server struct {
 // stopTimeout is the time that a server has to end a thousand sandboxes.
 const stopTimeout = 90 * time.Second
 
-// startServer starts the built server and waits until it is ready. The server inherits settings
-// from this process's environment.
-func (b *bench) startServer(ctx context.Context, name string, settings ...string) (*server, error) {
-	root := filepath.Join(b.dir, name)
-	if err := os.MkdirAll(root, 0o755); err != nil {
-		return nil, err
-	}
-	if err := os.Symlink(b.runners, filepath.Join(root, "runners")); err != nil {
+// startServer starts the built server as the kind's user and waits until it is ready. The server
+// inherits settings from this process's environment. It ends with the bench at the latest.
+func (b *bench) startServer(ctx context.Context, k kind, name string, settings ...string) (*server, error) {
+	root, err := b.serverRoot(k, name)
+	if err != nil {
 		return nil, err
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -59,14 +56,15 @@ func (b *bench) startServer(ctx context.Context, name string, settings ...string
 	}
 	defer log.Close()
 	s.cmd = exec.Command(b.binary, "serve")
-	s.cmd.Env = append(os.Environ(), "SANDBOX_ROOT="+root, "MCP_HTTP_ADDR="+addr, "MCP_API_TOKEN="+s.token, "PUBLIC_BASE_URL="+s.url,
+	s.cmd.Env = append(k.user.environ(), "SANDBOX_BACKEND=jail", "SANDBOX_ROOT="+root, "MCP_HTTP_ADDR="+addr, "MCP_API_TOKEN="+s.token, "PUBLIC_BASE_URL="+s.url,
 		"SANDBOX_MAX_SESSIONS=2000", "SANDBOX_SESSION_TTL_M=60m", "SANDBOX_LOG_LEVEL=WARN")
 	s.cmd.Env = append(s.cmd.Env, settings...)
 	s.cmd.Stderr = log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true} // an interrupt is ours to pass on
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
+	if err := k.user.start(s.cmd); err != nil {
+		return nil, fmt.Errorf("the %s server: %w", name, err)
 	}
+	b.started = append(b.started, s)
 	go func() {
 		_ = s.cmd.Wait()
 		close(s.done)
@@ -74,9 +72,18 @@ func (b *bench) startServer(ctx context.Context, name string, settings ...string
 	if err := s.awaitReady(ctx); err != nil {
 		s.stop()
 		text, _ := os.ReadFile(s.log)
-		return nil, fmt.Errorf("the server on %s: %w\n%s", name, err, text)
+		return nil, fmt.Errorf("the %s server: %w\n%s", name, err, text)
 	}
 	return s, nil
+}
+
+// serverRoot makes the data directory of a server, with the prepared language environments.
+func (b *bench) serverRoot(k kind, name string) (string, error) {
+	root := filepath.Join(b.dir, k.name+"-"+name)
+	if err := k.user.makeDir(root); err != nil {
+		return "", err
+	}
+	return root, os.Symlink(b.runners, filepath.Join(root, "runners"))
 }
 
 func (s *server) awaitReady(ctx context.Context) error {
