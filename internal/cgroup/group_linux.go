@@ -28,6 +28,8 @@ const (
 type Group struct {
 	dirs map[string]string // by controller; version 2 has one directory for all
 	home map[string]string // version 1: the groups to which the starting thread returns
+
+	memoryBytes int64 // its limit; zero: none
 }
 
 func (g *Group) isV2() bool { return g.home == nil }
@@ -39,6 +41,7 @@ func (g *Group) write(controller, name string, value any) error {
 }
 
 func (g *Group) limit(l sandbox.Limits) error {
+	g.memoryBytes = l.MemoryBytes
 	var errs []error
 	set := func(controller, name string, value any) {
 		errs = append(errs, g.write(controller, name, value))
@@ -249,9 +252,9 @@ func killProcesses(dir string, except int) {
 
 // readNumber reads a file that holds one number.
 func readNumber(path string) (uint64, error) {
-	text, err := os.ReadFile(path)
+	text, err := proc.ReadSmall(path, make([]byte, 64))
 	if err != nil {
 		return 0, err
 	}
-	return strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return strconv.ParseUint(string(bytes.TrimSpace(text)), 10, 64)
 }

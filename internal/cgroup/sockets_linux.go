@@ -41,7 +41,7 @@ func (h *Hierarchy) killSocketHogs() {
 	}
 	groups, _ := filepath.Glob(filepath.Join(home, h.prefix+"*"))
 	for _, dir := range groups {
-		if exceedsMemory(dir, tcpUsage) {
+		if exceedsMemory(dir) {
 			killGroup(dir)
 		}
 	}
@@ -49,12 +49,16 @@ func (h *Hierarchy) killSocketHogs() {
 
 // SocketsExceeded reports whether the group's sockets have ever held more than its memory limit.
 func (g *Group) SocketsExceeded() bool {
-	return g != nil && !g.isV2() && exceedsMemory(g.dirs["memory"], tcpMaxUsage)
+	if g == nil || g.isV2() || g.memoryBytes <= 0 {
+		return false
+	}
+	n, err := readNumber(g.file("memory", tcpMaxUsage))
+	return err == nil && n > uint64(g.memoryBytes)
 }
 
-// exceedsMemory reports whether a counter is above the memory limit of a version 1 group.
-func exceedsMemory(dir, counter string) bool {
+// exceedsMemory reports whether the sockets of a version 1 group hold more than its memory limit.
+func exceedsMemory(dir string) bool {
 	limit, limitErr := readNumber(filepath.Join(dir, "memory.limit_in_bytes"))
-	n, err := readNumber(filepath.Join(dir, counter))
+	n, err := readNumber(filepath.Join(dir, tcpUsage))
 	return limitErr == nil && err == nil && n > limit
 }

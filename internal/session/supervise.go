@@ -135,7 +135,7 @@ func (s *Session) supervise(
 	}
 	run := &supervised{sb: sb, interrupt: req.Persistent}
 	counted := sb.usage()
-	defer sb.weight.Begin(func() { run.stop(sandbox.CausePIDsLimit) })()
+	defer sb.weight.Begin(counted, func() { run.stop(sandbox.CausePIDsLimit) })()
 	defer context.AfterFunc(ctx, func() { run.stop(sandbox.CauseCancelled) })()
 	if req.Timeout > 0 {
 		defer time.AfterFunc(req.Timeout, func() { run.stop(sandbox.CauseTimeout) }).Stop()

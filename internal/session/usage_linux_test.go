@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"mcp-code-sandbox/internal/session"
@@ -64,6 +65,35 @@ func TestUsageAfterTheSandbox(t *testing.T) {
 			if st.Bytes+st.ClosedBytes < 1<<20 || st.Bytes+st.ClosedBytes > 2<<20 || st.Sessions != 1 || how == "closed" && st.Bytes > 1<<19 {
 				t.Errorf("after the run: %+v", st)
 			}
+		})
+	}
+}
+
+// TestQuietRunsAreMeasuredRarely: a run is measured once a second, and more often only while the
+// disk loses space or the workspace exceeds its quota.
+func TestQuietRunsAreMeasuredRarely(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		quota     workspace.Usage
+		lasts     time.Duration
+		min, most int64
+	}{
+		{"short", workspace.Usage{Bytes: 1 << 40}, 900 * time.Millisecond, 0, 0},
+		{"long", workspace.Usage{Bytes: 1 << 40}, 10*time.Second + time.Millisecond, 7, 10},
+		{"full", workspace.Usage{Bytes: 1}, 900 * time.Millisecond, 3, 9},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+					time.Sleep(tt.lasts)
+					if n := p.Sandbox.Measured.Load(); n < tt.min || n > tt.most {
+						t.Errorf("measured %d times in %v", n, tt.lasts)
+					}
+					return wire.Exit{}
+				}}
+				m := newManager(t, b, func(c *session.Config) { c.Quota = tt.quota })
+				run(t, m, "a", "x")
+			})
 		})
 	}
 }

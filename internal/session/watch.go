@@ -17,6 +17,7 @@ const (
 	fullWalk  = 10 * time.Millisecond  // the same in a full workspace, or if the disk is nearly short
 	cleanTime = 5 * time.Second        // how long a run may take to shrink a full workspace
 	minWalk   = 250 * time.Millisecond // between two walks
+	quietWalk = time.Second            // the same while the disk seems to lose nothing
 	walkShare = 10                     // walks take at most 1/walkShare of the time
 
 	// heldTimeout is how long an agent may take to count the open files of its runs.
@@ -25,11 +26,11 @@ const (
 	// times the reserve.
 	nearPoll    = 25 * time.Millisecond
 	nearReserve = 3
-	// idlePoll is the interval of reading the free disk space while interpreters are idle. Their
-	// sessions are measured after it has lost idleBytes or idleFiles.
-	idlePoll  = time.Second
-	idleBytes = 64 << 20
-	idleFiles = 10_000
+	// idlePoll is the interval of reading the free disk space while interpreters are idle.
+	idlePoll = time.Second
+	// The disk has lost much after lostBytes or lostFiles, or a quarter of a limit.
+	lostBytes = 64 << 20
+	lostFiles = 10_000
 )
 
 // diskWatch watches what a session writes during one run. See docs/sharing.md.
@@ -40,6 +41,7 @@ type diskWatch struct {
 	was     workspace.Usage // what it held at the start, but at least limit
 	base    workspace.Usage // its charged usage at the start
 	free    int64           // free bytes of the disk at the start
+	walked  workspace.Disk  // the disk at the last walk, or at the start
 	began   time.Time
 	reserve workspace.Usage
 	over    func() // called once when a limit is exceeded
@@ -78,6 +80,7 @@ func (s *Session) watchDisk(over func()) *diskWatch {
 	}
 	disk, _ := s.ws.Disk()
 	w.over, w.free, w.reserve, w.done = over, disk.FreeBytes, s.reserve(), make(chan struct{})
+	w.walked = disk
 	var ctx context.Context
 	ctx, w.cancel = context.WithCancel(context.Background())
 	guard := &s.m.disk
@@ -117,24 +120,30 @@ func (w *diskWatch) stop() {
 	}
 }
 
+// watch reads the free disk often, and walks when it may have lost something. Walks cost more: on a
+// busy machine, where every run takes long, they would be most of the server's work.
 func (w *diskWatch) watch(ctx context.Context) {
-	var next time.Time // of the walks, which cost more than reading the free disk
+	var next time.Time // no walk before it
+	quiet := w.began.Add(quietWalk)
 	for {
-		pause := minWalk
-		if disk, err := w.s.ws.Disk(); err == nil {
+		pause, urgent := minWalk, w.full
+		disk, err := w.s.ws.Disk()
+		if err == nil {
 			if sh := storage.ShortageOf(disk, w.reserve); sh != storage.None {
 				w.s.m.stopWriter(ctx, sh, disk)
 			}
 			if w.isNear(disk) {
-				pause = nearPoll
+				pause, urgent = nearPoll, true
 			}
 		}
-		if now := time.Now(); !now.Before(next) {
+		urgent = urgent || err != nil || w.s.m.hasLost(w.walked, disk)
+		if now := time.Now(); !now.Before(next) && (urgent || !now.Before(quiet)) {
 			if w.isOver(ctx, now) {
 				w.over()
 				return
 			}
 			next = now.Add((1 + walkShare) * time.Since(now))
+			w.walked, quiet = disk, now.Add(quietWalk)
 		}
 		select {
 		case <-ctx.Done():
@@ -142,6 +151,20 @@ func (w *diskWatch) watch(ctx context.Context) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// hasLost reports whether the disk has lost so much that a session may have exceeded a limit.
+func (m *Manager) hasLost(before, now workspace.Disk) bool {
+	bytes, files := int64(lostBytes), int64(lostFiles)
+	for _, limit := range []workspace.Usage{m.cfg.Quota, {Bytes: m.cfg.CallerBytes, Files: m.cfg.CallerFiles}} {
+		if limit.Bytes > 0 {
+			bytes = min(bytes, limit.Bytes/4)
+		}
+		if limit.Files > 0 {
+			files = min(files, int64(limit.Files)/4)
+		}
+	}
+	return before.FreeBytes-now.FreeBytes >= bytes || before.FreeFiles-now.FreeFiles >= files
 }
 
 // isNear reports whether the disk is nearly short.
@@ -286,13 +309,6 @@ func (sb *sessionSandbox) held(ctx context.Context) (sandbox.Held, error) {
 func (m *Manager) idleLoop() {
 	tick := time.NewTicker(idlePoll)
 	defer tick.Stop()
-	bytes, files := int64(idleBytes), int64(idleFiles)
-	if q := m.cfg.Quota.Bytes; q > 0 {
-		bytes = min(bytes, q/4)
-	}
-	if q := m.cfg.Quota.Files; q > 0 {
-		files = min(files, int64(q)/4)
-	}
 	var last workspace.Disk
 	var next time.Time
 	for {
@@ -309,8 +325,7 @@ func (m *Manager) idleLoop() {
 		disk, err := sessions[0].ws.Disk()
 		last.FreeBytes = max(last.FreeBytes, disk.FreeBytes)
 		last.FreeFiles = max(last.FreeFiles, disk.FreeFiles)
-		filled := last.FreeBytes-disk.FreeBytes >= bytes || last.FreeFiles-disk.FreeFiles >= files
-		if began := time.Now(); err == nil && filled && began.After(next) {
+		if began := time.Now(); err == nil && m.hasLost(last, disk) && began.After(next) {
 			for _, s := range sessions {
 				m.checkIdle(s, disk)
 			}

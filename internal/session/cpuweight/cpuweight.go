@@ -85,10 +85,10 @@ func (c *Callers) Weigh(caller string, sb sandbox.Sandbox, usage func() sandbox.
 	return &Weight{callers: c, caller: caller, sandbox: w, usage: usage, runs: map[*func()]struct{}{}}
 }
 
-// Begin weighs the sandbox for one more run until done is called. It calls stop, without waiting
-// for it, if the runs are a fork bomb. Only the first of overlapping runs restores the full weight,
-// so that code cannot keep it by asking for runs.
-func (w *Weight) Begin(stop func()) (done func()) {
+// Begin weighs the sandbox, which has the counters now, for one more run until done is called. It
+// calls stop, without waiting for it, if the runs are a fork bomb. Only the first of overlapping
+// runs restores the full weight, so that code cannot keep it by asking for runs.
+func (w *Weight) Begin(now sandbox.Usage, stop func()) (done func()) {
 	if w == nil {
 		return func() {}
 	}
@@ -99,7 +99,7 @@ func (w *Weight) Begin(stop func()) (done func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.runs[&stop] = struct{}{}; len(w.runs) == 1 {
-		w.began, w.base, w.before = time.Now(), used, w.usage()
+		w.began, w.base, w.before = time.Now(), used, now
 		w.bomb, w.ending, w.done = false, false, make(chan struct{})
 		w.callers.add(w.caller, 1)
 		w.setLocked(w.callers.share(w.caller))

@@ -117,6 +117,7 @@ type Sandbox struct {
 	OOMKills, PIDsRefused atomic.Uint64
 	PIDs, Forks           atomic.Int64 // all processes, and those that fork
 	HeldBytes             atomic.Int64 // size of deleted files that are open
+	Measured              atomic.Int64 // how often the server has asked for HeldBytes
 	CPU                   atomic.Int64 // nanoseconds
 
 	weight atomic.Value // float64
@@ -245,6 +246,7 @@ func (s *Sandbox) run(stream *wire.Stream, f wire.Frame) {
 		}
 	}()
 	if f.Run.Held {
+		s.Measured.Add(1)
 		_ = stream.Send(ctx, wire.Frame{Type: wire.TypeExit, Exit: &wire.Exit{HeldBytes: s.HeldBytes.Load()}})
 		return
 	}
