@@ -9,7 +9,6 @@ import (
 	"mcp-code-sandbox/internal/backend/jail"
 	"mcp-code-sandbox/internal/backend/wrapper"
 	"mcp-code-sandbox/internal/sandbox"
-	"mcp-code-sandbox/internal/workspace"
 )
 
 // openJail opens the jail.
@@ -25,8 +24,7 @@ func openJail(_ context.Context, c backendConfig) (opened, error) {
 	if err != nil {
 		return opened{}, err
 	}
-	uid, gid := jail.Owner()
-	return opened{driver: b, owner: workspace.Owner{UID: uid, GID: gid}}, nil
+	return opened{driver: b, owner: b.WorkspaceOwner()}, nil
 }
 
 // newWrappers opens the backend of environments that isolate themselves. It confines them in the

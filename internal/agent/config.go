@@ -18,6 +18,8 @@ type Config struct {
 	// Zygotes announces zygotes that come from outside. They speak on ZygoteFD and the descriptors
 	// after it.
 	Zygotes []Adopted `json:"zygotes,omitempty"`
+	// Close is a descriptor that only bubblewrap needed; zero if there is none.
+	Close int `json:"close,omitempty"`
 	// Expect says that the backend attaches the workspace later, on WorkspaceFD.
 	Expect *Expected `json:"expect,omitempty"`
 }

@@ -36,6 +36,9 @@ func Main(configJSON, version string) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Close > ConnFD {
+		_ = unix.Close(cfg.Close)
+	}
 	if err := becomeProcess1(); err != nil {
 		return err
 	}
@@ -129,8 +132,8 @@ func forbidUserNamespaces() error {
 	return nil
 }
 
-// limitInotify leaves inotify instances to other sandboxes: the host limits them per uid, and
-// sandboxes share one. Kernels without the setting have no such limit.
+// limitInotify leaves inotify instances to other sandboxes: the host limits them per owner of user
+// namespaces, and sandboxes share one. Kernels without the setting have no such limit.
 func limitInotify() {
 	_ = os.WriteFile("/proc/sys/user/max_inotify_instances", []byte("16"), 0)
 }

@@ -224,7 +224,7 @@ func BenchmarkScan(b *testing.B) {
 				}
 			}
 		}
-		w, err := Open(root, Owner{-1, -1})
+		w, err := Open(root, Owner{UID: -1, GID: -1})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -29,6 +29,14 @@ func (o Owner) owns(fi fs.FileInfo) bool {
 	return ok && int(st.Uid) == o.UID && int(st.Gid) == o.GID
 }
 
+// of returns the owner of the workspace in a directory.
+func (o Owner) of(dir fs.FileInfo) Owner {
+	if st, ok := dir.Sys().(*syscall.Stat_t); ok && o.First <= int(st.Uid) && int(st.Uid) < o.End {
+		return Owner{UID: int(st.Uid), GID: int(st.Gid)}
+	}
+	return o
+}
+
 // Disk returns the file system that holds the workspace. Only its free space reveals files that are
 // deleted but open: no walk finds them.
 func (w *Workspace) Disk() (Disk, error) {

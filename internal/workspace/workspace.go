@@ -32,9 +32,11 @@ type File struct {
 }
 
 // Owner owns the files and directories that the server makes. The zero value is root; a negative id
-// leaves the owner as it is.
+// leaves the owner as it is. If a workspace's directory belongs to an id from First to before End,
+// that is its owner: a backend has given it to a sandbox.
 type Owner struct {
-	UID, GID int
+	UID, GID   int
+	First, End int
 }
 
 func (o Owner) chown(f *os.File) error {
@@ -94,7 +96,20 @@ func (w *Workspace) Adopt(ctx context.Context) error {
 // Owned reports whether the workspace's directory belongs to its owner.
 func (w *Workspace) Owned() (bool, error) {
 	fi, err := w.self.Stat()
-	return err == nil && (w.owner.UID < 0 && w.owner.GID < 0 || w.owner.owns(fi)), err
+	if err != nil {
+		return false, err
+	}
+	owner := w.owner.of(fi)
+	return owner.UID < 0 && owner.GID < 0 || owner.owns(fi), nil
+}
+
+// give gives a file that the server has made to the owner.
+func (w *Workspace) give(f *os.File) error {
+	fi, err := w.self.Stat()
+	if err != nil {
+		return err
+	}
+	return w.owner.of(fi).chown(f)
 }
 
 // Writes returns how many calls of Write and Remove have ended. A Scan that begins afterwards sees

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-var asIs = Owner{-1, -1}
+var asIs = Owner{UID: -1, GID: -1}
 
 // open returns a workspace and its directory.
 func open(t *testing.T) (*Workspace, string) {

@@ -70,7 +70,7 @@ func (w *Workspace) Write(name string, r io.Reader, opt WriteOptions) (_ File, e
 	case size > limit:
 		return File{}, full(opt.Quota)
 	}
-	if err := w.owner.chown(f); err != nil {
+	if err := w.give(f); err != nil {
 		return File{}, err
 	}
 	fi, err := f.Stat()
@@ -192,7 +192,7 @@ func (w *Workspace) own(dir *os.Root) error {
 		return err
 	}
 	defer f.Close()
-	return w.owner.chown(f)
+	return w.give(f)
 }
 
 // commit moves the finished file to its name.

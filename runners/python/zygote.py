@@ -36,6 +36,7 @@ MADV_COLLAPSE, LARGE = 25, 2 << 20
 SYS_LANDLOCK_RESTRICT_SELF = 446
 CLONE, CLONE_PARENT = {"x86_64": 56, "aarch64": 220}, 0x8000
 INIT_FDS = 6  # of a run-init
+SANDBOX_UID = 1000  # in a sandbox's user namespace
 HIGH = 64  # descriptors from here on collide with no other
 
 known = {}  # the modules that the zygote has imported
@@ -170,11 +171,13 @@ def move(fds):
     if os.read(gate, 1) != b"1":  # the server has moved this process into the sandbox's cgroup
         os._exit(1)
     setns(user)
+    os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
+    os.setresuid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
+    prctl(PR_SET_DUMPABLE, 0)  # before any process of the sandbox can see this one
     for namespace in others:
         setns(namespace)
     if os.fork():
         os._exit(0)
-    prctl(PR_SET_DUMPABLE, 0)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()

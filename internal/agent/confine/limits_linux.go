@@ -24,9 +24,9 @@ var earlyLimits = []Limit{
 	{"RLIMIT_MSGQUEUE", unix.RLIMIT_MSGQUEUE, 0},
 }
 
-// OpenFiles also limits the descriptors in flight over sockets, which the kernel counts per uid,
-// that is for all sandboxes together. Run-init sets it only after it has sent its own descriptors,
-// so that the descriptors another run has in flight cannot make it fail.
+// OpenFiles also limits the descriptors in flight over sockets, which the kernel counts per uid.
+// Run-init sets it only after it has sent its own descriptors, so that the descriptors another run
+// has in flight cannot make it fail.
 var OpenFiles = Limit{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 4096}
 
 // FixedLimits are earlyLimits and OpenFiles.

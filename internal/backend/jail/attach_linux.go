@@ -23,7 +23,7 @@ func (b *Backend) Prepare(ctx context.Context, spec sandbox.Spec) (sandbox.Prepa
 	if os.Geteuid() != 0 {
 		return nil, errors.ErrUnsupported
 	}
-	tree, err := b.cloneTree(b.files) // any directory will do for a test
+	tree, err := b.cloneTree(b.files, nil) // any directory will do for a test
 	for _, temporary := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, temporary) {
 			return nil, fmt.Errorf("prepare a sandbox: %w", err)
@@ -45,7 +45,11 @@ func (s *jailed) Attach(ctx context.Context, workspace string) error {
 	if s.attach == nil {
 		return errors.New("attach a workspace: the sandbox was started with one")
 	}
-	tree, err := s.backend.cloneTree(workspace)
+	mapping, err := s.hold(ctx, workspace)
+	if err != nil {
+		return fmt.Errorf("attach a workspace: %w", err)
+	}
+	tree, err := s.backend.cloneTree(workspace, mapping)
 	if err != nil {
 		return fmt.Errorf("attach a workspace: %w", err)
 	}
@@ -67,6 +71,19 @@ func (s *jailed) Attach(ctx context.Context, workspace string) error {
 	return nil
 }
 
+// hold makes the workspace belong to the sandbox until that ends.
+func (s *jailed) hold(ctx context.Context, workspace string) (mapping *os.File, err error) {
+	mapping, at, err := s.backend.places.hold(ctx, workspace, s.identity)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		s.backend.places.release(at)
+		return nil, errors.New("the sandbox has ended")
+	}
+	s.place = at
+	return mapping, err
+}
+
 // sendTree sends the mount to the agent and returns its answer.
 func (s *jailed) sendTree(tree *os.File) (answer string, err error) {
 	if err := proc.SendFiles(s.attach, "\x00", tree); err != nil {
@@ -79,17 +96,18 @@ func (s *jailed) sendTree(tree *os.File) (answer string, err error) {
 
 // cloneTree clones on the launcher's thread: a server in an outer namespace may only clone the
 // mounts of its launcher.
-func (b *Backend) cloneTree(dir string) (tree *os.File, err error) {
+func (b *Backend) cloneTree(dir string, mapping *os.File) (tree *os.File, err error) {
 	err = b.launch.Do(func() error {
-		tree, err = cloneTree(b.launch.uncovered(dir))
+		tree, err = cloneTree(b.launch.uncovered(dir), mapping)
 		return err
 	})
 	return tree, err
 }
 
 // cloneTree makes a mount of a directory and everything mounted below it that is in no namespace.
-// It is private and has the flags that bubblewrap gives a bind mount.
-func cloneTree(dir string) (*os.File, error) {
+// It is private and has the flags that bubblewrap gives a bind mount. If mapping is not nil, the
+// mount shows the ids that this user namespace maps those on disk to.
+func cloneTree(dir string, mapping *os.File) (*os.File, error) {
 	place, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: dir, Err: err}
@@ -101,6 +119,10 @@ func cloneTree(dir string) (*os.File, error) {
 	}
 	tree := os.NewFile(uintptr(fd), dir)
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
+	if mapping != nil {
+		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
+		attr.Userns_fd = uint64(mapping.Fd())
+	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
 		_ = tree.Close()
 		return nil, &os.PathError{Op: "mount_setattr", Path: dir, Err: err}

@@ -29,10 +29,11 @@ type bubblewrap struct {
 	pid   int           // of the child
 }
 
-// startBubblewrap starts bwrap in the group. It must run on the launcher's thread. conn becomes the
-// child's descriptor 3, files those from 6 on. env must not be nil.
+// startBubblewrap starts bwrap in the group with the identity, or as the server's own user if that
+// is nil. It must run on the launcher's thread. conn becomes the child's descriptor 3, files those
+// from 6 on; the one after them is the identity's namespace. env must not be nil.
 func (b *Backend) startBubblewrap(
-	args, env []string, credential *syscall.Credential, group *cgroup.Group, conn *os.File, files ...*os.File,
+	args, env []string, as *identity, group *cgroup.Group, conn *os.File, files ...*os.File,
 ) (*bubblewrap, error) {
 	info, infoW, err := os.Pipe()
 	if err != nil {
@@ -40,7 +41,8 @@ func (b *Backend) startBubblewrap(
 	}
 	defer infoW.Close()
 	p := &bubblewrap{known: make(chan struct{})}
-	p.cmd = exec.Command(b.bwrap, append([]string{"--info-fd", "4"}, args...)...)
+	argv := as.command(sandboxInside, 6+len(files), append([]string{b.bwrap, "--info-fd", "4"}, args...)...)
+	p.cmd = exec.Command(argv[0], argv[1:]...)
 	p.cmd.Dir = "/"
 	p.cmd.Env = env
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
@@ -49,7 +51,11 @@ func (b *Backend) startBubblewrap(
 	// death signal, and holds both ends of its info pipe: it can write although the server has
 	// died.
 	p.cmd.ExtraFiles = append([]*os.File{conn, infoW, info}, files...)
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if as != nil {
+		p.cmd.SysProcAttr.Credential = b.ids.credential()
+		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, as.ns)
+	}
 	if err := group.Start(p.cmd.SysProcAttr, p.cmd.Start); err != nil {
 		_ = info.Close()
 		if p.cmd.Process != nil { // it has started, but the thread could not leave the group

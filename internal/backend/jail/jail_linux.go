@@ -12,19 +12,13 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"mcp-code-sandbox/internal/cgroup"
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
-	"mcp-code-sandbox/internal/userns"
+	"mcp-code-sandbox/internal/workspace"
 )
-
-// SandboxUID is the uid and gid of sandboxes outside of them, if the server is root, be it of an
-// outer namespace with subordinate ids. Distributions leave its range unused, so it belongs to no
-// account.
-const SandboxUID = 61000
 
 // Config of a Backend.
 type Config struct {
@@ -49,8 +43,9 @@ type Backend struct {
 	cfg     Config
 	log     *slog.Logger
 	bwrap   string // path of the program
-	uid     int    // of the sandboxes, outside; the server's own if it has no other
 	files   string // directory of the files that sandboxes mount
+	ids     *identities
+	places  places
 	launch  *launcher
 	cgroups *cgroup.Hierarchy
 	zygotes *sharedZygotes
@@ -68,15 +63,6 @@ var (
 	_ sandbox.Preparer = (*Backend)(nil)
 )
 
-// Owner returns the uid and gid, in the server's user namespace, that own the files that sandboxes
-// write.
-func Owner() (uid, gid int) {
-	if outer := userns.Current(); os.Geteuid() == 0 && (!outer.Inside || outer.HasRange) {
-		return SandboxUID, SandboxUID
-	}
-	return os.Geteuid(), os.Getegid()
-}
-
 // New prepares the backend. It starts no sandbox: Probe checks whether it can.
 func New(cfg Config) (*Backend, error) {
 	path, err := exec.LookPath("bwrap")
@@ -93,7 +79,8 @@ func New(cfg Config) (*Backend, error) {
 	if b.log == nil {
 		b.log = slog.New(slog.DiscardHandler)
 	}
-	b.uid, _ = Owner()
+	b.ids = newIdentities()
+	b.places = places{ids: b.ids, clone: b.cloneTree, held: map[placeKey]*place{}, maps: map[uint64]bool{}}
 	if err := b.writeFiles(); err != nil {
 		return nil, fmt.Errorf("prepare the jail: %w", err)
 	}
@@ -123,8 +110,15 @@ func (b *Backend) Close() {
 		close(b.done)
 		b.watching.Wait()
 		b.cgroups.Close()
+		b.ids.close()
 		_ = os.RemoveAll(b.files)
 	})
+}
+
+// WorkspaceOwner returns whom workspaces belong to on disk.
+func (b *Backend) WorkspaceOwner() workspace.Owner {
+	uid, gid := Owner()
+	return workspace.Owner{UID: uid, GID: gid, First: b.ids.ids.first, End: b.ids.ids.end}
 }
 
 // NewGroup makes a cgroup for processes that are not the jail's: those of environments that isolate
@@ -157,13 +151,4 @@ func (b *Backend) Reap(ctx context.Context, alive func(instance string) bool) er
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// credential makes a root server's children run as SandboxUID. It is nil if the server has no other
-// uid than its own.
-func (b *Backend) credential() *syscall.Credential {
-	if b.uid == os.Geteuid() {
-		return nil
-	}
-	return &syscall.Credential{Uid: uint32(b.uid), Gid: uint32(b.uid), Groups: []uint32{}}
 }

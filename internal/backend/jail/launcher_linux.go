@@ -67,9 +67,9 @@ func (l *launcher) makeStage() error {
 	return l.lendTun()
 }
 
-// lendTun lets slirp4netns, as SandboxUID, open /dev/net/tun where the host reserves it for root:
-// the thread sees a private node there. The device is harmless, since making an interface takes a
-// capability in the network namespace.
+// lendTun lets slirp4netns, as a network uid, open /dev/net/tun where the host reserves it for
+// root: the thread sees a private node there. The device is harmless, since making an interface
+// takes a capability in the network namespace.
 func (l *launcher) lendTun() error {
 	var st unix.Stat_t
 	if err := unix.Stat(tun, &st); err != nil || st.Mode&0o006 == 0o006 {
@@ -81,7 +81,7 @@ func (l *launcher) lendTun() error {
 		return nil
 	}
 	if err == nil {
-		err = os.Lchown(node, SandboxUID, SandboxUID)
+		err = os.Chmod(node, 0o666) // whatever the umask is
 	}
 	if err == nil {
 		err = unix.Mount(node, tun, "", unix.MS_BIND, "")
@@ -118,12 +118,27 @@ func (l *launcher) onStage(source string) (string, error) {
 	return path, nil
 }
 
-// lend is onStage for one start: takeBack ends it. It must run on the thread.
-func (l *launcher) lend(source, id string) (path string, err error) {
+// lend is onStage for one start: takeBack ends it. In the sandbox, the mapping's uid owns what the
+// owner uid owns on disk. It must run on the thread.
+func (l *launcher) lend(source, id string, mapping *os.File) (path string, err error) {
 	if l.covered == nil {
 		return source, nil
 	}
-	return lentPath(id), l.bind(source, lentPath(id))
+	if mapping == nil {
+		return lentPath(id), l.bind(source, lentPath(id))
+	}
+	tree, err := cloneTree(l.uncovered(source), mapping)
+	if err != nil {
+		return "", err
+	}
+	defer tree.Close()
+	if err := os.Mkdir(lentPath(id), 0o755); err != nil {
+		return "", err
+	}
+	if err := unix.MoveMount(int(tree.Fd()), "", unix.AT_FDCWD, lentPath(id), unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return "", &os.PathError{Op: "move_mount", Path: source, Err: err}
+	}
+	return lentPath(id), nil
 }
 
 // takeBack removes from the stage what was lent for a start.

@@ -24,7 +24,7 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 		groups.Detail += ", which cannot limit TCP buffers"
 		groups.Fix = "boot with cgroup version 2: systemd.unified_cgroup_hierarchy=1 on the kernel's command line"
 	}
-	checks = append(checks, groups)
+	checks = append(checks, groups, b.ids.check())
 	if checks[0].Status == sandbox.OK {
 		c := b.probeRun(ctx, "network", true)
 		if c.Status == sandbox.Fail {
@@ -41,8 +41,8 @@ func (b *Backend) probeRun(ctx context.Context, name string, network bool) sandb
 		Name: name, Dir: b.files, UID: -1, GID: -1, Spec: sandbox.Spec{Network: network},
 		Run: wire.Run{Argv: []string{"true"}},
 	}
-	if b.credential() != nil {
-		trial.UID, trial.GID = b.uid, b.uid
+	if b.ids.credential() != nil {
+		trial.UID, trial.GID = b.ids.owner, b.ids.owner
 	}
 	return probe.Start(ctx, b, trial)
 }

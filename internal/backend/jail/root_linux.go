@@ -109,7 +109,7 @@ var noCapabilities = []string{"--bounding-set", "-all", "--inh-caps", "-all", "-
 // unprivileged returns a command for a program that faces hostile bytes. Its uid takes away the
 // capabilities of a root server, unless the server has no other uid.
 func (b *Backend) unprivileged(path string, args ...string) *exec.Cmd {
-	if os.Geteuid() != 0 || b.credential() != nil {
+	if os.Geteuid() != 0 || b.ids.credential() != nil {
 		return exec.Command(path, args...)
 	}
 	return exec.Command("setpriv", slices.Concat(noCapabilities, []string{path}, args)...)
@@ -124,8 +124,8 @@ func (b *Backend) sharedZygoteArgs(spec sandbox.Spec, interpreter []string, sour
 		"--hostname", "sandbox", "--new-session", "--die-with-parent", "--cap-drop", "ALL", "--cap-add", "CAP_SETPCAP",
 	}
 	drop := append([]string{setpriv}, noCapabilities...)
-	if b.credential() != nil {
-		uid := fmt.Sprint(b.uid)
+	if b.ids.credential() != nil {
+		uid := fmt.Sprint(b.ids.owner)
 		args = append(args, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 		drop = append(drop, "--reuid", uid, "--regid", uid, "--clear-groups")
 	}

@@ -16,12 +16,14 @@ import (
 
 // jailed is a started sandbox.
 type jailed struct {
-	id      string
-	backend *Backend
-	proc    *bubblewrap
-	conn    *os.File // to the agent
-	attach  *os.File // to the agent, for its workspace; nil if the sandbox was started with one
-	group   *cgroup.Group
+	id       string
+	backend  *Backend
+	identity *identity
+	place    *place // set before the workspace is mounted; nil if it is mapped
+	proc     *bubblewrap
+	conn     *os.File // to the agent
+	attach   *os.File // to the agent, for its workspace; nil if the sandbox was started with one
+	group    *cgroup.Group
 
 	mu     sync.Mutex
 	net    *userNet
@@ -82,6 +84,7 @@ func (s *jailed) wait() {
 	used, _ := s.group.Usage()
 	hog := s.group.SocketsExceeded() // Close may have been called after WatchSockets killed it
 	s.group.Remove()
+	s.release()
 	switch {
 	case hog:
 		s.exit.Cause = sandbox.CauseOutOfMemory

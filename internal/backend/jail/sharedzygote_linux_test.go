@@ -488,17 +488,17 @@ func TestZygoteFromOutside(t *testing.T) {
 			t.Errorf("descriptor %d is %s", n, to)
 		}
 	}
-	uid, _ := jail.Owner()
 	caps := fmt.Sprintf("%016x", 1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SYS_CHROOT) // of the sandbox's user namespace
 	for name, want := range map[string]string{
 		"CapEff": caps, "CapPrm": caps, "CapInh": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "CapAmb": strings.Repeat("0", 16),
-		"NoNewPrivs": "1", "Threads": "1", "Groups": "", "Uid": strings.TrimSpace(strings.Repeat(fmt.Sprintf("%d\t", uid), 4)),
+		"NoNewPrivs": "1", "Threads": "1", "Groups": "", "Uid": status(agent, "Uid"), "Gid": status(agent, "Gid"),
 	} {
 		if got := status("/proc/"+zygote, name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	for name, want := range map[string]string{"CapEff": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "NoNewPrivs": "1"} {
+	for name, want := range map[string]string{"CapEff": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "NoNewPrivs": "1",
+		"Uid": strings.TrimSpace(strings.Repeat(fmt.Sprintf("%d\t", jail.OwnerUID), 4))} {
 		if got := status(fmt.Sprintf("/proc/%d", shared), name); got != want {
 			t.Errorf("the shared zygote's %s: %q, want %q", name, got, want)
 		}

@@ -58,15 +58,21 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (_ *jailed, err 
 		return nil, err
 	}
 	s := &jailed{id: spec.ID, backend: b, ended: make(chan struct{})}
+	mapping, err := s.identify(ctx, spec.Workspace)
+	if err != nil {
+		return nil, &sandbox.Error{Op: "give the sandbox a uid", Err: err, Fix: seeDoctor}
+	}
 	if s.group, err = b.cgroups.Create(spec.ID, spec.Limits); err != nil {
+		s.release()
 		return nil, &sandbox.Error{Op: "make a cgroup", Err: err, Fix: seeDoctor}
 	}
 	if spec.Workspace != "" {
 		defer b.launch.takeBack(spec.ID)
 	}
-	links, err := s.spawn(spec, config, len(zygotes))
+	links, err := s.spawn(spec, mapping, config, len(zygotes))
 	if err != nil {
 		s.group.Remove()
+		s.release()
 		return nil, &sandbox.Error{Op: "start bubblewrap", Err: err, Fix: seeDoctor}
 	}
 	go s.wait() // from here on, the sandbox's end cleans up
@@ -87,9 +93,36 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (_ *jailed, err 
 	return nil, s.explain(ctx, err)
 }
 
+// identify gives a new sandbox its identity. A sandbox that gets its workspace later takes any.
+func (s *jailed) identify(ctx context.Context, workspace string) (mapping *os.File, err error) {
+	places := &s.backend.places
+	for {
+		if s.identity, err = places.choose(workspace); err != nil || workspace == "" {
+			return nil, err
+		}
+		mapping, s.place, err = places.hold(ctx, workspace, s.identity)
+		if err == nil {
+			return mapping, nil
+		}
+		s.release()
+		if err != errTaken { // otherwise another sandbox was faster; this one takes its identity
+			return nil, err
+		}
+	}
+}
+
+// release gives up the sandbox's identity and workspace. Its processes must have ended.
+func (s *jailed) release() {
+	s.backend.places.release(s.place)
+	s.backend.ids.release(s.identity)
+}
+
 // agentConfig is the agent's command line argument.
 func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []*sharedZygote) (string, error) {
 	cfg := agent.Config{Forward: spec.Forward}
+	if b.ids.why == "" {
+		cfg.Close = agent.ZygoteFD + len(zygotes) // the identity's namespace
+	}
 	for _, z := range zygotes {
 		cfg.Zygotes = append(cfg.Zygotes, agent.Adopted{
 			Name: z.spec.Name, Env: z.spec.Env, Reads: z.spec.Reads, PerRun: z.spec.PerRun, Soon: z.isReady(),
@@ -117,7 +150,7 @@ func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []*sharedZygote) (strin
 
 // spawn starts bubblewrap. links are the server's ends of the sockets over which the agent talks to
 // the zygotes that it adopts.
-func (s *jailed) spawn(spec sandbox.Spec, config string, zygotes int) (links []*os.File, err error) {
+func (s *jailed) spawn(spec sandbox.Spec, mapping *os.File, config string, zygotes int) (links []*os.File, err error) {
 	b := s.backend
 	var ours, theirs []*os.File
 	connect := func(kind int) (mine, its *os.File) {
@@ -152,7 +185,7 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, zygotes int) (links []*
 	err = b.launch.Do(func() (err error) {
 		workspace := ""
 		if spec.Workspace != "" {
-			if workspace, err = b.launch.lend(spec.Workspace, spec.ID); err != nil {
+			if workspace, err = b.launch.lend(spec.Workspace, spec.ID, mapping); err != nil {
 				return err
 			}
 		}
@@ -160,7 +193,7 @@ func (s *jailed) spawn(spec sandbox.Spec, config string, zygotes int) (links []*
 		if err != nil {
 			return err
 		}
-		s.proc, err = b.startBubblewrap(args, []string{}, b.credential(), s.group, conn, files...)
+		s.proc, err = b.startBubblewrap(args, []string{}, s.identity, s.group, conn, files...)
 		return err
 	})
 	return links, err
@@ -183,7 +216,7 @@ func (s *jailed) awaitAgent(network bool) error {
 		return err
 	}
 	// Not earlier: bubblewrap sets up loopback itself, and fails if it is up already.
-	net, err := s.backend.attachNetwork(s.proc.pid)
+	net, err := s.backend.attachNetwork(s.proc.pid, s.identity)
 	if err != nil {
 		return err
 	}
@@ -214,6 +247,6 @@ func (s *jailed) explain(ctx context.Context, err error) error {
 func (b *Backend) canUnshare(ctx context.Context) bool {
 	cmd := exec.CommandContext(ctx, b.bwrap, append(append(unshareArgs(), systemArgs()...), "/usr/bin/true")...)
 	cmd.Dir, cmd.Env = "/", []string{}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.credential()}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.ids.credential()}
 	return cmd.Run() == nil
 }

@@ -139,7 +139,7 @@ func TestCancelledStart(t *testing.T) {
 	}
 }
 
-// TestHostView: seen from the host, a sandbox's processes have the sandbox uid and nothing of the
+// TestHostView: seen from the host, a sandbox's processes have its sandbox uid and nothing of the
 // server.
 func TestHostView(t *testing.T) {
 	needRoot(t, "reads other users' /proc")
@@ -153,19 +153,15 @@ func TestHostView(t *testing.T) {
 	if len(pids) < 3 { // agent, run-init, shell
 		t.Fatalf("found only the processes %v", pids)
 	}
+	uid := uidOf(t, b)
+	if uid == 0 || uid == jail.OwnerUID {
+		t.Errorf("the sandbox's uid is %d", uid)
+	}
 	for _, pid := range pids {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, line := range strings.Split(string(status), "\n") {
-			name, value, _ := strings.Cut(line, ":\t")
-			if name != "Uid" && name != "Gid" {
-				continue
-			}
-			for _, id := range strings.Fields(value) {
-				if id != strconv.Itoa(jail.SandboxUID) {
-					t.Errorf("process %d has %s", pid, line)
+		for _, name := range []string{"Uid", "Gid"} {
+			for _, id := range strings.Fields(status(fmt.Sprintf("/proc/%d", pid), name)) {
+				if id != strconv.Itoa(uid) {
+					t.Errorf("process %d has %s %s, the sandbox has %d", pid, name, id, uid)
 				}
 			}
 		}
@@ -186,6 +182,20 @@ func TestHostView(t *testing.T) {
 	if left := processes(t, b.Workspace); len(left) > 0 {
 		t.Errorf("processes %v are left after Close", left)
 	}
+}
+
+// uidOf returns the uid of a sandbox's agent.
+func uidOf(t *testing.T, b *sandboxtest.Sandbox) int {
+	t.Helper()
+	agents := agentsOf(t, b.Workspace)
+	if len(agents) != 1 {
+		t.Fatalf("agents: %v", agents)
+	}
+	uid, err := strconv.Atoi(strings.Fields(status(agents[0], "Uid"))[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uid
 }
 
 const (

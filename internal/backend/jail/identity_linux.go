@@ -1,0 +1,352 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/sandbox"
+)
+
+// OwnerUID is the owner uid and gid: of the sandboxes' user namespaces, of shared zygotes and, on
+// disk, of workspaces. Distributions leave its range unused, so it belongs to no account.
+const OwnerUID = 61000
+
+// Owner returns the uid and gid that own the files that sandboxes write, as the server sees them.
+func Owner() (uid, gid int) {
+	if os.Geteuid() == 0 && mapped(idRange{OwnerUID, OwnerUID + 1}) {
+		return OwnerUID, OwnerUID
+	}
+	return os.Geteuid(), os.Getegid()
+}
+
+// sandboxIDs are the ranges of ids that sandboxes may have. The first one that exists counts.
+// systemd and shadow give nobody the first one. The second is for user namespaces, where accounts
+// rarely reach it.
+var sandboxIDs = []idRange{{1879048192, 2147483648}, {20000, 60000}}
+
+// idRange holds the ids from first to just before end.
+type idRange struct{ first, end int }
+
+func (r idRange) contains(id int) bool { return r.first <= id && id < r.end }
+
+// The ids in an identity's namespace.
+const (
+	networkInside = 0
+	sandboxInside = 1000
+)
+
+// identity is whom the kernel takes a sandbox for. No other live sandbox has the same one, unless
+// both have the same workspace. docs/isolation.md explains it.
+type identity struct {
+	uid     int      // uid and gid of the sandbox's processes
+	network int      // uid and gid of its slirp4netns
+	ns      *os.File // user namespace in which bubblewrap and slirp4netns start; nil if all sandboxes share a uid
+	mapping *os.File // user namespace that maps OwnerUID to uid, for mounts
+	holders int      // guarded by identities.mu
+}
+
+// command returns a command line that runs argv with an id of the identity's namespace, for a
+// process of OwnerUID that has the namespace as descriptor fd.
+func (id *identity) command(inside, fd int, argv ...string) []string {
+	if id == nil || id.ns == nil {
+		return argv
+	}
+	as := fmt.Sprint(inside)
+	return append([]string{"nsenter", fmt.Sprintf("--user=/proc/self/fd/%d", fd), "-S", as, "-G", as, "--"}, argv...)
+}
+
+func (id *identity) close() {
+	_ = id.ns.Close()
+	_ = id.mapping.Close()
+}
+
+// identities gives each sandbox a uid of its own, where the server has more than one.
+type identities struct {
+	owner int    // OwnerUID, or the only uid there is
+	why   string // why all sandboxes have the uid owner; empty if each has its own
+	ids   idRange
+	locks *os.File // a lock on byte n means that a server uses id n; nil if servers share no place for it
+
+	mu     sync.Mutex
+	free   []*identity
+	known  map[int]bool // the uids of all identities of this server
+	closed bool
+}
+
+// newIdentities finds out which ids the server may use.
+func newIdentities() *identities {
+	ids := &identities{known: map[int]bool{}}
+	ids.owner, _ = Owner()
+	if os.Geteuid() != 0 {
+		ids.why = "the server's user has only one uid"
+		return ids
+	}
+	at := slices.IndexFunc(sandboxIDs, mapped)
+	setgroups, err := os.ReadFile("/proc/self/setgroups")
+	switch {
+	case ids.owner != OwnerUID || at < 0:
+		ids.why = "the server's user namespace has too few uids"
+		return ids
+	case err == nil && strings.TrimSpace(string(setgroups)) != "allow":
+		ids.why = "the server's user namespace forbids setgroups"
+		return ids
+	}
+	for _, name := range []string{"nsenter", "unshare"} {
+		if _, err := exec.LookPath(name); err != nil {
+			ids.why = name + " is not installed"
+			return ids
+		}
+	}
+	ids.ids = sandboxIDs[at]
+	ids.locks = openLocks()
+	return ids
+}
+
+// check reports whether each sandbox has a uid of its own.
+func (ids *identities) check() sandbox.Check {
+	if ids.why == "" {
+		return sandbox.Check{Name: "uids", Detail: fmt.Sprintf("each sandbox has a uid of its own, from %d on", ids.ids.first)}
+	}
+	return sandbox.Check{
+		Name: "uids", Status: sandbox.Warn,
+		Detail: fmt.Sprintf("all sandboxes have the uid %d: %s", ids.owner, ids.why),
+		Fix: "start the server as root, or give its user subordinate ids (package uidmap, /etc/subuid and /etc/subgid); " +
+			"until then, sandboxes share the limits that the kernel counts per uid",
+	}
+}
+
+// mapped reports whether all ids of a range exist in this user namespace, as uids and as gids.
+func mapped(r idRange) bool {
+	for _, path := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return false
+		}
+		if !slices.ContainsFunc(strings.Split(string(text), "\n"), func(line string) bool {
+			var first, outside, n int
+			_, err := fmt.Sscan(line, &first, &outside, &n)
+			return err == nil && first <= r.first && r.end <= first+n
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// openLocks opens the file of locks that all servers of this user share. It returns nil where there
+// is no place for it; then ids are only chosen at random among those without a process.
+func openLocks() *os.File {
+	text, _ := os.ReadFile("/proc/self/uid_map")
+	var first, user int
+	_, _ = fmt.Sscan(string(text), &first, &user)
+	dirs := []string{"/run/mcp-code-sandbox"}
+	if user != 0 { // an ordinary user's server is 0 in its own user namespace
+		dirs = append(dirs, fmt.Sprintf("/run/user/%d/mcp-code-sandbox", user))
+	}
+	for _, dir := range dirs {
+		_ = os.Mkdir(dir, 0o700)
+		if fi, err := os.Lstat(dir); err != nil || !fi.IsDir() || fi.Sys().(*syscall.Stat_t).Uid != 0 {
+			continue
+		}
+		f, err := os.OpenFile(filepath.Join(dir, "ids"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err == nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// acquire returns an identity that no live sandbox has.
+func (ids *identities) acquire() (*identity, error) {
+	if ids.why != "" {
+		return &identity{uid: ids.owner, network: ids.owner}, nil
+	}
+	if id := ids.takeFree(func(*identity) bool { return true }); id != nil {
+		return id, nil
+	}
+	for range 1000 {
+		uid := ids.ids.first + 2*rand.IntN((ids.ids.end-ids.ids.first)/2)
+		if ids.reserve(uid) {
+			return ids.make(uid)
+		}
+	}
+	return nil, errors.New("no unused uid was found")
+}
+
+// acquireUID returns the identity of a uid, or nil if it is not free.
+func (ids *identities) acquireUID(uid int) *identity {
+	if id := ids.takeFree(func(id *identity) bool { return id.uid == uid }); id != nil {
+		return id
+	}
+	if (uid-ids.ids.first)%2 != 0 || !ids.reserve(uid) {
+		return nil
+	}
+	id, _ := ids.make(uid)
+	return id
+}
+
+// join returns an identity that a live sandbox has, for another one, or nil if that has ended.
+func (ids *identities) join(id *identity) *identity {
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	if id.holders == 0 {
+		return nil
+	}
+	id.holders++
+	return id
+}
+
+// takeFree returns a free identity that suits, if nothing of its last sandbox is left.
+func (ids *identities) takeFree(suits func(*identity) bool) *identity {
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	for i, id := range slices.Backward(ids.free) {
+		if suits(id) && !inUse(id.uid) {
+			ids.free = slices.Delete(ids.free, i, i+1)
+			id.holders = 1
+			return id
+		}
+	}
+	return nil
+}
+
+// release gives up an identity. The processes of the sandbox must have ended.
+func (ids *identities) release(id *identity) {
+	if id == nil || id.ns == nil {
+		return
+	}
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	if id.holders--; id.holders > 0 {
+		return
+	}
+	if ids.closed {
+		id.close()
+		return
+	}
+	ids.free = append(ids.free, id)
+}
+
+func (ids *identities) close() {
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	ids.closed = true
+	for _, id := range ids.free {
+		id.close()
+	}
+	ids.free = nil
+	_ = ids.locks.Close()
+}
+
+// reserve makes uid and the one after it this server's, unless something uses them. The kernel ends
+// the lock with the server.
+func (ids *identities) reserve(uid int) bool {
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	if ids.known[uid] || !ids.lock(uid, unix.F_WRLCK) {
+		return false
+	}
+	if inUse(uid) {
+		ids.lock(uid, unix.F_UNLCK)
+		return false
+	}
+	ids.known[uid] = true
+	return true
+}
+
+// forget undoes reserve.
+func (ids *identities) forget(uid int) {
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	ids.lock(uid, unix.F_UNLCK)
+	delete(ids.known, uid)
+}
+
+func (ids *identities) lock(uid int, kind int16) bool {
+	l := unix.Flock_t{Type: kind, Start: int64(uid), Len: 2}
+	return ids.locks == nil || unix.FcntlFlock(ids.locks.Fd(), unix.F_OFD_SETLK, &l) == nil
+}
+
+// inUse reports whether a process has uid or the one after it: one of a server that was killed, or
+// of a program that knows nothing of this one.
+func inUse(uid int) bool {
+	for _, each := range []int{uid, uid + 1} {
+		if _, err := unix.Getpriority(unix.PRIO_USER, each); !errors.Is(err, unix.ESRCH) {
+			return true
+		}
+	}
+	return false
+}
+
+// make makes the identity of a reserved uid.
+func (ids *identities) make(uid int) (*identity, error) {
+	id := &identity{uid: uid, network: uid + 1, holders: 1}
+	var errs [2]error
+	var both sync.WaitGroup
+	both.Go(func() {
+		id.ns, errs[0] = ids.newUserNamespace(fmt.Sprintf("%d %d 1\n%d %d 1\n", networkInside, id.network, sandboxInside, id.uid))
+	})
+	both.Go(func() { id.mapping, errs[1] = ids.newUserNamespace(fmt.Sprintf("%d %d 1\n", ids.owner, id.uid)) })
+	both.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		id.close()
+		ids.forget(uid)
+		return nil, fmt.Errorf("make a user namespace: %w", err)
+	}
+	return id, nil
+}
+
+// newUserNamespace makes a user namespace that the owner uid owns, with a map of uids and gids. A
+// process of the owner uid makes it and ends; the descriptor keeps it.
+func (ids *identities) newUserNamespace(idMap string) (*os.File, error) {
+	cmd := exec.Command("unshare", "--user", "cat")
+	cmd.Dir, cmd.Env = "/", []string{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ids.credential()}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	}()
+	if _, err := in.Write([]byte{'\n'}); err != nil {
+		return nil, err
+	}
+	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil { // cat answers, in its namespace
+		return nil, fmt.Errorf("unshare: %w", err)
+	}
+	dir := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
+	for _, name := range []string{"uid_map", "gid_map"} {
+		if err := os.WriteFile(dir+name, []byte(idMap), 0); err != nil {
+			return nil, err
+		}
+	}
+	return os.Open(dir + "ns/user")
+}
+
+// credential makes a child of the server run as the owner uid.
+func (ids *identities) credential() *syscall.Credential {
+	if ids.owner == os.Geteuid() {
+		return nil
+	}
+	return &syscall.Credential{Uid: uint32(ids.owner), Gid: uint32(ids.owner), Groups: []uint32{}}
+}
