@@ -264,7 +264,17 @@ func (l *Landlock) Owns(pid int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, kept := l.kept[pid]
-	return kept || l.inits[pid]
+	return kept || l.inits[pid] || l.waitsLocked(pid)
+}
+
+// waitsLocked reports whether pid is a program that waits for its run.
+func (l *Landlock) waitsLocked(pid int) bool {
+	for _, k := range l.kept {
+		if k.program == pid {
+			return true
+		}
+	}
+	return false
 }
 
 // startZygote implements zygoteHost. The zygote uses a private directory instead of /tmp, where
