@@ -5,9 +5,9 @@
 # __leave is the trap on EXIT while a cell runs. Bash must end then, so it writes its state to a file
 # and execs a new bash, which resumes it. The process keeps its children and open files.
 __leave() { # status, positional parameters
-	if [ "$BASHPID" != "$$" ]; then exit "$1"; fi # a child that a signal ended
 	set +o >|"$__dir/options"
 	set +eux
+	builtin trap - EXIT # it is not part of the state
 	__status=$1
 	shift
 	# If bash has not undone the redirections, descriptor 3 is closed, and exec would close its copy and
@@ -69,6 +69,10 @@ __trap() {
 	if [ "${#signals[@]}" -gt 0 ]; then builtin trap -- "$action" "${signals[@]}"; fi
 }
 
+# With a trap on EXIT, bash catches signals that end it, and a child loses one that comes before its
+# exec, or answers for its parent. Trapping a signal before EXIT, and resetting it, keeps its default.
+builtin trap : HUP TERM ALRM USR1 USR2 EXIT
+builtin trap - HUP TERM ALRM USR1 USR2 EXIT
 if [ "${1-}" = resume ]; then
 	set +eu
 	__status=$3
@@ -98,7 +102,7 @@ while [ -n "$__resumed" ] || IFS=' ' read -r __verb __cell __dir <&3; do
 		unset -v __text
 		__copy=10 # the first free descriptor, for the copy
 		while [ -e "/proc/$$/fd/$__copy" ]; do __copy=$((__copy + 1)); done
-		builtin trap '{ __leave "$?" "$@"; } 2>/dev/null' EXIT
+		builtin trap '{ __status=$?; if [ "$BASHPID" = "$$" ]; then __leave "$__status" "$@"; fi; } 2>/dev/null' EXIT # not in a child
 		# The redirections apply to the cell only, which must not have descriptor 3.
 		. "$__dir/code" 3>&- </dev/null >"$__dir/stdout" 2>"$__dir/stderr"
 		__status=$?
