@@ -34,8 +34,7 @@ func command(t *testing.T, root, stdin string, args ...string) (stdout, stderr s
 }
 
 func TestCommands(t *testing.T) {
-	root := newRoot(t)
-	t.Cleanup(func() { (&server{Root: root}).wantNoResidue(t) })
+	root := stdioRoot(t)
 	script := filepath.Join(t.TempDir(), "fails.ts")
 	if err := os.WriteFile(script, []byte("console.log('typed' as string); process.exitCode = 3"), 0o600); err != nil {
 		t.Fatal(err)

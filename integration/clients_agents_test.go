@@ -125,8 +125,7 @@ func runClient(t *testing.T, script string, stdio bool, env ...string) clientRep
 		interpreter = func(t *testing.T) string { return clientPython(t, script) }
 	}
 	if stdio {
-		root := newRoot(t)
-		t.Cleanup(func() { (&server{Root: root}).wantNoResidue(t) })
+		root := stdioRoot(t)
 		settings := map[string]string{"SANDBOX_ROOT": root, "SANDBOX_HTTP_PORT": "0"}
 		for _, kv := range baseEnv() {
 			k, v, _ := strings.Cut(kv, "=")

@@ -115,8 +115,7 @@ func TestClients(t *testing.T) {
 				config.Mode = c.mode
 			}
 			if c.stdio {
-				root := newRoot(t)
-				t.Cleanup(func() { (&server{Root: root}).wantNoResidue(t) })
+				root := stdioRoot(t)
 				config.Command = []string{binary, "stdio"}
 				config.Env = map[string]string{"SANDBOX_ROOT": root, "SANDBOX_HTTP_PORT": "0"}
 				for _, kv := range baseEnv() {

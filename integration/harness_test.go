@@ -82,7 +82,32 @@ func newRoot(t *testing.T) string {
 	if err := os.Symlink(runners, filepath.Join(root, "runners")); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { endShared(t, root) })
 	return root
+}
+
+// stdioRoot is newRoot for windows. At the end nothing may be left of their shared servers.
+func stdioRoot(t *testing.T) string {
+	t.Helper()
+	root := newRoot(t)
+	t.Cleanup(func() {
+		endShared(t, root)
+		(&server{Root: root}).wantNoResidue(t)
+	})
+	return root
+}
+
+// endShared ends the servers that windows on root share, as an operator would.
+func endShared(t *testing.T, root string) {
+	t.Helper()
+	if sockets, _ := filepath.Glob(filepath.Join(root, "stdio", "*.sock")); len(sockets) == 0 {
+		return
+	}
+	cmd := exec.Command(binary, "stdio", "--stop")
+	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("stdio --stop: %v\n%s", err, out)
+	}
 }
 
 // server is a started `mcp-code-sandbox serve`.

@@ -257,11 +257,11 @@ func TestTerminated(t *testing.T) {
 	s.wantNoResidue(t)
 }
 
-// TestStdioEnds checks that a stdio server ends with its client during a run, and writes only
-// messages to stdout.
+// TestStdioEnds checks that a stdio server of its own ends with its client during a run, and writes
+// only messages to stdout.
 func TestStdioEnds(t *testing.T) {
 	root := newRoot(t)
-	cmd := exec.Command(binary, "stdio")
+	cmd := exec.Command(binary, "stdio", "--alone")
 	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0")
 	log := &logtest.Buffer{}
 	cmd.Stderr = log

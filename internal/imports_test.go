@@ -68,6 +68,7 @@ var imports = map[string]string{
 	"untrusted":                 "",
 	"userns":                    "sandbox golang.org/x/sys",
 	"version":                   "",
+	"window":                    "filelock",
 	"wire":                      "",
 	"workspace":                 "untrusted golang.org/x/sys",
 }

@@ -27,6 +27,7 @@ const (
 type cli struct {
 	settings
 	PrintVersion versionFlag `name:"version" help:"Print the version."`
+	SharedServer string      `name:"shared-server" hidden:"" help:"Be the server with this id, for windows of stdio."`
 
 	Serve    serveCmd    `cmd:"" help:"Serve MCP over HTTP."`
 	Stdio    stdioCmd    `cmd:"" help:"Serve MCP on stdin and stdout, and file links over HTTP."`
@@ -46,13 +47,36 @@ type invocation struct {
 	stdout, stderr io.Writer
 	code           int  // exit code of a command that succeeds
 	keepReady      bool // start sandboxes in advance, for sessions to come
+
+	program
+	args   []string
+	shared string // id of the shared server that this process is; empty: none
+}
+
+// environ returns the environment as exec wants it.
+func (inv *invocation) environ() (environ []string) {
+	for name, value := range inv.env {
+		environ = append(environ, name+"="+value)
+	}
+	return environ
+}
+
+// program is how this program can start itself again. The zero program cannot.
+type program struct {
+	self string // the path of the executable
+	name string // its first argument
 }
 
 // kongExit is what --help panics with to end the parse; see run.
 type kongExit int
 
-// run is the whole program. It depends on its arguments only, and returns the exit code.
+// run is a program that cannot start itself again.
 func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
+	return program{}.run(ctx, args, environ, stdin, stdout, stderr)
+}
+
+// run is the whole program. It depends on its arguments only, and returns the exit code.
+func (p program) run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	defer func() {
 		switch p := recover().(type) {
 		case nil:
@@ -87,7 +111,8 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 			return fail(exitUsage, errors.New("invalid settings:\n  "+strings.ReplaceAll(err.Error(), "\n", "\n  ")))
 		}
 	}
-	inv := &invocation{settings: &c.settings, env: env, stdin: stdin, stdout: stdout, stderr: stderr}
+	inv := &invocation{settings: &c.settings, env: env, stdin: stdin, stdout: stdout, stderr: stderr,
+		program: p, args: args, shared: c.SharedServer}
 	kctx.BindTo(ctx, (*context.Context)(nil))
 	if err := kctx.Run(inv); err != nil {
 		return fail(max(inv.code, exitFailure), err)

@@ -16,7 +16,9 @@ func main() {
 	enterOuterNamespace(os.Args[1:], os.Environ())
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	code := run(ctx, os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr)
+	// This path is the running executable even after an upgrade has replaced the file.
+	p := program{self: "/proc/self/exe", name: os.Args[0]}
+	code := p.run(ctx, os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }

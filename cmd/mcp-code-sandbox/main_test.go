@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -10,11 +12,26 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"mcp-code-sandbox": main})
 }
 
+// endShared ends the servers that windows on root share.
+func endShared(t *testing.T, root string) {
+	t.Helper()
+	if sockets, _ := filepath.Glob(root + "/stdio/*.sock"); len(sockets) == 0 {
+		return
+	}
+	out := newSyncBuffer()
+	if code := run(context.Background(), []string{"stdio", "--stop"}, []string{"SANDBOX_ROOT=" + root}, nil, out, out); code != exitOK {
+		text, _ := out.state()
+		t.Errorf("stdio --stop: %d %s", code, text)
+	}
+}
+
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(env *testscript.Env) error {
-			env.Setenv("SANDBOX_ROOT", env.WorkDir+"/root")
+			root := env.WorkDir + "/root"
+			env.Setenv("SANDBOX_ROOT", root)
+			env.Defer(func() { endShared(t, root) })
 			return nil
 		},
 	})

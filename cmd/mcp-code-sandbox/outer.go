@@ -32,7 +32,7 @@ func enterOuterNamespace(args, environ []string) {
 	if err != nil || c.validate(env, userns.UID()) != nil {
 		return
 	}
-	if command, _, _ := strings.Cut(kctx.Command(), " "); !slices.Contains(outerCommands, command) {
+	if command, _, _ := strings.Cut(kctx.Command(), " "); !slices.Contains(outerCommands, command) || command == "stdio" && c.isWindow() {
 		return
 	}
 	if why, fix := c.whyNoOuterNamespace(env); why != "" {

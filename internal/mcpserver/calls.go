@@ -61,6 +61,13 @@ func (c *calls) begin(m message) bool {
 	return true
 }
 
+// count returns the number of open requests.
+func (c *calls) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.byID)
+}
+
 // cancel handles a notification that the client no longer wants an answer. late reports that the
 // answer was already sent: the SDK must not see the notification, since it might cancel a later
 // call with the same id.

@@ -20,6 +20,9 @@ import (
 // client still reads.
 const hangUpInterval = 250 * time.Millisecond
 
+// maxOpenCalls bounds the open requests of one stdio client, which shares its server with others.
+const maxOpenCalls = 1000
+
 // ServeStdio serves one client until in ends, ctx ends or the server is closed. Messages are lines.
 // After the end of in, it still answers open requests while the client reads. It closes in and out.
 // If Close does not unblock in, as with a terminal, one goroutine stays until in ends.
@@ -105,26 +108,35 @@ func (c *stdioConn) readLines() {
 	}
 }
 
-// readLine returns the next line. It skips a line over the limit and answers it at its end, since
-// the client may not read before it has written all of it.
+// readLine returns the next line. It answers a line over the limit at its end, since the client may
+// not read before it has written all of it.
 func (c *stdioConn) readLine(r *bufio.Reader) ([]byte, error) {
-	var line []byte
-	for tooLong := false; ; {
+	limit := c.server.cfg.MaxBodyBytes
+	line, tooLong, err := readLine(r, limit)
+	if tooLong {
+		c.reply(nil, tooLongError(limit))
+	}
+	return line, err
+}
+
+// readLine returns the next line. It skips a line over the limit, and reports that as tooLong.
+func readLine(r *bufio.Reader, limit int64) (line []byte, tooLong bool, err error) {
+	for {
 		part, err := r.ReadSlice('\n')
-		if int64(len(line)+len(part)) > c.server.cfg.MaxBodyBytes {
+		if int64(len(line)+len(part)) > limit {
 			tooLong, line = true, nil
 		}
 		if !tooLong {
 			line = append(line, part...)
 		}
-		if errors.Is(err, bufio.ErrBufferFull) {
-			continue
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, tooLong, err
 		}
-		if tooLong {
-			c.reply(nil, rpcErrorf(jsonrpc.CodeInvalidRequest, "the message is larger than %d bytes", c.server.cfg.MaxBodyBytes))
-		}
-		return line, err
 	}
+}
+
+func tooLongError(limit int64) *jsonrpc.Error {
+	return rpcErrorf(jsonrpc.CodeInvalidRequest, "the message is larger than %d bytes", limit)
 }
 
 // Read returns the next valid message and answers invalid ones.
@@ -191,6 +203,9 @@ func (c *stdioConn) decode(line []byte) jsonrpc.Message {
 		switch {
 		case err != nil:
 		case c.calls.cancel(m):
+			return nil
+		case m.isCall() && c.calls.count() >= maxOpenCalls:
+			c.reply(m.id, rpcErrorf(codeUnavailable, "%d requests are open; wait for an answer", maxOpenCalls))
 			return nil
 		default:
 			c.calls.begin(m)
