@@ -53,7 +53,7 @@ var imports = map[string]string{
 	"ratelimit":                 "golang.org/x/time",
 	"runner":                    "/runners filelock sandbox userns",
 	"sandbox":                   "",
-	"sandbox/sandboxtest":       "/runners closednet sandbox wire go.uber.org/goleak golang.org/x/sys",
+	"sandbox/sandboxtest":       "/runners closednet sandbox userns wire go.uber.org/goleak golang.org/x/sys",
 	"secret":                    "",
 	"serviceconfig":             "credential hostname oauth proxy secret",
 	"session":                   "runner sandbox session/cpuweight session/storage share wire workspace",

@@ -2,6 +2,7 @@ package userns
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +22,7 @@ const seeDoctor = "allow user namespaces; docs/isolation.md says what the server
 
 // entered is what the marker says, as JSON.
 type entered struct {
+	NS       uint64 // inode of the namespace
 	FD       int    // of the namespace
 	UID, GID int    // outside
 	Problem  string // why there is no subordinate range
@@ -48,13 +51,13 @@ func enter(args, environ []string) error {
 	e := entered{UID: os.Geteuid(), GID: os.Getegid()}
 	ns, err := create(mapRange)
 	if err == nil {
-		err = try(nsenter, ns)
+		err = try(nsenter, ns, environ)
 	}
 	if err != nil {
 		_ = ns.Close()
 		e.Problem, e.Fix = Status{Problem: err}.Explain()
 		if ns, err = create(mapUser); err == nil {
-			err = try(nsenter, ns)
+			err = try(nsenter, ns, environ)
 		}
 	}
 	if err != nil {
@@ -62,6 +65,7 @@ func enter(args, environ []string) error {
 		return problem(err, seeDoctor)
 	}
 	e.FD = int(ns.Fd())
+	e.NS = inode(e.FD)
 	marker, err := json.Marshal(e)
 	if err == nil {
 		_, err = unix.FcntlInt(ns.Fd(), unix.F_SETFD, 0) // nsenter gets it
@@ -108,9 +112,16 @@ const trial = `mount --make-rslave / && mount -t tmpfs none /mnt &&
 bwrap --unshare-user --unshare-pid --unshare-net --cap-drop ALL --ro-bind / / --proc /proc true`
 
 // try reports why a jail would not work in the namespace.
-func try(nsenter string, ns *os.File) error {
-	cmd := exec.Command(nsenter, append(command(3)[1:], "unshare", "--mount", "sh", "-c", trial)...)
-	cmd.Dir = "/"
+func try(nsenter string, ns *os.File, environ []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, nsenter, append(command(3)[1:], "unshare", "--mount", "sh", "-c", trial)...)
+	cmd.Dir, cmd.Env = "/", []string{"LC_ALL=C"}
+	for _, variable := range environ {
+		if strings.HasPrefix(variable, "PATH=") {
+			cmd.Env = append(cmd.Env, variable)
+		}
+	}
 	cmd.ExtraFiles = []*os.File{ns}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -130,15 +141,26 @@ func Adopt(marker string) {
 		status.Problem = problem(fmt.Errorf("%s: %w", Marker, err), "unset it")
 		return
 	}
-	var theirs, ours unix.Stat_t
-	err := errors.Join(unix.Fstat(e.FD, &theirs), unix.Stat("/proc/self/ns/user", &ours))
-	if err != nil || theirs.Dev != ours.Dev || theirs.Ino != ours.Ino {
+	own, err := os.Open("/proc/self/ns/user")
+	if err == nil {
+		defer own.Close()
+	}
+	if err != nil || inode(int(own.Fd())) != e.NS {
 		status.Problem = problem(errors.New("nsenter did not enter it"), seeDoctor)
 		return
 	}
-	_ = unix.Close(e.FD)
+	if e.FD > 2 && inode(e.FD) == e.NS {
+		_ = unix.Close(e.FD)
+	}
 	status.Inside, uid, gid = true, e.UID, e.GID
 	if status.HasRange = e.Problem == ""; !status.HasRange {
 		status.Problem = &sandbox.Error{Op: "use subordinate ids", Err: errors.New(e.Problem), Fix: e.Fix}
 	}
+}
+
+// inode identifies the file behind a descriptor of a namespace.
+func inode(fd int) uint64 {
+	var st unix.Stat_t
+	_ = unix.Fstat(fd, &st)
+	return st.Ino
 }

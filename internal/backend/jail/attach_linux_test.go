@@ -131,6 +131,7 @@ func TestAttachRefusals(t *testing.T) {
 		}
 	})
 	t.Run("deaf agent", func(t *testing.T) {
+		needMachineRoot(t, "finds the agent by its cgroup")
 		p := prepare(t, b)
 		freeze(t, p.ID())
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

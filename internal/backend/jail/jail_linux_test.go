@@ -4,9 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -14,6 +12,7 @@ import (
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
+	"mcp-code-sandbox/internal/userns"
 )
 
 func TestMain(m *testing.M) { sandboxtest.Main(m, map[string]func(){"server": roleServer}) }
@@ -54,9 +53,6 @@ func (b attaching) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	}
 	return p, nil
 }
-
-// ordinaryUser is a uid without an account.
-const ordinaryUser = 123456
 
 // open opens a backend under root, which other instances may share.
 func open(t *testing.T, root, instance string, closed ...*closednet.List) *jail.Backend {
@@ -104,7 +100,7 @@ func limited(t *testing.T, b *jail.Backend) bool {
 			continue
 		}
 		t.Log("cgroups:", c.Detail)
-		if c.Status != 0 && os.Geteuid() == 0 {
+		if c.Status != 0 && userns.UID() == 0 {
 			sandboxtest.Skip(t, "no cgroups: "+c.Detail)
 		}
 		return c.Status == 0
@@ -131,8 +127,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// needRoot skips a test that ordinary users cannot run. If root started this test binary as an
-// ordinary user, root runs the test.
+// needRoot skips a test that needs root, be it of an outer namespace. If root started this test
+// binary as an ordinary user, root runs the test.
 func needRoot(t *testing.T, why string) {
 	t.Helper()
 	switch {
@@ -144,60 +140,25 @@ func needRoot(t *testing.T, why string) {
 	}
 }
 
-// TestAsOrdinaryUser runs all other tests as an ordinary user.
+// needMachineRoot is needRoot for what root of an outer namespace cannot do.
+func needMachineRoot(t *testing.T, why string) {
+	t.Helper()
+	if needRoot(t, why); userns.UID() != 0 {
+		t.Skip("tested as root")
+	}
+}
+
+// TestAsOrdinaryUser runs all other tests as an ordinary user, whose server may have an outer
+// namespace or not.
 func TestAsOrdinaryUser(t *testing.T) {
-	if os.Geteuid() != 0 {
+	if sandboxtest.CurrentUserMode() != "" || os.Geteuid() != 0 {
 		t.Skip("all of it is run as an ordinary user")
 	}
-	dir, err := os.MkdirTemp("", "jailtest-user-") // not below a directory of root's
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	for _, p := range []struct {
-		path string
-		mode os.FileMode
-	}{{dir, 0o755}, {filepath.Join(dir, "tmp"), 0o700}, {filepath.Join(dir, "dev"), 0o755}} {
-		if err := os.MkdirAll(p.path, p.mode); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(p.path, p.mode); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Chown(filepath.Join(dir, "tmp"), ordinaryUser, ordinaryUser); err != nil {
-		t.Fatal(err)
-	}
-	for name, source := range map[string]string{"test": "/proc/self/exe", "agent": sandboxtest.AgentFile()} {
-		b, err := os.ReadFile(source)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), b, 0o755)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	uid := strconv.Itoa(ordinaryUser)
-	args := []string{"-test.v", "-test.timeout=3m"}
-	if testing.Short() {
-		args = append(args, "-test.short")
-	}
-	become := []string{"setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", filepath.Join(dir, "test")}
-	if _, err := os.Stat("/dev/net/tun"); err == nil {
-		// If only root may open the device, the ordinary user sees another one, as on most
-		// machines.
-		lend := `mount -t tmpfs none "$0" && mknod -m 666 "$0/tun" c 10 200 && mount --bind "$0/tun" /dev/net/tun && exec "$@"`
-		become = append([]string{"unshare", "--mount", "sh", "-c", lend, filepath.Join(dir, "dev")}, become...)
-	}
-	cmd := exec.CommandContext(t.Context(), become[0], append(become[1:], args...)...)
-	cmd.Dir = filepath.Join(dir, "tmp")
-	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + cmd.Dir, "HOME=" + cmd.Dir, sandboxtest.AgentEnv + "=" + filepath.Join(dir, "agent"),
-		sandboxtest.RequireAll + "=" + os.Getenv(sandboxtest.RequireAll),
-	}
-	out, err := cmd.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestConformance") {
-		t.Errorf("as uid %d: %v", ordinaryUser, err)
+	for _, mode := range []sandboxtest.UserMode{sandboxtest.UserOutside, sandboxtest.UserAlone, sandboxtest.UserRange} {
+		t.Run(string(mode), func(t *testing.T) {
+			if out := sandboxtest.AsUser(t, mode); !strings.Contains(out, "--- PASS: TestConformance") {
+				t.Error("the conformance tests did not pass")
+			}
+		})
 	}
 }

@@ -142,7 +142,7 @@ func TestCancelledStart(t *testing.T) {
 // TestHostView: seen from the host, a sandbox's processes have its sandbox uid and nothing of the
 // server.
 func TestHostView(t *testing.T) {
-	needRoot(t, "reads other users' /proc")
+	needMachineRoot(t, "the sandbox has a cgroup")
 	before := mounts(t)
 	instance := sandboxtest.ID()
 	h := harness(t, open(t, t.TempDir(), instance))

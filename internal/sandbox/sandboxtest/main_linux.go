@@ -32,6 +32,7 @@ func Env(role string, more ...string) []string {
 // Main builds the agent, runs the tests of a backend and exits. Leaked goroutines fail the tests. A
 // test binary that was started with Env does its role instead.
 func Main(m *testing.M, roles map[string]func()) {
+	enterOuterNamespace()
 	switch name := os.Getenv(roleEnv); name {
 	case "":
 		os.Exit(runTests(m))
