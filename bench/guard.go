@@ -27,7 +27,10 @@ var rules = []rule{
 	{"python new session *", "python plain", 6},
 	{"python warm *, 100 sessions open", "python warm *", 1.6},
 	{"pandas warm *", "pandas plain", 0.3},
+	{"pandas new session *", "pandas plain", 0.3},
+	{"pandas new notebook *", "pandas plain", 0.5},
 	{"typescript warm *", "typescript plain", 1.6},
+	{"typescript new session *", "typescript plain", 6},
 	{"shell warm *", "shell bwrap", 2},
 	{"download by a signed link", "download by cat", 2},
 }
@@ -35,9 +38,18 @@ var rules = []rule{
 // likeRoot limits the ordinary user's server, if root's is measured beside it.
 var likeRoot = []rule{
 	{"python warm ordinary", "python warm root", 2},
-	{"python new session ordinary", "python new session root", 4},
+	{"python new session ordinary", "python new session root", 3},
 	{"pandas warm ordinary", "pandas warm root", 2},
+	{"pandas new session ordinary", "pandas new session root", 3},
+	{"pandas new notebook ordinary", "pandas new notebook root", 3},
+	{"typescript warm ordinary", "typescript warm root", 2},
 }
+
+// What an idle session may use.
+const (
+	maxThreads = 32
+	maxMemory  = 20e6
+)
 
 // rulesFor returns the rules for the kinds of servers that are measured.
 func rulesFor(kinds []kind) []rule {
@@ -66,7 +78,7 @@ func (b *bench) guard(ctx context.Context) error {
 	if ok, err := guardable(os.Stderr, cmp.Or(ctx.Err(), err), b.missing, os.Getenv("REQUIRE_ALL") == "1"); !ok {
 		return err
 	}
-	return judge(os.Stderr, rulesFor(kinds), func(names []string) (map[string]time.Duration, error) {
+	slow := judge(os.Stderr, rulesFor(kinds), func(names []string) (map[string]time.Duration, error) {
 		list := slices.DeleteFunc(slices.Clone(contenders), func(c contender) bool { return !slices.Contains(names, c.name) })
 		taken, err := measure(ctx, b.budget, list)
 		if err != nil {
@@ -78,6 +90,7 @@ func (b *bench) guard(ctx context.Context) error {
 		}
 		return medians, nil
 	})
+	return errors.Join(append(b.excesses, slow)...)
 }
 
 // guardable reports whether there is something to judge. Where all is required, nothing may be
@@ -180,14 +193,38 @@ func (b *bench) guarded(ctx context.Context) ([]kind, []contender, error) {
 	return kinds, list, nil
 }
 
+// excess returns an error if sessions use more than they may, together.
+func (u use) excess(out io.Writer, server string, sessions int) error {
+	threads, memory := float64(u.threads)/float64(sessions), float64(u.pss)/float64(sessions)
+	sentence := fmt.Sprintf("an idle session of %s has %s threads and %s; allowed are %d and %s", server, count(threads), u.memory(memory), maxThreads, mb(maxMemory))
+	if threads <= maxThreads && (u.hidden || memory <= maxMemory) {
+		fmt.Fprintf(out, "guard: %s\n", sentence)
+		return nil
+	}
+	fmt.Fprintf(out, "guard: TOO MUCH: %s\n", sentence)
+	return errors.New(sentence)
+}
+
 // inCrowd opens many sessions of another server and returns a contender that runs in one of them.
+// It notes if the idle sessions use too much.
 func (b *bench) inCrowd(ctx context.Context, k kind, many int) (contender, error) {
 	full, err := b.startServer(ctx, k, "full")
 	if err != nil {
 		return contender{}, err
 	}
+	before, err := full.settled(ctx)
+	if err != nil {
+		return contender{}, err
+	}
 	if err := full.open(ctx, 0, many); err != nil {
 		return contender{}, err
+	}
+	after, err := full.settled(ctx)
+	if err != nil {
+		return contender{}, err
+	}
+	if err := after.minus(before).excess(os.Stderr, titles[k.name], many); err != nil {
+		b.excesses = append(b.excesses, err)
 	}
 	w := works["python"]
 	return contender{name: fmt.Sprintf("python warm %s, %d sessions open", k.name, many), n: b.scaled(w.rounds), want: w.want,

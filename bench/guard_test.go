@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -122,6 +123,27 @@ func TestGuardable(t *testing.T) {
 			}
 			if said := out.String(); !judged && err == nil && !strings.Contains(said, "guard: skipped") {
 				t.Errorf("it says %q", said)
+			}
+		})
+	}
+}
+
+// TestExcess checks what the guard says about idle sessions.
+func TestExcess(t *testing.T) {
+	for name, test := range map[string]struct {
+		use  use
+		want string // in the error; none: no error
+	}{
+		"little":           {use{threads: 10 * maxThreads, pss: 10 * maxMemory}, ""},
+		"many threads":     {use{threads: 10*maxThreads + 1}, fmt.Sprintf("an idle session of root's server has %d.1 threads", maxThreads)},
+		"much memory":      {use{pss: 10*maxMemory + 1e6}, "20.1 MB; allowed are"},
+		"hidden memory":    {use{hidden: true}, ""},
+		"hidden, too much": {use{threads: 1000, hidden: true}, "100 threads and not shown"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := test.use.excess(io.Discard, titles[rootKind], 10)
+			if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v, want %q", err, test.want)
 			}
 		})
 	}

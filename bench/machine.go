@@ -26,6 +26,11 @@ func (b *bench) machine(ctx context.Context) []string {
 	say("%s, Linux %s, load average when this was written: %s", strings.Trim(field("/etc/os-release", "PRETTY_NAME", "="), `"`),
 		firstLine(ctx, "uname", "-r"), load())
 	say("%s, Node.js %s, %s", firstLine(ctx, b.program("python"), "--version"), firstLine(ctx, b.program("node"), "--version"), firstLine(ctx, "bwrap", "--version"))
+	for _, k := range b.shared {
+		if k.name == ordinaryKind {
+			say("%s runs in %s", titles[k.name], k.server.outerNamespace())
+		}
+	}
 	if d := b.dockerSide; d != nil {
 		out, err := d.docker("version", "--format", "Docker {{.Server.Version}}, its command {{.Client.Version}}")(ctx)
 		if err == nil {

@@ -42,11 +42,13 @@ type bench struct {
 	dir     string // of this run; removed at its end
 	engine  string // address of a Docker engine, or empty
 	quick   bool
+	part    int           // of the measurements are taken: all, or one in so many
 	budget  time.Duration // for the contenders of a part
 	session int           // number of the last new one
 
 	user       *ordinaryUser // made once; nil if this process is not root's
 	started    []*server     // to be ended
+	excesses   []error       // of idle sessions, for the guard
 	shared     []kind        // with a server each that many parts use
 	missing    error         // why a kind of server is not measured
 	dockerSide *dockerSide
@@ -87,7 +89,13 @@ func run(ctx context.Context, args []string) (err error) {
 		return fmt.Errorf("-run: %w", err)
 	}
 
-	b := &bench{engine: *engine, quick: *quick || *guard, budget: *budget}
+	b := &bench{engine: *engine, quick: *quick || *guard, part: 1, budget: *budget}
+	switch {
+	case *guard:
+		b.part = 2
+	case *quick:
+		b.part = 4
+	}
 	if b.binary, err = filepath.Abs(*binary); err != nil {
 		return err
 	}
@@ -202,10 +210,7 @@ func (b *bench) build() (string, error) {
 
 // scaled adjusts a number of measurements to the mode.
 func (b *bench) scaled(n int) int {
-	if b.quick {
-		return max(5, n/4)
-	}
-	return n
+	return max(min(n, 5), n/b.part)
 }
 
 // newSession returns a session name that was not used before.

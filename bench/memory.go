@@ -227,7 +227,7 @@ func (b *bench) pandasMemory(ctx context.Context) (*section, error) {
 	if err != nil {
 		return nil, err
 	}
-	open := b.scaled(20)
+	const open = 20
 	s := &section{Title: "Memory of sessions with pandas", Header: []string{"each of " + fmt.Sprint(open), "own memory", "processes", "threads"},
 		Notes: []string{"Memory of a *session*: idle after a run with pandas. Of a *notebook*: its interpreter holds pandas."}}
 	for _, k := range kinds {
@@ -272,8 +272,13 @@ func (s *server) added(ctx context.Context, sessions int, open func(session stri
 			return use{}, err
 		}
 	}
-	return use{processes: after.processes - before.processes, threads: after.threads - before.threads, pss: after.pss - before.pss,
-		hidden: before.hidden || after.hidden}, nil
+	return after.minus(before), nil
+}
+
+// minus returns what the processes below the server use more than before.
+func (u use) minus(before use) use {
+	return use{processes: u.processes - before.processes, threads: u.threads - before.threads, pss: u.pss - before.pss,
+		agents: u.agents - before.agents, hidden: u.hidden || before.hidden}
 }
 
 // room returns an error if the machine cannot hold that many more threads, each of which takes a

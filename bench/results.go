@@ -112,7 +112,7 @@ func render(machine []string, sections []*section) string {
 	fmt.Fprintf(&b, "- measured in %.0f minutes\n", took.Minutes())
 	b.WriteString(`
 All on the built server, through HTTP except for stdio. In each part the contenders take turns, round by round, so a slow moment of the machine hits all of them: compare ratios, not times.
-**root** is a server that root runs, **ordinary** one of a user without rights that has subordinate ids, **docker** one of root's on the docker backend.
+**root** is a server that root runs, **ordinary** one of a user without rights, **docker** one of root's on the docker backend.
 
 ## Goals
 

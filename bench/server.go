@@ -9,11 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -65,16 +68,67 @@ func (b *bench) startServer(ctx context.Context, k kind, name string, settings .
 		return nil, fmt.Errorf("the %s server: %w", name, err)
 	}
 	b.started = append(b.started, s)
+	watchdog, err := startWatchdog(s.cmd.Process.Pid)
 	go func() {
 		_ = s.cmd.Wait()
+		watchdog()
 		close(s.done)
 	}()
+	if err != nil {
+		s.stop()
+		return nil, err
+	}
 	if err := s.awaitReady(ctx); err != nil {
 		s.stop()
 		text, _ := os.ReadFile(s.log)
 		return nil, fmt.Errorf("the %s server: %w\n%s", name, err, text)
 	}
 	return s, nil
+}
+
+// startWatchdog ends a server if this process is killed. The kernel forgets its Pdeathsig when it
+// enters an outer namespace. The returned function ends the watchdog.
+func startWatchdog(pid int) (end func(), err error) {
+	cmd := exec.Command("/bin/sh", "-c", `read -r end; kill "$0"`, strconv.Itoa(pid))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	in, err := cmd.StdinPipe() // ends with this process
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return func() {}, err
+	}
+	return func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = in.Close()
+	}, nil
+}
+
+// outerNamespace says in which user namespace the server runs.
+func (s *server) outerNamespace() string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", s.cmd.Process.Pid))
+	if err != nil {
+		return "user namespace not known"
+	}
+	return describeIDs(string(text))
+}
+
+// describeIDs describes a user namespace by its map of ids.
+func describeIDs(uidMap string) string {
+	var ids int64
+	for line := range strings.Lines(uidMap) {
+		var inside, outside, n int64
+		_, _ = fmt.Sscan(line, &inside, &outside, &n)
+		ids += n
+	}
+	switch {
+	case ids > math.MaxInt32:
+		return "no outer namespace"
+	case ids == 1:
+		return "an outer namespace without subordinate ids"
+	}
+	return fmt.Sprintf("an outer namespace with %d ids", ids)
 }
 
 // serverRoot makes the data directory of a server, with the prepared language environments.

@@ -86,12 +86,12 @@ func (b *bench) openLevels(ctx context.Context, s *section, k kind) (open int, e
 		if first == 0 {
 			first = beside
 		}
-		each := func(total, base int64) float64 { return float64(total-base) / float64(level) }
-		own, agent := each(use.pss, before.pss), each(use.agents, before.agents)
-		threads = each(int64(use.threads), int64(before.threads))
+		more := use.minus(before)
+		own, agent := float64(more.pss)/float64(level), float64(more.agents)/float64(level)
+		threads = float64(more.threads) / float64(level)
 		s.row(fmt.Sprint(level), ms(one.p50()), ms(one.p99()), ms(another.p50()), ms(plain.p50()), times(beside/first), use.memory(own), use.memory(agent),
 			use.memory(float64(use.serverRSS)), use.memory(float64(use.serverPSS)),
-			fmt.Sprintf("%.1f, %.1f", each(int64(use.processes), int64(before.processes)), threads), fmt.Sprintf("%.1f %%", 100*use.cpu),
+			fmt.Sprintf("%.1f, %.1f", float64(more.processes)/float64(level), threads), fmt.Sprintf("%.1f %%", 100*use.cpu),
 			fmt.Sprintf("%.0f", opened), fmt.Sprintf("%.0f", bare))
 		s.set(fmt.Sprintf("sessions %d to 1 %s", level, k.name), beside/first)
 		if level != 1000 {
