@@ -38,4 +38,6 @@ type Adopted struct {
 	PerRun []string `json:"per_run,omitempty"`
 	// Soon says that it has imported its libraries and is about to arrive: a run may wait for it.
 	Soon bool `json:"soon,omitempty"`
+	// OnRequest says that it arrives when the agent has written to its descriptor.
+	OnRequest bool `json:"on_request,omitempty"`
 }

@@ -69,7 +69,7 @@ func Main(configJSON, version string) error {
 			return fmt.Errorf("zygote: %w", err)
 		}
 		w := &wire.Zygote{Name: z.Name, Env: z.Env, Reads: z.Reads, PerRun: z.PerRun}
-		launcher.AdoptZygote(w, os.NewFile(uintptr(fd), "zygote"), z.Soon)
+		launcher.AdoptZygote(w, os.NewFile(uintptr(fd), "zygote"), z.Soon, z.OnRequest)
 	}
 	if cfg.Expect != nil {
 		if err := expectWorkspace(); err != nil {

@@ -30,6 +30,7 @@ type waitingFork struct {
 // newWaitingFork has the zygote fork a program into a run-init, as soon as both are ready.
 func newWaitingFork(z *zygote, channel *os.File) *waitingFork {
 	w := &waitingFork{cancel: make(chan struct{}), done: make(chan struct{}), zygote: z}
+	z.request()
 	go func() {
 		defer close(w.done)
 		select {

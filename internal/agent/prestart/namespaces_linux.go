@@ -32,9 +32,12 @@ func NewNamespaces(settings Settings, empty *os.File) *Namespaces {
 }
 
 // AdoptZygote adds a zygote that comes from outside the sandbox and speaks on conn. soon says that
-// it has imported its libraries, so that a run may wait for it to arrive.
-func (n *Namespaces) AdoptZygote(w *wire.Zygote, conn *os.File, soon bool) {
-	n.zygotes.add(w.Name, &zygote{env: startEnvOf(w), conn: conn, soon: soon, reportsExits: true})
+// it has imported its libraries, so that a run may wait for it to arrive. With onRequest it arrives
+// after the first byte on conn.
+func (n *Namespaces) AdoptZygote(w *wire.Zygote, conn *os.File, soon, onRequest bool) {
+	z := &zygote{env: startEnvOf(w), conn: conn, soon: soon, reportsExits: true}
+	z.onRequest.Store(onRequest)
+	n.zygotes.add(w.Name, z)
 }
 
 // PrestartFirst prestarts the process of the first run, before the sandbox has its workspace. The

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,6 +30,8 @@ type zygote struct {
 	conn *os.File
 	soon bool   // it has imported and is about to arrive: a run may wait for it
 	dir  string // private to it, with Landlock
+
+	onRequest atomic.Bool // it arrives when request is called
 
 	reportsExits  bool          // the zygote is the parent of its forks and reports their exits
 	answerTimeout time.Duration // how long it may take to fork; 0: forever
@@ -267,6 +270,13 @@ func (z *zygote) touch() {
 	defer z.mu.Unlock()
 	if !z.gone {
 		z.idle.Reset(zygoteLife)
+	}
+}
+
+// request makes a zygote arrive that comes on request.
+func (z *zygote) request() {
+	if z.onRequest.CompareAndSwap(true, false) {
+		_, _ = z.conn.Write([]byte{1}) // an error means that it is gone
 	}
 }
 

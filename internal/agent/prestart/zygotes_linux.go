@@ -121,6 +121,7 @@ func (zs *zygotes) fork(spec *runinit.Spec, place *runinit.Place) (forked, bool)
 	if z == nil {
 		return forked{}, false
 	}
+	z.request()
 	if z.soon {
 		select {
 		case <-z.ready:

@@ -203,9 +203,19 @@ func (z *sharedZygote) end() {
 
 // adopt moves a fork of the shared zygote into a started sandbox. link is the server's end of a
 // socket to the agent. Closing it tells the agent that no zygote comes.
-func (s *jailed) adopt(z *sharedZygote, link *os.File) {
-	defer z.users.Done()
+func (s *jailed) adopt(a adoption, link *os.File) {
 	defer link.Close()
+	z := a.sharedZygote
+	if a.onRequest {
+		z.users.Done() // the request may come long after z was replaced
+		if _, err := link.Read(make([]byte, 1)); err != nil {
+			return // the sandbox has ended
+		}
+		if z = s.backend.zygotes.reacquire(z); z == nil {
+			return
+		}
+	}
+	defer z.users.Done()
 	select {
 	case <-z.ready:
 	case <-s.ended:
@@ -226,6 +236,9 @@ func (s *jailed) tryAdopt(z *sharedZygote, link *os.File) error {
 	}
 	defer gate.Close()
 	defer open.Close()
+	if err := unix.SetNonblock(int(link.Fd()), false); err != nil { // the zygote expects that
+		return err
+	}
 	files := []*os.File{gate, link}
 	for _, name := range namespaces {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", s.proc.pid, name))

@@ -124,6 +124,54 @@ func TestTwoZygotes(t *testing.T) {
 	}
 }
 
+// TestZygoteOnRequest: a sandbox that starts for a waiting run gets the zygote of most runs, and
+// the others when a run needs them.
+func TestZygoteOnRequest(t *testing.T) {
+	needRoot(t, "shared zygotes enter sandboxes of another uid")
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	h := zygoteHarness(t, b)
+	light := *h.Zygote
+	light.Name, light.Preload = "light", nil
+	spec := sandbox.Spec{Zygotes: append(described(h), sandbox.Zygote(light))}
+	plain := sandboxtest.Harness{Backend: b, Owner: h.Owner}
+	forked := func(box *sandboxtest.Sandbox, z *wire.Zygote) bool {
+		run := sandboxtest.Python("")
+		run.Zygote = z
+		return box.Run(t, run).Exit.Forked
+	}
+	first := sandboxtest.Start(t, plain, spec)
+	for n := 0; !forked(first, h.Zygote) || !forked(first, &light); n++ { // until both are ready
+		if n == 1000 {
+			t.Fatal("the shared zygotes do not become ready")
+		}
+	}
+	zygotes := sharedZygotes(t)
+	forks := func() (most, least int) {
+		var n [2]int
+		for i, pid := range zygotes {
+			children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
+			if err != nil {
+				t.Fatal(err)
+			}
+			n[i] = len(strings.Fields(string(children)))
+		}
+		return max(n[0], n[1]), min(n[0], n[1])
+	}
+	if most, least := forks(); len(zygotes) != 2 || most != 1 || least != 1 {
+		t.Fatalf("%d shared zygotes, at most %d and at least %d forks", len(zygotes), most, least)
+	}
+	second := sandboxtest.Start(t, plain, spec)
+	if !forked(second, &light) {
+		t.Error("the zygote of most runs is not there")
+	}
+	if _, least := forks(); least != 1 {
+		t.Error("a zygote is there that no run has asked for")
+	}
+	if !forked(second, h.Zygote) {
+		t.Error("a run did not get the zygote that it asked for")
+	}
+}
+
 // TestSharedZygoteLife: a shared zygote may end at any time. Runs go on, and a new one starts
 // later.
 func TestSharedZygoteLife(t *testing.T) {

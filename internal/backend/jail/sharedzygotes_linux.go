@@ -39,21 +39,30 @@ type zygoteSlot struct {
 	warned    bool          // of a failure, since the last one that was ready
 }
 
+// adoption is a shared zygote of which a sandbox gets a fork.
+type adoption struct {
+	*sharedZygote
+	soon      bool // it has imported its libraries
+	onRequest bool // the fork enters the sandbox when its agent asks for it
+}
+
 // acquire returns the shared zygotes for a spec. It starts those that do not run; none is returned
 // while it cannot be started. The caller calls release when it needs no more forks of them.
-func (zs *sharedZygotes) acquire(spec sandbox.Spec) (all []*sharedZygote) {
+// A sandbox that starts for a waiting run gets only the last at once, which most runs need.
+func (zs *sharedZygotes) acquire(spec sandbox.Spec) (all []adoption) {
 	if zs.backend.cfg.NoSharedZygotes || os.Geteuid() != 0 {
 		return nil
 	}
-	for _, z := range spec.Zygotes {
+	for i, z := range spec.Zygotes {
 		if shared := zs.acquireOne(spec, z); shared != nil {
-			all = append(all, shared)
+			soon := shared.isReady()
+			all = append(all, adoption{shared, soon, soon && spec.Workspace != "" && i < len(spec.Zygotes)-1})
 		}
 	}
 	return all
 }
 
-func release(zygotes []*sharedZygote) {
+func release(zygotes []adoption) {
 	for _, z := range zygotes {
 		z.users.Done()
 	}
@@ -88,6 +97,18 @@ func (zs *sharedZygotes) acquireOne(spec sandbox.Spec, z sandbox.Zygote) *shared
 		slot.current.users.Add(1)
 	}
 	return slot.current
+}
+
+// reacquire returns the shared zygote that is like one that was acquired earlier, or nil.
+func (zs *sharedZygotes) reacquire(earlier *sharedZygote) *sharedZygote {
+	zs.mu.Lock()
+	defer zs.mu.Unlock()
+	z := zs.slots[earlier.spec.Name].current
+	if zs.closed || z == nil || z.key != earlier.key || z.dead.Load() {
+		return nil
+	}
+	z.users.Add(1)
+	return z
 }
 
 // startLocked starts a shared zygote for the slot, unless one has failed recently.

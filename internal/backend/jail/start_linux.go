@@ -118,14 +118,14 @@ func (s *jailed) release() {
 }
 
 // agentConfig is the agent's command line argument.
-func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []*sharedZygote) (string, error) {
+func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []adoption) (string, error) {
 	cfg := agent.Config{Forward: spec.Forward}
 	if b.ids.why == "" {
 		cfg.Close = agent.ZygoteFD + len(zygotes) // the identity's namespace
 	}
 	for _, z := range zygotes {
 		cfg.Zygotes = append(cfg.Zygotes, agent.Adopted{
-			Name: z.spec.Name, Env: z.spec.Env, Reads: z.spec.Reads, PerRun: z.spec.PerRun, Soon: z.isReady(),
+			Name: z.spec.Name, Env: z.spec.Env, Reads: z.spec.Reads, PerRun: z.spec.PerRun, Soon: z.soon, OnRequest: z.onRequest,
 		})
 	}
 	if spec.Workspace == "" {
@@ -174,9 +174,6 @@ func (s *jailed) spawn(spec sandbox.Spec, mapping *os.File, config string, zygot
 	files := []*os.File{workspace} // agent.WorkspaceFD; agent.ZygoteFD and so on follow
 	for range zygotes {
 		link, end := connect(unix.SOCK_SEQPACKET)
-		if err == nil {
-			err = unix.SetNonblock(int(link.Fd()), false) // the shared zygote's fork gets it
-		}
 		links, files = append(links, link), append(files, end)
 	}
 	if err != nil {
