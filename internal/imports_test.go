@@ -29,7 +29,7 @@ var imports = map[string]string{
 	"backend/jail":              "agent agent/prestart backend/probe cgroup closednet proc sandbox wire workspace golang.org/x/sys",
 	"backend/probe":             "sandbox wire",
 	"backend/wrapper":           "backend/agentless proc sandbox userns wire",
-	"cgroup":                    "proc sandbox",
+	"cgroup":                    "proc sandbox github.com/godbus/dbus/v5",
 	"closednet":                 "golang.org/x/sys",
 	"control":                   "session",
 	"credential":                "secret store golang.org/x/oauth2 golang.org/x/sync",

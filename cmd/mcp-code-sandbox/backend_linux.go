@@ -19,7 +19,7 @@ func openJail(_ context.Context, c backendConfig) (opened, error) {
 	}
 	b, err := jail.New(jail.Config{
 		Dir: c.instance.Dir(), Instance: c.instance.ID(), AgentBinary: agent, Closed: c.closed,
-		NoSharedZygotes: c.settings.SharedZygote == "off", Logger: c.log,
+		UserBus: c.settings.UserBus, NoSharedZygotes: c.settings.SharedZygote == "off", Logger: c.log,
 	})
 	if err != nil {
 		return opened{}, err

@@ -51,6 +51,7 @@ type settings struct {
 	DockerRuntime  string   `name:"docker-runtime" environ:"SANDBOX_DOCKER_RUNTIME" placeholder:"NAME" group:"isolation" help:"OCI runtime for sandboxes on docker, such as runsc or kata. Default: the engine's default."`
 	SharedZygote   string   `name:"shared-zygote" environ:"SANDBOX_SHARED_ZYGOTE" default:"on" oneof:"on,off" group:"isolation" help:"Whether the jail's sandboxes share the memory of Python's libraries: on, or off (each imports its own, which costs a second of CPU and 80 MB, and has its own address-space layout)."`
 	OuterNamespace string   `name:"outer-namespace" environ:"SANDBOX_OUTER_NAMESPACE" default:"auto" oneof:"auto,off" group:"isolation" help:"Whether an ordinary user's server with the jail runs in a user namespace of its own, which makes it as fast and as isolated as root's: auto (if the machine allows it and no environment isolates itself), or off."`
+	UserBus        string   `name:"user-bus" environ:"SANDBOX_USER_BUS" placeholder:"SOCKET" group:"isolation" help:"Socket of the message bus on which an ordinary user's server asks systemd for a cgroup, so that limits apply to whole sandboxes; none: do not ask. The server then ends with the user's last login, unless loginctl enable-linger was called. Default: bus in $XDG_RUNTIME_DIR."`
 	PoolSize       *int     `name:"pool-size" environ:"SANDBOX_POOL_SIZE" placeholder:"N" min:"0" group:"isolation" help:"Most sandboxes of each kind, without network, that serve starts in advance for new sessions; 0: none. Default: 2 on the jail, 0 on docker."`
 	Network        string   `name:"network" environ:"SANDBOX_NETWORK" default:"full" oneof:"full,off" group:"isolation" help:"What a run with network: true can reach: full (the internet, nothing private), or off."`
 	NetworkAllow   []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" placeholder:"CIDR" group:"isolation" help:"Private addresses or networks that runs with network may also reach."`
@@ -130,6 +131,12 @@ func (s *settings) setDefaults(env map[string]string, euid int) {
 		}
 	}
 	s.DockerHost = cmp.Or(s.DockerHost, defaultEngine(env))
+	switch {
+	case s.UserBus == "none":
+		s.UserBus = ""
+	case s.UserBus == "" && env["XDG_RUNTIME_DIR"] != "":
+		s.UserBus = filepath.Join(env["XDG_RUNTIME_DIR"], "bus")
+	}
 	if s.WrapperDir == "" && env["HOME"] != "" {
 		s.WrapperDir = filepath.Join(env["HOME"], ".config", "nix-sandbox-mcp", "sandboxes")
 	}

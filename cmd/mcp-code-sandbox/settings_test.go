@@ -55,6 +55,8 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_ROOT", "/srv/x", func(s *settings) any { return s.Root }, "/home/u/.local/share/mcp-code-sandbox", "/srv/x"},
 		{"SANDBOX_BACKEND", "jail", func(s *settings) any { return s.Backend }, "auto", "jail"},
 		{"DOCKER_HOST", "unix:///srv/e.sock", func(s *settings) any { return s.DockerHost }, defaultEngine(nil), "unix:///srv/e.sock"},
+		{"SANDBOX_USER_BUS", "/srv/bus", func(s *settings) any { return s.UserBus }, "", "/srv/bus"},
+		{"XDG_RUNTIME_DIR", "/run/user/1000", func(s *settings) any { return s.UserBus }, "", "/run/user/1000/bus"},
 		{"SANDBOX_IMAGES", "mine:1,b@sha256:" + strings.Repeat("0", 64), func(s *settings) any { return strings.Join(s.Images, " ") }, "", "mine:1 b@sha256:" + strings.Repeat("0", 64)},
 		{"SANDBOX_IMAGE", "mine:1", func(s *settings) any { return s.Image }, "", "mine:1"},
 		{"SANDBOX_HOST_PATH", "/srv/h", func(s *settings) any { return s.HostPath }, "", "/srv/h"},
@@ -119,6 +121,13 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		if name == "" || !tested[name] {
 			t.Errorf("field %s (%q) has no environment name, or no line in this test", typ.Field(i).Name, name)
 		}
+	}
+}
+
+func TestNoUserBus(t *testing.T) {
+	s, err := parse(t, nil, map[string]string{"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/1000", "SANDBOX_USER_BUS": "none"})
+	if err != nil || s.UserBus != "" {
+		t.Errorf("the bus is %q, %v", s.UserBus, err)
 	}
 }
 

@@ -1,9 +1,11 @@
 package cgroup
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
 )
@@ -37,6 +39,18 @@ func TestCgroupV2(t *testing.T) {
 	want := sandbox.Usage{OOMKills: 2, PIDsRefused: 7}
 	if got, err := g.Usage(); got != want || err != nil {
 		t.Errorf("usage %+v, %v, want %+v", got, err, want)
+	}
+
+	write("cpu.stat", "usage_usec 7000\n")
+	withoutCPU := &Group{dirs: map[string]string{"memory": dir, "pids": dir}}
+	if err := withoutCPU.limit(sandbox.Limits{CPUs: 0.5}); err != nil {
+		t.Errorf("limit without the cpu controller: %v", err)
+	}
+	if err := withoutCPU.Weigh(0.5); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("weigh without the cpu controller: %v", err)
+	}
+	if used, err := withoutCPU.CPUTime(); used != 7*time.Millisecond || err != nil {
+		t.Errorf("CPU time without the cpu controller: %v, %v", used, err)
 	}
 
 	write("cgroup.subtree_control", "cpu\n")

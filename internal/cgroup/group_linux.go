@@ -26,7 +26,7 @@ const (
 
 // Group is one group. A nil Group limits nothing, and has no counters.
 type Group struct {
-	dirs map[string]string // by controller; version 2 has one directory for all
+	dirs map[string]string // by controller; version 2 has one directory for all, and may lack cpu
 	home map[string]string // version 1: the groups to which the starting thread returns
 
 	memoryBytes int64 // its limit; zero: none
@@ -65,7 +65,7 @@ func (g *Group) limit(l sandbox.Limits) error {
 	const period = 100_000 // microseconds
 	quota := int64(l.CPUs * period)
 	switch {
-	case quota <= 0:
+	case quota <= 0 || g.dirs["cpu"] == "":
 	case g.isV2():
 		set("cpu", "cpu.max", fmt.Sprintf("%d %d", quota, period))
 	default:
@@ -148,7 +148,7 @@ func (g *Group) CPUTime() (time.Duration, error) {
 	case g == nil:
 		return 0, errors.ErrUnsupported
 	case g.isV2():
-		n, _ := proc.ReadCounter(g.file("cpu", "cpu.stat"), "usage_usec")
+		n, _ := proc.ReadCounter(g.file("memory", "cpu.stat"), "usage_usec") // also without the cpu controller
 		return time.Duration(n) * time.Microsecond, nil
 	}
 	n, err := readNumber(filepath.Join(cmp.Or(g.dirs[accounting], g.dirs["cpu"]), accountingFile))
@@ -159,7 +159,7 @@ func (g *Group) CPUTime() (time.Duration, error) {
 // be.
 func (g *Group) Weigh(share float64) error {
 	switch {
-	case g == nil:
+	case g == nil || g.dirs["cpu"] == "":
 		return errors.ErrUnsupported
 	case g.isV2():
 		return g.write("cpu", "cpu.weight", max(int(100*share), 1))

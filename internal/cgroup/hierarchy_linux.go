@@ -32,15 +32,20 @@ type Hierarchy struct {
 	prefix string            // of the names of this instance's groups
 	v2     string            // version 2: the directory that holds the groups
 	v1     map[string]string // version 1: that directory by controller
+	scope  string            // the unit that systemd made for this process
+	noUnit error             // why systemd made none
 	// looseTCP says that version 1 cannot limit socket buffers, which its memory limit leaves out.
 	looseTCP bool
+	looseCPU bool  // version 2 has no cpu controller here
 	err      error // why no cgroups can be made
 }
 
-// Find looks for a hierarchy in which this process may make groups, by making one.
-func Find(instance string) *Hierarchy {
+// Find looks for a hierarchy in which this process may make groups, by making one. If there is
+// none, it asks the user's systemd for one. bus is the socket of the message bus on which to ask;
+// "" means not to.
+func Find(instance, bus string) *Hierarchy {
 	h := &Hierarchy{prefix: groupName + instance + "-"}
-	err2 := h.findV2(instance)
+	err2 := h.findV2(instance, bus)
 	if err2 == nil {
 		return h
 	}
@@ -56,8 +61,17 @@ func (h *Hierarchy) Available() bool { return h.err == nil }
 // LimitsSockets reports whether the memory limit also bounds socket buffers.
 func (h *Hierarchy) LimitsSockets() bool { return !h.looseTCP }
 
+// LimitsCPU reports whether groups limit CPU time.
+func (h *Hierarchy) LimitsCPU() bool { return !h.looseCPU }
+
+// Scope returns the unit that systemd made for this process, or why it did not. It returns neither
+// if Find did not ask.
+func (h *Hierarchy) Scope() (unit string, err error) { return h.scope, h.noUnit }
+
 func (h *Hierarchy) String() string {
 	switch {
+	case h.v2 != "" && h.scope != "":
+		return "version 2 at " + h.v2 + ", delegated by systemd"
 	case h.v2 != "":
 		return "version 2 at " + h.v2
 	case h.v1 != nil:
@@ -66,31 +80,51 @@ func (h *Hierarchy) String() string {
 	return "none: " + h.err.Error()
 }
 
-func (h *Hierarchy) findV2(instance string) error {
+func (h *Hierarchy) findV2(instance, bus string) error {
 	if _, err := os.Stat(mount + "/cgroup.controllers"); err != nil {
 		return errors.New("not mounted at " + mount)
 	}
+	// Root may use the top. Others use the group that was delegated to this process.
+	top := h.prepareV2(mount, instance)
+	if top == nil {
+		return nil
+	}
+	own := h.prepareOwn(instance)
+	if own != nil && bus != "" {
+		scope := groupName + instance + ".scope"
+		if h.noUnit = enterScope(bus, scope); h.noUnit == nil {
+			h.scope = scope
+			own = h.prepareOwn(instance)
+		}
+	}
+	if own != nil {
+		return fmt.Errorf("%w; %w", top, own)
+	}
+	return nil
+}
+
+// prepareOwn prepares the group of this process. The process moves into a leaf first: a group that
+// holds processes cannot enable controllers for its children.
+func (h *Hierarchy) prepareOwn(instance string) error {
 	own, err := ownGroup("")
 	if err != nil {
 		return err
 	}
-	// Root may use the top. Others use the group that was delegated to this process, which must
-	// move into a leaf first: a group that holds processes cannot enable controllers for its
-	// children.
-	var errs []error
-	for _, base := range []string{mount, mount + own} {
-		if base == mount+own && base != mount {
-			_ = moveToLeaf(base)
-		}
-		dir := filepath.Join(base, groupName+instance)
-		if err := prepareV2(base, dir); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		h.v2 = dir
-		return nil
+	if err := moveToLeaf(mount + own); err != nil {
+		return err
 	}
-	return errors.Join(errs...)
+	return h.prepareV2(mount+own, instance)
+}
+
+// prepareV2 makes a directory in base for the instance's groups.
+func (h *Hierarchy) prepareV2(base, instance string) error {
+	dir := filepath.Join(base, groupName+instance)
+	if err := prepareV2(base, dir); err != nil {
+		return err
+	}
+	enabled, _ := readWords(filepath.Join(dir, "cgroup.subtree_control"))
+	h.v2, h.looseCPU = dir, !slices.Contains(enabled, "cpu")
+	return nil
 }
 
 func prepareV2(base, dir string) error {
@@ -107,28 +141,49 @@ func prepareV2(base, dir string) error {
 	return nil
 }
 
+// enableControllers enables the controllers for the children of dir. Only cpu may be missing: some
+// versions of systemd delegate only the others to users.
 func enableControllers(dir string) error {
 	file := filepath.Join(dir, "cgroup.subtree_control")
-	enabled, err := os.ReadFile(file)
+	enabled, err := readWords(file)
 	if err != nil {
 		return err
 	}
 	for _, name := range controllers {
-		if !slices.Contains(strings.Fields(string(enabled)), name) {
-			if err := os.WriteFile(file, []byte("+"+name), 0); err != nil {
-				return err
-			}
+		if slices.Contains(enabled, name) {
+			continue
+		}
+		err := os.WriteFile(file, []byte("+"+name), 0)
+		switch missing := errors.Is(err, fs.ErrNotExist); {
+		case missing && name == "cpu":
+		case missing:
+			return fmt.Errorf("%s has no %s controller", dir, name)
+		case err != nil:
+			return err
 		}
 	}
 	return nil
 }
 
 func moveToLeaf(base string) error {
+	pids, err := readWords(filepath.Join(base, "cgroup.procs"))
+	self := strconv.Itoa(os.Getpid())
+	switch {
+	case err != nil:
+		return err
+	case !slices.Equal(pids, []string{self}):
+		return fmt.Errorf("%s holds other processes", base)
+	}
 	leaf := filepath.Join(base, groupName+"server")
 	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+	return os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(self), 0)
+}
+
+func readWords(path string) ([]string, error) {
+	text, err := os.ReadFile(path)
+	return strings.Fields(string(text)), err
 }
 
 func (h *Hierarchy) findV1() error {
@@ -213,7 +268,9 @@ func (h *Hierarchy) Create(id string, l sandbox.Limits) (_ *Group, err error) {
 			return nil, err
 		}
 		for _, name := range controllers {
-			g.dirs[name] = dir
+			if name != "cpu" || h.LimitsCPU() {
+				g.dirs[name] = dir
+			}
 		}
 	}
 	for name, home := range h.v1 {

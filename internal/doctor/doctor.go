@@ -256,7 +256,7 @@ func (h Host) cgroups() sandbox.Check {
 	const (
 		name     = "cgroups"
 		fallback = "limited by rlimits only, buffers of sockets not at all"
-		fix      = "start the server as root, or with a cgroup of its own: systemd-run --user --scope -p Delegate=yes mcp-code-sandbox serve"
+		fix      = "start the server as root, as a service with Delegate=yes, or in a login session, where it asks systemd for a cgroup (XDG_RUNTIME_DIR must be set)"
 	)
 	own := h.ownCgroups()
 	version, problem := "v2", "without "
@@ -275,6 +275,9 @@ func (h Host) cgroups() sandbox.Check {
 	switch {
 	case len(own) == 0:
 		return warn(name, "none: memory and processes are "+fallback, fix)
+	case version == "v2" && slices.Equal(missing, []string{"cpu"}):
+		return warn(name, "v2, writable, with memory and pids, but without cpu: the CPU time of sandboxes is not limited",
+			"sudo systemctl edit user@.service, add the lines [Service] and Delegate=cpu memory pids, and log in again")
 	case len(missing) > 0:
 		return warn(name, version+", "+problem+strings.Join(missing, ", ")+": "+fallback, fix)
 	case version == "v1" && !h.limitsTCP(own):

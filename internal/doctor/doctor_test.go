@@ -130,6 +130,9 @@ func TestCheck(t *testing.T) {
 		{"cgroup v2 without delegated memory", func(m *machine) {
 			m.files["/sys/fs/cgroup/user.slice/cgroup.controllers"] = "pids\n"
 		}, "cgroups", sandbox.Warn, "memory, cpu", "Delegate=yes"},
+		{"cgroup v2 without delegated cpu", func(m *machine) {
+			m.files["/sys/fs/cgroup/user.slice/cgroup.controllers"] = "memory pids\n"
+		}, "cgroups", sandbox.Warn, "CPU time of sandboxes is not limited", "user@.service"},
 		{"cgroup v1", func(m *machine) {
 			delete(m.files, "/sys/fs/cgroup/cgroup.controllers")
 			m.files["/proc/self/cgroup"] = "3:memory:/a\n2:pids:/a\n1:cpu,cpuacct:/\n0::/\n"

@@ -30,6 +30,9 @@ type Config struct {
 	AgentBinary []byte
 	// Closed lists the networks that a sandbox with network cannot reach.
 	Closed *closednet.List
+	// UserBus is the socket of the message bus on which to ask the user's systemd for a cgroup; ""
+	// means not to.
+	UserBus string
 	// NoSharedZygotes makes each sandbox import its runner's libraries itself.
 	NoSharedZygotes bool
 	// SharedZygoteLife is the age at which a shared zygote is replaced; zero means an hour. The
@@ -87,7 +90,10 @@ func New(cfg Config) (*Backend, error) {
 	if b.launch, err = newLauncher(os.Geteuid() == 0); err != nil {
 		return nil, &sandbox.Error{Op: "prepare the jail", Err: err, Fix: seeDoctor}
 	}
-	b.cgroups = cgroup.Find(cfg.Instance)
+	b.cgroups = cgroup.Find(cfg.Instance, cfg.UserBus)
+	if scope, _ := b.cgroups.Scope(); scope != "" && b.cgroups.Available() {
+		b.log.Info("systemd has delegated a cgroup, so limits apply to whole sandboxes", "unit", scope)
+	}
 	b.watching.Go(func() { b.cgroups.WatchSockets(b.done) })
 	homes, err := json.Marshal(b.cgroups.Homes())
 	if err == nil {

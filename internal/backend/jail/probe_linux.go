@@ -17,14 +17,29 @@ func (b *Backend) Probe(ctx context.Context) []sandbox.Check {
 	switch {
 	case !b.cgroups.Available():
 		groups.Status = sandbox.Warn
-		groups.Fix = "start the server as root, or as a user service with Delegate=yes; until then, memory and " +
-			"process limits apply to each process, and CPU and socket buffers are not limited"
+		groups.Fix = "start the server as root, as a service with Delegate=yes, or in a login session, where it asks systemd " +
+			"for a cgroup (XDG_RUNTIME_DIR must be set); until then, memory and process limits apply to each process, " +
+			"and CPU and socket buffers are not limited"
+	case !b.cgroups.LimitsCPU():
+		groups.Status = sandbox.Warn
+		groups.Detail += ", without the cpu controller"
+		groups.Fix = "sudo systemctl edit user@.service, add the lines [Service] and Delegate=cpu memory pids, and log in " +
+			"again; until then, CPU is not limited"
 	case !b.cgroups.LimitsSockets():
 		groups.Status = sandbox.Warn
 		groups.Detail += ", which cannot limit TCP buffers"
 		groups.Fix = "boot with cgroup version 2: systemd.unified_cgroup_hierarchy=1 on the kernel's command line"
 	}
-	checks = append(checks, groups, b.ids.check())
+	checks = append(checks, groups)
+	switch scope, err := b.cgroups.Scope(); {
+	case err != nil:
+		checks = append(checks, sandbox.Check{
+			Name: "systemd scope", Status: sandbox.Warn, Detail: err.Error(), Fix: "systemctl --user status says whether systemd works for this user",
+		})
+	case scope != "":
+		checks = append(checks, sandbox.Check{Name: "systemd scope", Detail: scope + ", made for this server"})
+	}
+	checks = append(checks, b.ids.check())
 	if checks[0].Status == sandbox.OK {
 		c := b.probeRun(ctx, "network", true)
 		if c.Status == sandbox.Fail {
