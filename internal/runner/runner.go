@@ -74,9 +74,11 @@ type Zygote struct {
 }
 
 // Prestart describes a program that can wait for its code. Reads lists the prefixes of the
-// variables that it reads while it starts: a run that changes one needs a new program.
+// variables that it reads while it starts: a run that changes one needs a new program. Helper is
+// the command of a process that waits beside it, connected to its descriptor 3.
 type Prestart struct {
-	Reads []string `json:"reads"`
+	Reads  []string `json:"reads"`
+	Helper []string `json:"helper"`
 }
 
 // Runner is a language environment that can be used on this host.

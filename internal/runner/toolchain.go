@@ -37,7 +37,7 @@ var python = toolchain{
 
 var node = toolchain{
 	name: "node", manifest: "package.json",
-	files: []string{"launch.cjs", "modules.cjs", "driver.cjs", "cell.cjs", "interrupt.cjs"},
+	files: []string{"launch.cjs", "modules.cjs", "esbuild.cjs", "esbuild.sh", "driver.cjs", "cell.cjs", "interrupt.cjs"},
 	probe: environ.probeNode, compatible: nodeIsNew, at: nodeAt,
 }
 

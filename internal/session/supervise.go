@@ -293,7 +293,7 @@ func (sb *sessionSandbox) frame(
 	}
 	frame.Argv, frame.Env, frame.Displays = r.Argv, env, r.Displays
 	if r.Prestart != nil {
-		frame.Prestart = &wire.Prestart{Env: r.Env, Reads: r.Prestart.Reads}
+		frame.Prestart = &wire.Prestart{Env: r.Env, Reads: r.Prestart.Reads, Helper: r.Prestart.Helper}
 	}
 	return frame
 }

@@ -121,6 +121,8 @@ type Run struct {
 type Prestart struct {
 	Env   map[string]string `json:"env,omitempty"`   // the runner's own, without the caller's variables
 	Reads []string          `json:"reads,omitempty"` // prefixes of the variables that it reads while it starts
+	// Helper, when set, starts beside the program and is connected to its descriptor 3, a socket.
+	Helper []string `json:"helper,omitempty"`
 }
 
 // Zygote describes an interpreter with libraries imported, that forks a process for each run. The

@@ -19,7 +19,8 @@ const path = require('node:path');
 const vm = require('node:vm');
 const { inspect } = require('node:util');
 const { Writable } = require('node:stream');
-const { CompileError, becomeMain, compileTypeScript, defineGlobals, describe, dynamicImport, esbuildBinary, importMeta, positions, sourceLine, sources, transpiled } = require('./modules.cjs');
+const { CompileError, becomeMain, compileTypeScript, defineGlobals, describe, dynamicImport, importMeta, positions, sourceLine, sources, transpiled } = require('./modules.cjs');
+const esbuild = require('./esbuild.cjs');
 
 const CHANNEL = 3;
 const REMEMBERED = 1000; // cells whose source is kept, for stack traces
@@ -193,7 +194,7 @@ function compile(source, name) {
       rewritten = rewrite(source);
     } catch (error) {
       // The compiler either supports it (JSX) or reports what is wrong and where.
-      if (!fs.existsSync(esbuildBinary)) throw syntaxError(error, name);
+      if (!fs.existsSync(esbuild.binary)) throw syntaxError(error, name);
       rewritten = rewrite(compileTypeScript(source, name, { keepImports: true }), source);
     }
   }

@@ -9,12 +9,16 @@
 
 const fs = require('node:fs');
 const path = require('node:path');
-const vm = require('node:vm');
+const esbuild = require('./esbuild.cjs');
 const { becomeMain, compileScript, compileTypeScript, defineGlobals, describe, isTypeScript, main, ready, sources, textModule } = require('./modules.cjs');
+
+const { emit, reallyExit } = process;
+const state = { settled: true, drained: false, threw: false }; // drained: the event loop is empty
 
 // Print an uncaught error as Node does, but with the user's source. This event does not affect
 // programs that handle uncaught exceptions.
 process.on('uncaughtExceptionMonitor', (error) => {
+  state.threw = true;
   if (process.listenerCount('uncaughtException') > 0) return;
   const plain = !(error instanceof Error) && typeof error?.stack !== 'string';
   if (plain && !main.module) return; // Node prints it; in a module it would print compiled code
@@ -22,34 +26,66 @@ process.on('uncaughtExceptionMonitor', (error) => {
   process.exit(1);
 });
 
-// awaitRun returns the file. A prestarted process has none: it does what every run begins with, then
-// waits for the file and the environment on stdin, a socket. The run must not notice any of this, and
-// the working directory may change meanwhile.
+process.on('beforeExit', () => { state.drained = true; });
+process.on('exit', (code) => {
+  if (!state.settled && !code && state.drained) { // not process.exit
+    fs.writeSync(2, `Warning: the top-level await of ${main.path} never finished: nothing is left that could resolve it\n`);
+    process.exitCode = 13;
+  }
+  // End like process.exit: freeing V8's memory takes 1 ms. Nobody else may have work to do here.
+  if (!state.threw && process.listenerCount('exit') === 1 && process.emit === emit && process.reallyExit === reallyExit) {
+    process.reallyExit(process.exitCode ?? code);
+  }
+});
+
+// awaitRun returns the file. A prestarted process has none: it rehearses, then waits for the file and
+// the environment on stdin, a socket. The run must not notice any of this.
 function awaitRun(file) {
   if (fs.existsSync(file) || !fs.fstatSync(0).isSocket()) return file;
-  for (const name of ['child_process', 'net', 'stream', 'url', 'util']) require(`node:${name}`); // console.log, TypeScript and modules need them
-  compileScript('', file);
-  new vm.SourceTextModule('');
+  esbuild.waiting.connect(3);
+  try {
+    rehearse(file);
+  } catch {} // the program reports it
   fs.writeSync(0, 'ready\n');
   const { file: given, env } = JSON.parse(fs.readFileSync(0, 'utf8'));
   fs.writeSync(0, 'taken\n');
   fs.closeSync(0);
   fs.openSync('/dev/null'); // becomes 0, the lowest free descriptor
+  process.chdir(process.cwd()); // the workspace may have been attached during the wait
+  setEnvironment(env);
+  return given;
+}
+
+// rehearse does what most programs do first: Node loads and compiles most of its own code on first use.
+function rehearse(file) {
+  for (const name of ['child_process', 'net', 'url', 'util']) require(`node:${name}`);
+  const { Console } = require('node:console');
+  const { Writable } = require('node:stream');
+  setEnvironment({ ...process.env });
+  becomeMain(file, []);
+  compileScript('', file);
+  const code = 'const numbers: number[] = [1];\nexport { numbers };\n';
+  ready(textModule(esbuild.waiting.isConnected() ? compileTypeScript(code, file) : '', file)).catch(() => {});
+  process._tickCallback?.(); // settles promises now
+  new Console(new Writable({ write: (chunk, encoding, done) => done() })).log('text', 1, { a: [1] });
+}
+
+function setEnvironment(env) {
   for (const name of Object.keys(process.env)) {
     if (!Object.hasOwn(env, name)) delete process.env[name];
   }
   for (const [name, value] of Object.entries(env)) {
     if (process.env[name] !== value) process.env[name] = value;
   }
-  return given;
 }
 
 function start() {
+  const args = process.argv.slice(3);
   const given = awaitRun(path.resolve(process.argv[2]));
   const file = path.join(process.cwd(), path.basename(given));
   const text = fs.readFileSync(given, 'utf8');
   sources.set(file, text);
-  const known = becomeMain(file, process.argv.slice(3));
+  const known = becomeMain(file, args);
 
   const source = isTypeScript(file) ? compileTypeScript(text, file) : text;
   // "await (x)" is a call in a script and an await in a module. Users mean the latter.
@@ -63,19 +99,15 @@ function start() {
       if (!script) throw error;
     }
   }
-  if (script) return script.call(known.exports, known.exports, known.require, known.module, known.__filename, known.__dirname);
+  if (script) {
+    esbuild.waiting.close();
+    return script.call(known.exports, known.exports, known.require, known.module, known.__filename, known.__dirname);
+  }
 
   defineGlobals(known);
-  let settled = false;
-  let drained = false; // the event loop is empty, not process.exit
-  process.on('beforeExit', () => { drained = true; });
-  process.on('exit', (code) => {
-    if (settled || code || !drained) return;
-    fs.writeSync(2, `Warning: the top-level await of ${main.path} never finished: nothing is left that could resolve it\n`);
-    process.exitCode = 13;
-  });
-  ready(main.module).then(() => { settled = true; }, (error) => {
-    settled = true;
+  state.settled = false;
+  ready(main.module).then(() => { state.settled = true; }, (error) => {
+    state.settled = true;
     process.nextTick(() => { throw error; }); // uncaught, like Node's main module, not an unhandled rejection
   });
 }

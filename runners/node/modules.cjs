@@ -4,10 +4,9 @@
 // It links modules with vm.SourceTextModule, which takes 3 ms. A loader hook costs Node 20 another
 // thread, 50 ms on every run.
 //
-// esbuild compiles TypeScript in a child process: the sandbox bounds its memory, and a crash is
-// reported. JSX becomes React.createElement unless a pragma or "jsx" in tsconfig.json changes that.
-// Decorators are standard ones unless tsconfig.json or the source (see legacyDecorators) uses the
-// experimental ones.
+// JSX becomes React.createElement unless a pragma or "jsx" in tsconfig.json changes that. Decorators
+// are standard ones unless tsconfig.json or the source (see legacyDecorators) uses the experimental
+// ones.
 'use strict';
 
 // Cells may redeclare globals such as Map and process: keep the original ones.
@@ -17,6 +16,7 @@ const fs = require('node:fs');
 const Module = require('node:module');
 const path = require('node:path');
 const vm = require('node:vm');
+const esbuild = require('./esbuild.cjs');
 
 const packages = path.join(__dirname, 'node_modules');
 const main = { path: undefined, module: undefined }; // the program, as the user knows it
@@ -42,11 +42,8 @@ function legacyDecorators(source) {
     !/\b(Class\w*)?DecoratorContext\b/.test(source);
 }
 
-const esbuildBinary = path.join(packages, '@esbuild', `${process.platform}-${process.arch}`, 'bin', 'esbuild');
-
 // keepImports is for cells: a later one may use the import.
-function esbuild(source, file, { format, language, keepImports }) {
-  const { spawnSync } = require('node:child_process');
+function compileWithEsbuild(source, file, { format, language, keepImports }) {
   let tsconfig = '';
   try {
     tsconfig = fs.readFileSync(path.join(process.cwd(), 'tsconfig.json'), 'utf8');
@@ -58,14 +55,7 @@ function esbuild(source, file, { format, language, keepImports }) {
     let options = tsconfig || `{"compilerOptions":{"experimentalDecorators":${legacy}}}`;
     if (keepImports) options = options.replace(/"compilerOptions"\s*:\s*\{/, '$&"verbatimModuleSyntax":true,');
     args.push(`--tsconfig-raw=${options}`);
-    const r = spawnSync(esbuildBinary, args, { input: source, maxBuffer: 64 << 20, env: {} });
-    const message = String(r.stderr ?? '').trim();
-    if (r.error?.code === 'ENOBUFS') return { fatal: 'the compiled code is larger than 64 MB' };
-    if (r.error) return { fatal: `esbuild does not start: ${r.error.message}` };
-    if (r.signal || r.status === 2) { // killed, or a crash of a Go program
-      return { fatal: 'the compiler was killed: this source needs more memory to compile than the sandbox allows. Is something nested very deeply?' };
-    }
-    return r.status === 0 ? { code: r.stdout.toString() } : { error: message || `esbuild ended with code ${r.status}` };
+    return esbuild.compile(args, source);
   };
 
   // A .ts file may hold JSX, where "<T>x" has another meaning: try the more likely one first.
@@ -87,7 +77,7 @@ function esbuild(source, file, { format, language, keepImports }) {
 
 // compileTypeScript returns JavaScript for the file and keeps the map of its positions.
 function compileTypeScript(source, file, options = {}) {
-  const code = esbuild(source, file, options);
+  const code = compileWithEsbuild(source, file, options);
   const at = code.lastIndexOf('//# sourceMappingURL=');
   transpiled.set(file, { source, inlineMap: code.slice(code.indexOf('base64,', at) + 7) });
   return code.slice(0, at);
@@ -292,6 +282,7 @@ async function ready(module) {
     linking = turn.catch(() => {});
     await turn;
   }
+  if (module === main.module) esbuild.waiting.close(); // it does not wait for code
   while (module.status === 'evaluating') await new Promise(setImmediate); // a module importing itself
   if (!evaluations.has(module)) evaluations.set(module, module.evaluate());
   await evaluations.get(module);
@@ -360,6 +351,6 @@ function defineGlobals(values) {
 }
 
 module.exports = {
-  CompileError, becomeMain, compileScript, compileTypeScript, defineGlobals, describe, dynamicImport, esbuildBinary, importMeta,
+  CompileError, becomeMain, compileScript, compileTypeScript, defineGlobals, describe, dynamicImport, importMeta,
   isTypeScript, main, positions, ready, sourceLine, sources, textModule, transpiled,
 };

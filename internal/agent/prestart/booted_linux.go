@@ -25,7 +25,7 @@ func bootFor(r *wire.Run) func(waiting) bool {
 	if r.Prestart == nil {
 		return nil
 	}
-	spec := &runinit.Spec{Prestart: true, Argv: r.Argv, File: r.File, Env: r.Prestart.Env, Dir: "/tmp"}
+	spec := &runinit.Spec{Prestart: true, Argv: r.Argv, File: r.File, Env: r.Prestart.Env, Helper: r.Prestart.Helper, Dir: "/tmp"}
 	return func(p waiting) bool { return p.(*isolated).boot(spec, r.Prestart.Reads) }
 }
 

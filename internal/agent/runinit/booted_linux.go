@@ -27,6 +27,7 @@ const (
 // booted is a program that was started before its run.
 type booted struct {
 	pid        int
+	helper     int      // the process on its descriptor 3; 0 if none
 	conn       *os.File // its standard input
 	name, path string   // of the code, as its arguments say
 }
@@ -42,12 +43,37 @@ func (init *process) boot(spec *Spec) {
 		return
 	}
 	defer theirs.Close()
-	pid, _ := init.exec(argv, spec.variables(), []uintptr{theirs.Fd(), 1, 2})
+	fds := []uintptr{theirs.Fd(), 1, 2}
+	helper, conn := init.startHelper(spec)
+	if helper != 0 {
+		defer conn.Close()
+		fds = append(fds, conn.Fd())
+	}
+	pid, _ := init.exec(argv, spec.variables(), fds)
 	if pid == 0 {
 		_ = ours.Close()
 		return
 	}
-	init.booted = &booted{pid, ours, spec.File, files[0].path}
+	init.booted = &booted{pid, helper, ours, spec.File, files[0].path}
+}
+
+// startHelper starts the helper of a program and returns the program's end of their socket. The
+// helper ends when the program closes it. The pid is 0 if there is no helper: a program must not
+// depend on it.
+func (init *process) startHelper(spec *Spec) (pid int, conn *os.File) {
+	if len(spec.Helper) == 0 {
+		return 0, nil
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, nil
+	}
+	conn, its := os.NewFile(uintptr(fds[0]), "helper"), os.NewFile(uintptr(fds[1]), "program")
+	defer its.Close()
+	if pid, _ = init.exec(spec.Helper, spec.variables(), []uintptr{its.Fd(), its.Fd(), 0}); pid == 0 {
+		_ = conn.Close()
+	}
+	return pid, conn
 }
 
 // handOver gives the run to the booted program. If the program has died, it launches another one.
@@ -79,7 +105,7 @@ func (b *booted) handOver(spec *Spec, code programFile) error {
 	if err := code.write(); err != nil {
 		return err
 	}
-	if err := confine.SetLimitsOf(b.pid, spec.limits()...); err != nil {
+	if err := b.limit(spec); err != nil {
 		return err
 	}
 	err := json.NewEncoder(b.conn).Encode(struct {
@@ -99,6 +125,17 @@ func (b *booted) handOver(spec *Spec, code programFile) error {
 		return err
 	}
 	return b.expect(takenLine, time.Time{}) // without a timeout: it has the code, and no other may run it
+}
+
+// limit sets the run's limits on both processes. The helper may have ended, which costs nothing.
+func (b *booted) limit(spec *Spec) error {
+	if b.helper != 0 {
+		err := confine.SetLimitsOf(b.helper, spec.limits()...)
+		if err != nil && !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+	}
+	return confine.SetLimitsOf(b.pid, spec.limits()...)
 }
 
 // expect waits for the program to write a line.

@@ -38,6 +38,8 @@ type Spec struct {
 	Adopted int `json:"adopted,omitempty"`
 	// Prestart asks run-init to start the program before its run. Another spec follows.
 	Prestart bool `json:"prestart,omitempty"`
+	// Helper, with Prestart, is a program that waits beside it, connected to its descriptor 3.
+	Helper []string `json:"helper,omitempty"`
 
 	Zygote *wire.Zygote `json:"-"` // the agent's: the zygote that the program may come from
 }

@@ -175,10 +175,71 @@ func TestPrestartedProgram(t *testing.T) {
 		killed(t, pid, pid)
 		want(t, prestartable(loud, whether), "False\n")
 	})
+	t.Run("helper", func(t *testing.T) { testHelper(t, b, want) })
 	if err := b.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if left := processes(t, b.Workspace); len(left) > 0 {
 		t.Errorf("processes %v are left", left)
 	}
+}
+
+// helper answers a line on its standard input with the largest size of a file that it may write.
+const helper = "import os, resource\nwhile os.read(0, 100): os.write(1, b'%d' % resource.getrlimit(resource.RLIMIT_FSIZE)[1])"
+
+// testHelper: the helper of a prestarted program is confined like it, has the limits of the run,
+// and may fail without consequences. Without a prestarted program there is none.
+func testHelper(t *testing.T, b *sandboxtest.Sandbox, want func(*testing.T, wire.Run, string)) {
+	helped := func(code string) wire.Run {
+		r := prestartable("pass", code)
+		r.Prestart.Helper = []string{"/usr/bin/python3", "-I", "-c", helper}
+		r.Limits.FileBytes = 5000
+		return r
+	}
+	find := func() (program, pid int) {
+		program = awaitWaiting(t, b.Workspace)
+		await(t, "the program and its helper", func() bool {
+			for _, each := range processes(t, b.Workspace) {
+				cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", each))
+				if strings.Contains(string(cmdline), "\x00"+helper+"\x00") && reads(each) {
+					pid = each
+				}
+			}
+			return pid != 0 && reads(program)
+		})
+		return program, pid
+	}
+	const ask = "os.write(3, b'?')\nprint(prestarted, os.read(3, 100))"
+
+	b.Run(t, prestartable("pass", ""))
+	awaitWaiting(t, b.Workspace)
+	want(t, prestartable("pass", "print(prestarted, os.path.exists('/proc/self/fd/4'))"), "True False\n")
+	b.Run(t, helped(""))
+	program, pid := find()
+	if !powerless(t, pid) || parent(t, pid) != parent(t, program) {
+		t.Errorf("the helper has a privilege, or its parent is %d, not %d", parent(t, pid), parent(t, program))
+	}
+	for _, name := range []string{"pid", "mnt", "ipc", "net"} {
+		its, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, name))
+		if programs, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", program, name)); err != nil || its != programs {
+			t.Errorf("its %s namespace is %s, the program's %s; %v", name, its, programs, err)
+		}
+	}
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if len(fds) != 3 {
+		t.Errorf("it has the descriptors %v", fds)
+	}
+	want(t, helped(ask), "True b'5000'\n")
+
+	_, pid = find()
+	killed(t, pid, pid)
+	want(t, helped("print(prestarted, os.read(3, 100))"), "True b''\n")
+
+	program, pid = find()
+	killed(t, program, program)
+	want(t, helped("print(prestarted, os.path.exists('/proc/self/fd/4'))"), "False False\n")
+	await(t, "the helper to end with its program", func() bool {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+		return os.IsNotExist(err)
+	})
 }

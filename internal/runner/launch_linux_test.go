@@ -37,7 +37,8 @@ func nodeProgram(t *testing.T, name string, flags ...string) []string {
 	return append(flags, filepath.Join(env, name))
 }
 
-// The launcher runs outside a sandbox here, which makes no difference to it.
+// The launcher runs outside a sandbox here, which makes no difference to it. A prestarted one with
+// a waiting esbuild has the same results, down to the last byte.
 func TestLauncher(t *testing.T) {
 	command := nodeProgram(t, "launch.cjs")
 	data, tmp := t.TempDir(), t.TempDir()
@@ -62,6 +63,9 @@ func TestLauncher(t *testing.T) {
 		}
 	}
 
+	if err := os.Mkdir(filepath.Join(tmp, "waiting"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	const ts, js = "ts", "js"
 	for _, c := range []struct {
 		name, ext, code string
@@ -118,6 +122,10 @@ func TestLauncher(t *testing.T) {
 				t.Fatal(err)
 			}
 			stdout, stderr, exit := launch(t, data, append(command, file)...)
+			prestarted := prestart(t, data, filepath.Join(tmp, "waiting", filepath.Base(file)), waitingEsbuild(command), command)
+			if out, errs, code := prestarted.run(t, c.code); out != stdout || errs != stderr || code != exit {
+				t.Errorf("prestarted: stdout %q, exit %d, stderr:\n%s\nwant %q, %d and:\n%s", out, code, errs, stdout, exit, stderr)
+			}
 			if stdout != c.stdout || exit != c.exit {
 				t.Errorf("stdout %q, exit %d; want %q, %d\nstderr: %s", stdout, exit, c.stdout, c.exit, stderr)
 			}
