@@ -46,11 +46,12 @@ type bench struct {
 	budget  time.Duration // for the contenders of a part
 	session int           // number of the last new one
 
-	user       *ordinaryUser // made once; nil if this process is not root's
-	started    []*server     // to be ended
-	excesses   []error       // of idle sessions, for the guard
-	shared     []kind        // with a server each that many parts use
-	missing    error         // why a kind of server is not measured
+	user       *ordinaryUser   // made once; nil if this process is not root's
+	started    []*server       // to be ended
+	windows    map[string]kind // by data directory: servers that windows share, to be ended
+	excesses   []error         // of idle sessions, for the guard
+	shared     []kind          // with a server each that many parts use
+	missing    error           // why a kind of server is not measured
 	dockerSide *dockerSide
 }
 
@@ -89,7 +90,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return fmt.Errorf("-run: %w", err)
 	}
 
-	b := &bench{engine: *engine, quick: *quick || *guard, part: 1, budget: *budget}
+	b := &bench{windows: map[string]kind{}, engine: *engine, quick: *quick || *guard, part: 1, budget: *budget}
 	switch {
 	case *guard:
 		b.part = 2
@@ -225,7 +226,10 @@ func (b *bench) close() error {
 		s.stop()
 	}
 	b.dockerSide.stop()
-	endServersOn(b.dir) // of windows
+	var errs []error
+	for root, k := range b.windows {
+		errs = append(errs, b.endShared(k, root))
+	}
 	b.user.close()
-	return os.RemoveAll(b.dir)
+	return errors.Join(append(errs, os.RemoveAll(b.dir))...)
 }

@@ -12,13 +12,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
-
-	"mcp-code-sandbox/internal/proc"
 )
 
 // stdio measures the first cell after initialize, as an editor's window makes it: with no other
@@ -34,14 +29,13 @@ func (b *bench) stdio(ctx context.Context) (*section, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer endServersOn(root)
 		first, err := b.openWindow(ctx, k, root)
 		if err != nil {
 			return nil, err
 		}
 		defer first.close()
 		for _, w := range []work{works["python"], works["pandas"]} {
-			if _, err := first.cell(ctx, "first-"+w.key, w.code); err != nil {
+			if _, err := first.cell("first-"+w.key, w.code); err != nil {
 				return nil, err
 			}
 			list = append(list,
@@ -65,7 +59,7 @@ func (b *bench) stdio(ctx context.Context) (*section, error) {
 // firstCell measures the first cell of a window that it opens on a data directory.
 func (b *bench) firstCell(w work, k kind, name string, dataDir func() (string, error)) contender {
 	var win *window
-	var root string
+	var root, session string
 	return contender{
 		name: w.key + " " + name + " " + k.name, n: b.scaled(24), want: w.want, rest: 10 * pause,
 		before: func(ctx context.Context) (err error) {
@@ -74,11 +68,14 @@ func (b *bench) firstCell(w work, k kind, name string, dataDir func() (string, e
 			}
 			return err
 		},
-		do: func(ctx context.Context) ([]byte, error) { return win.cell(ctx, b.newSession(), w.code) },
+		do: func(context.Context) ([]byte, error) {
+			session = b.newSession()
+			return win.cell(session, w.code)
+		},
 		after: func(context.Context) error {
-			err := win.close()
-			if name == "alone" {
-				endServersOn(root)
+			_, err := win.call("close_session", map[string]any{"session_id": session})
+			if err = errors.Join(err, win.close()); err == nil && name == "alone" {
+				err = b.endShared(k, root)
 			}
 			return err
 		},
@@ -99,17 +96,14 @@ const windowTimeout = 60 * time.Second
 
 // openWindow starts `mcp-code-sandbox stdio` and initializes it.
 func (b *bench) openWindow(ctx context.Context, k kind, root string) (*window, error) {
-	w := &window{cmd: exec.CommandContext(ctx, b.binary, "stdio"), log: root + ".log"}
+	b.windows[root] = k
+	w := &window{cmd: b.stdioCommand(ctx, k, root), log: root + ".log"}
 	log, err := os.Create(w.log)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	w.cmd.Env = append(k.user.environ(), "SANDBOX_BACKEND=jail", "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0", "SANDBOX_LOG_LEVEL=WARN")
 	w.cmd.Stderr = log
-	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
-	w.cmd.Cancel = func() error { return w.cmd.Process.Signal(syscall.SIGTERM) }
-	w.cmd.WaitDelay = windowTimeout
 	if w.in, err = w.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -133,8 +127,12 @@ func (b *bench) openWindow(ctx context.Context, k kind, root string) (*window, e
 }
 
 // cell makes a run in a live interpreter.
-func (w *window) cell(_ context.Context, session, code string) ([]byte, error) {
-	return w.ask("tools/call", map[string]any{"name": "run", "arguments": map[string]any{"session": session, "env": "python", "code": code}})
+func (w *window) cell(session, code string) ([]byte, error) {
+	return w.call("run", map[string]any{"session": session, "env": "python", "code": code})
+}
+
+func (w *window) call(tool string, arguments map[string]any) ([]byte, error) {
+	return w.ask("tools/call", map[string]any{"name": tool, "arguments": arguments})
 }
 
 // ask returns the answer to a request. Notifications before it are dropped.
@@ -182,47 +180,31 @@ func (w *window) close() error {
 	return nil
 }
 
-// endServersOn ends the servers on a data directory, or on those in it. A server that windows share
-// would wait a minute for another window.
-func endServersOn(dir string) {
-	for _, pid := range serversOn(dir) {
-		endProcess(pid)
+// endShared ends the server that the windows on a data directory share. It would wait a minute for
+// another window.
+func (b *bench) endShared(k kind, root string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), windowTimeout)
+	defer cancel()
+	cmd := b.stdioCommand(ctx, k, root, "--stop")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := k.user.start(cmd)
+	if err == nil {
+		err = cmd.Wait()
 	}
-}
-
-// endProcess ends a process that is not a child of ours, and returns when it has ended.
-func endProcess(pid int) {
-	p, err := os.FindProcess(pid)
 	if err != nil {
-		return
+		return fmt.Errorf("the end of the server that windows share: %w: %s", err, bytes.TrimSpace(out.Bytes()))
 	}
-	_ = p.Signal(syscall.SIGTERM)
-	impatient := time.AfterFunc(windowTimeout, func() { _ = p.Kill() })
-	defer impatient.Stop()
-	proc.AwaitExit(pid)
+	delete(b.windows, root)
+	return nil
 }
 
-// serversOn returns the processes of this machine that were started with such a data directory,
-// and whose parents were not.
-func serversOn(dir string) []int {
-	paths, _ := filepath.Glob("/proc/[0-9]*/environ")
-	found := map[int]bool{}
-	for _, path := range paths {
-		env, _ := os.ReadFile(path) // unreadable: another user's
-		for kv := range bytes.SplitSeq(env, []byte{0}) {
-			root, ok := bytes.CutPrefix(kv, []byte("SANDBOX_ROOT="))
-			if ok && strings.HasPrefix(string(root)+"/", dir+"/") {
-				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-				found[pid] = true
-			}
-		}
-	}
-	parents, _ := parentsOf()
-	var top []int
-	for pid := range found {
-		if !found[parents[pid]] {
-			top = append(top, pid)
-		}
-	}
-	return top
+// stdioCommand returns `mcp-code-sandbox stdio` on a data directory.
+func (b *bench) stdioCommand(ctx context.Context, k kind, root string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, b.binary, append([]string{"stdio"}, args...)...)
+	cmd.Env = append(k.user.environ(), "SANDBOX_BACKEND=jail", "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0", "SANDBOX_LOG_LEVEL=WARN")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = windowTimeout
+	return cmd
 }

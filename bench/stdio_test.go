@@ -4,7 +4,6 @@ package main
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,14 +26,14 @@ read -r end || exit 0`, `"result":"42"`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			b := &bench{binary: filepath.Join(dir, "server")}
+			b := &bench{binary: filepath.Join(dir, "server"), windows: map[string]kind{}}
 			if err := os.WriteFile(b.binary, []byte("#!/bin/sh\n"+test.script+"\n"), 0o755); err != nil {
 				t.Fatal(err)
 			}
 			w, err := b.openWindow(t.Context(), kind{name: rootKind}, filepath.Join(dir, "data"))
 			var answer []byte
 			if err == nil {
-				answer, err = w.cell(t.Context(), "s", "print(42)")
+				answer, err = w.cell("s", "print(42)")
 				if end := w.close(); end != nil {
 					t.Errorf("close: %v", end)
 				}
@@ -51,36 +50,19 @@ read -r end || exit 0`, `"result":"42"`, nil},
 	}
 }
 
-// TestEndServersOn checks that only what uses the directory ends.
-func TestEndServersOn(t *testing.T) {
+// TestEndShared checks that the end of a shared server is requested with the settings of its
+// windows, and that a failure is explained.
+func TestEndShared(t *testing.T) {
 	dir := t.TempDir()
-	start := func(root string) *exec.Cmd {
-		cmd := exec.Command("/bin/sh", "-c", "echo ready; read x")
-		cmd.Env = []string{"SANDBOX_ROOT=" + root}
-		if _, err := cmd.StdinPipe(); err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = cmd.Process.Kill() })
-		if _, err := out.Read(make([]byte, 10)); err != nil { // it has its own environment now
-			t.Fatal(err)
-		}
-		return cmd
+	b := &bench{binary: filepath.Join(dir, "server"), windows: map[string]kind{dir: {}}}
+	script := `[ "$*" = "stdio --stop" ] && [ "$SANDBOX_ROOT" = "` + dir + `" ] || { echo "called with $*" >&2; exit 1; }`
+	if err := os.WriteFile(b.binary, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		t.Fatal(err)
 	}
-	ours, below, other := start(dir), start(dir+"/data"), start(dir+"-other")
-	endServersOn(dir)
-	for _, cmd := range []*exec.Cmd{ours, below} {
-		if err := cmd.Wait(); err == nil || err.Error() != "signal: terminated" {
-			t.Errorf("a server on the directory: %v", err)
-		}
+	if err := b.endShared(kind{}, dir); err != nil || len(b.windows) != 0 {
+		t.Errorf("endShared: %v; left are %v", err, b.windows)
 	}
-	if got := serversOn(dir + "-other"); len(got) != 1 || got[0] != other.Process.Pid {
-		t.Errorf("servers on another directory: %v, want %d", got, other.Process.Pid)
+	if err := b.endShared(kind{}, "/other"); err == nil || !strings.Contains(err.Error(), "exit status 1: called with stdio --stop") {
+		t.Errorf("a failure: %v", err)
 	}
 }
