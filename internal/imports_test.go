@@ -26,7 +26,7 @@ var imports = map[string]string{
 	"backend/agentless":         "sandbox wire",
 	"backend/docker":            "agent agent/confine backend/agentless backend/probe closednet netguard runner sandbox userns wire github.com/containerd/errdefs github.com/moby/moby",
 	"backend/docker/dockertest": "github.com/moby/moby",
-	"backend/jail":              "agent agent/prestart backend/probe cgroup closednet proc sandbox wire workspace golang.org/x/sys",
+	"backend/jail":              "agent agent/prestart backend/probe cgroup closednet proc sandbox userns wire workspace golang.org/x/sys",
 	"backend/probe":             "sandbox wire",
 	"backend/wrapper":           "backend/agentless proc sandbox userns wire",
 	"cgroup":                    "proc sandbox github.com/godbus/dbus/v5",

@@ -176,17 +176,12 @@ func (h Host) appArmor(try attempt) sandbox.Check {
 // outerNamespace reports what an ordinary user's server lacks in comparison with root's.
 func (h Host) outerNamespace(try attempt) sandbox.Check {
 	const name = "outer namespace"
-	o := h.Outer
-	if h.UID == 0 || o.Problem == nil {
-		detail := "a root server needs none"
-		if h.UID != 0 {
-			detail = "the server runs in a user namespace of its own, and sandboxes have ids of their own"
-		}
-		return pass(name, detail)
-	}
-	problem, fix := o.Explain()
-	if o.Inside {
-		return warn(name, "the server runs in one, but all sandboxes have this user's id: "+problem, fix)
+	problem, fix := h.Outer.Explain()
+	switch {
+	case h.UID == 0:
+		return pass(name, "a root server needs none")
+	case h.Outer.Inside, problem == "": // the backend reports whether sandboxes have ids of their own
+		return pass(name, "the server runs in a user namespace of its own")
 	}
 	if try == worked && h.line(restriction) == "1" {
 		fix = "sudo tee /etc/apparmor.d/mcp-code-sandbox <<'END' && sudo apparmor_parser -r /etc/apparmor.d/mcp-code-sandbox\n" +

@@ -96,11 +96,8 @@ func TestCheck(t *testing.T) {
 			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
 			m.files["/etc/apparmor.d/bwrap"] = doctor.AppArmorProfile
 		}, "AppArmor", sandbox.OK, "restricts", ""},
-		{"a server with an outer namespace", func(*machine) {}, "outer namespace", sandbox.OK, "ids of their own", ""},
+		{"a server with an outer namespace", func(*machine) {}, "outer namespace", sandbox.OK, "of its own", ""},
 		{"a root server", func(m *machine) { m.uid, m.outer = 0, userns.Status{} }, "outer namespace", sandbox.OK, "needs none", ""},
-		{"no subordinate ids", func(m *machine) {
-			m.outer = userns.Status{Inside: true, Problem: &sandbox.Error{Op: "use subordinate ids", Err: denied, Fix: "apt-get install uidmap"}}
-		}, "outer namespace", sandbox.Warn, "this user's id: exit status 1", "apt-get install uidmap"},
 		{"no outer namespace", func(m *machine) { m.outer = userns.Status{Problem: noNamespace} }, "outer namespace", sandbox.Warn, "slower", "set it to auto"},
 		{"Ubuntu 24.04 with a profile for bubblewrap only", func(m *machine) {
 			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"

@@ -3,8 +3,10 @@ package jail_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -54,5 +56,18 @@ func TestAgentCapabilities(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRootWithoutIDs: no sandbox has root's uid, even if the server has no other.
+func TestRootWithoutIDs(t *testing.T) {
+	needMachineRoot(t, "is root in a small user namespace")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = sandboxtest.Env("server", envRoot+"="+t.TempDir(), envInstance+"="+sandboxtest.ID(), envSpace+"="+t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}},
+	}
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sandboxes must not be root") {
+		t.Errorf("it started: %v\n%s", err, out)
 	}
 }

@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/userns"
 )
 
 // OwnerUID is the owner uid and gid: of the sandboxes' user namespaces, of shared zygotes and, on
@@ -118,11 +120,28 @@ func (ids *identities) check() sandbox.Check {
 	if ids.why == "" {
 		return sandbox.Check{Name: "uids", Detail: fmt.Sprintf("each sandbox has a uid of its own, from %d on", ids.ids.first)}
 	}
-	return sandbox.Check{
+	c := sandbox.Check{
 		Name: "uids", Status: sandbox.Warn,
-		Detail: fmt.Sprintf("all sandboxes have the uid %d: %s", ids.owner, ids.why),
-		Fix: "start the server as root, or give its user subordinate ids (package uidmap, /etc/subuid and /etc/subgid); " +
-			"until then, sandboxes share the limits that the kernel counts per uid",
+		Detail: fmt.Sprintf("all sandboxes have the uid %d, and share what the kernel limits per uid: %s", ids.owner, ids.why),
+		Fix:    "start the server as root, or give its user subordinate ids (package uidmap, /etc/subuid and /etc/subgid)",
+	}
+	if outer := userns.Current(); outer.Inside {
+		problem, fix := outer.Explain()
+		c.Detail = "all sandboxes have the id of the server's user, and share what the kernel limits per uid: " + problem
+		c.Fix = cmp.Or(fix, c.Fix)
+	}
+	return c
+}
+
+// checkRoot reports that sandboxes would have root's uid: the server is root of a user namespace
+// with too few ids, which is not an outer namespace.
+func (ids *identities) checkRoot() error {
+	if ids.owner != 0 || userns.Current().Inside {
+		return nil
+	}
+	return &sandbox.Error{
+		Op: "prepare the jail", Err: fmt.Errorf("this user namespace has no uid %d, and sandboxes must not be root", OwnerUID),
+		Fix: "map 65536 ids to the container, or start the server as an ordinary user",
 	}
 }
 

@@ -83,6 +83,9 @@ func New(cfg Config) (*Backend, error) {
 		b.log = slog.New(slog.DiscardHandler)
 	}
 	b.ids = newIdentities()
+	if err := b.ids.checkRoot(); err != nil {
+		return nil, err
+	}
 	b.places = places{ids: b.ids, clone: b.cloneTree, held: map[placeKey]*place{}, maps: map[uint64]bool{}}
 	if err := b.writeFiles(); err != nil {
 		return nil, fmt.Errorf("prepare the jail: %w", err)

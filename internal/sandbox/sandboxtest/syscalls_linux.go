@@ -77,6 +77,10 @@ for ns in os.listdir("/proc/self/ns"):
     import fcntl
     try: breach("opens the parent of", ns, fcntl.ioctl(fd, 0xb702))  # NS_GET_PARENT: the way up
     except OSError: pass
+    try: owner = fcntl.ioctl(fd, 0xb701)  # NS_GET_USERNS
+    except OSError: continue
+    if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino: breach("opens the namespace that owns", ns)
+    refused("setns", owner, 0)
 if NAMESPACES and HOST_KERNEL and open("/proc/sys/user/max_user_namespaces").read().strip() != "0": breach("user namespaces may be made")
 subprocess.run(["true"], check=True)  # what programs need still works
 import threading

@@ -98,7 +98,7 @@ func AsUser(t *testing.T, mode UserMode, args ...string) string {
 	}
 	become := []string{
 		"--mount", "sh", "-c", prepareUser, filepath.Join(dir, "own"), string(mode), strconv.Itoa(OrdinaryUser),
-		filepath.Join(dir, "test"), "-test.v", "-test.timeout=4m",
+		filepath.Join(dir, "test"), "-test.v", "-test.timeout=10m",
 	}
 	if testing.Short() {
 		become = append(become, "-test.short")
