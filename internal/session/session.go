@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session/storage"
 	"mcp-code-sandbox/internal/workspace"
 )
@@ -205,7 +206,7 @@ func (s *Session) load(create bool) error {
 		return ErrNotFound
 	}
 	if err != nil {
-		return fmt.Errorf("open the session's workspace: %w", err)
+		return fmt.Errorf("open the session's workspace: %w", explainDenied(err))
 	}
 	// A new workspace, and one that another backend made, has another owner.
 	owned, err := ws.Owned()
@@ -214,7 +215,7 @@ func (s *Session) load(create bool) error {
 	}
 	if err != nil {
 		_ = ws.Close()
-		return fmt.Errorf("give the session's workspace to the sandbox: %w", err)
+		return fmt.Errorf("give the session's workspace to the sandbox: %w", explainDenied(err))
 	}
 	s.ws, s.info = ws, info
 	md, err := readMeta(s.dir)
@@ -233,6 +234,16 @@ func (s *Session) load(create bool) error {
 		s.save(saveInterval)
 	}
 	return nil
+}
+
+// explainDenied adds the fix to an error about files that belong to ids which this server does not
+// have: subordinate ids, if it ran in an outer namespace.
+func explainDenied(err error) error {
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return &sandbox.Error{Op: "use files of another uid", Err: err,
+		Fix: "start the server as before: as root, or in an outer namespace with subordinate ids (mcp-code-sandbox doctor says what is missing)"}
 }
 
 // makeDirs makes <root>/<key>, which only the server can access, and the workspace in it. It

@@ -103,13 +103,33 @@ func (w *Workspace) Owned() (bool, error) {
 	return owner.UID < 0 && owner.GID < 0 || owner.owns(fi), nil
 }
 
-// give gives a file that the server has made to the owner.
+// give gives a file or directory that the server has made to the owner. If that is a sandbox, the
+// server's user may need to read it: the directory above the workspace is closed to all others.
 func (w *Workspace) give(f *os.File) error {
 	fi, err := w.self.Stat()
 	if err != nil {
 		return err
 	}
-	return w.owner.of(fi).chown(f)
+	owner := w.owner.of(fi)
+	if err := owner.chown(f); err != nil || owner == w.owner {
+		return err
+	}
+	return publish(f)
+}
+
+// Publish lets everybody list the workspace who can reach it.
+func (w *Workspace) Publish() error { return publish(w.self) }
+
+func publish(f *os.File) error {
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	mode := fi.Mode().Perm() | 0o044
+	if fi.IsDir() {
+		mode |= 0o011
+	}
+	return f.Chmod(mode)
 }
 
 // Writes returns how many calls of Write and Remove have ended. A Scan that begins afterwards sees

@@ -35,7 +35,7 @@ func ownerOf(t *testing.T, path string) (uid, gid int) {
 // TestUIDs: each sandbox has a uid of its own, which owns nothing on disk. Sandboxes of one
 // workspace write to the same files at the same time.
 func TestUIDs(t *testing.T) {
-	needRoot(t, "ordinary users have one uid")
+	needUIDs(t)
 	h := harness(t, open(t, t.TempDir(), sandboxtest.ID()))
 	a := sandboxtest.Start(t, h, sandbox.Spec{})
 	first := uidOf(t, a)
@@ -57,8 +57,12 @@ os.chmod("/data/dir", 0o755)
 	a.Probe(t, `
 if open("/data/file").read() != "ab" or os.stat("/data/dir/other").st_gid != 1000: breach("cannot use the other sandbox's files")
 `)
+	owner := jail.OwnerUID
+	if gives() {
+		owner = first
+	}
 	for _, name := range []string{"", "file", "dir", "dir/other"} {
-		if uid, gid := ownerOf(t, filepath.Join(a.Workspace, name)); uid != jail.OwnerUID || gid != jail.OwnerUID {
+		if uid, gid := ownerOf(t, filepath.Join(a.Workspace, name)); uid != owner || gid != owner {
 			t.Errorf("/data/%s belongs to %d:%d on disk", name, uid, gid)
 		}
 	}
@@ -91,12 +95,14 @@ if open("/data/file").read() != "ab" or os.stat("/data/dir/other").st_gid != 100
 // TestUIDsOnDisk: where the kernel cannot show files with other ids, a workspace belongs to the uid
 // of its sandboxes.
 func TestUIDsOnDisk(t *testing.T) {
-	needRoot(t, "mounts a file system")
+	needUIDs(t)
 	disk := t.TempDir()
-	if err := unix.Mount("none", disk, "ramfs", 0, "mode=0755"); err != nil { // it cannot be mapped
-		t.Fatal(err)
+	if !gives() {
+		if err := unix.Mount("none", disk, "ramfs", 0, "mode=0755"); err != nil { // it cannot be mapped
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
 	}
-	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
 	name := sandboxtest.ID() // mountinfo shows it
 	dir := filepath.Join(disk, name)
 	secret := filepath.Join(disk, "secret")
@@ -146,6 +152,7 @@ for name in ("old", "new"): open(f"/data/{name}/file", "a").write("y")
 	if got, _ := ownerOf(t, secret); got != 0 {
 		t.Errorf("a link gave a file away to %d", got)
 	}
+	readable(t, dir, filepath.Join(dir, "new"), filepath.Join(dir, "new/file"))
 	if err := errors.Join(a.Close(t.Context()), b.Close(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -156,6 +163,28 @@ for name in ("old", "new"): open(f"/data/{name}/file", "a").write("y")
 	late := &sandboxtest.Sandbox{Sandbox: other, Conn: wire.NewConn(other.Conn(), wire.ServerSide, nil), Workspace: dir}
 	t.Cleanup(func() { _ = late.Conn.Close() })
 	late.Probe(t, write)
+}
+
+// readable checks that the user who can reach files can read them.
+func readable(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		fi, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := map[bool]os.FileMode{true: 0o755, false: 0o644}[fi.IsDir()]; fi.Mode().Perm()&want != want {
+			t.Errorf("%s has mode %v", path, fi.Mode())
+		}
+	}
+}
+
+// needUIDs skips a test where all sandboxes have the same uid.
+func needUIDs(t *testing.T) {
+	t.Helper()
+	if needRoot(t, "ordinary users have one uid"); sandboxtest.CurrentUserMode() == sandboxtest.UserAlone {
+		t.Skip("tested as root")
+	}
 }
 
 // attack tries to reach processes. It prints what it could do.
@@ -207,7 +236,7 @@ attempt("signal a session", os.kill, -1, signal.SIGCONT)
 // TestStrangers: a process with the uid of a sandbox, or with that of its slirp4netns, reaches
 // nothing of another sandbox, of the shared zygote, or of the server.
 func TestStrangers(t *testing.T) {
-	needRoot(t, "becomes other users")
+	needUIDs(t)
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		sandboxtest.Skip(t, err.Error())
 	}
@@ -279,7 +308,7 @@ func parentOf(t *testing.T, proc string) int {
 
 // TestLimitsPerUser: what the kernel counts per user, it counts per sandbox.
 func TestLimitsPerUser(t *testing.T) {
-	needRoot(t, "ordinary users have one uid")
+	needUIDs(t)
 	h := harness(t, open(t, t.TempDir(), sandboxtest.ID()))
 	hostile, victim := sandboxtest.Start(t, h, sandbox.Spec{}), sandboxtest.Start(t, h, sandbox.Spec{})
 	run := hostile.Begin(t, sandboxtest.Python(`

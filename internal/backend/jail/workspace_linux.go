@@ -155,6 +155,9 @@ func (p *places) give(ctx context.Context, dir string, from uint32, to int) erro
 		defer ws.Close()
 		err = ws.Adopt(ctx)
 	}
+	if err == nil && to != p.ids.owner {
+		err = ws.Publish() // for the server's user
+	}
 	if err != nil {
 		return fmt.Errorf("give the workspace to the sandbox: %w", err)
 	}

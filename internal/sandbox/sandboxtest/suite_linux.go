@@ -25,6 +25,9 @@ type Harness struct {
 	Backend sandbox.Backend
 	// Owner is the host uid and gid of what a sandbox writes; it must not be 0.
 	Owner int
+	// Gives says that the backend gives a workspace to the sandbox. Then its owner is that of what
+	// the sandbox writes, and all its sandboxes have the same one.
+	Gives bool
 	// Image is the image to start, for backends that have images.
 	Image string
 	// Has says what the sandboxes have on this machine: All, without what they lack.
