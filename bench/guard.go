@@ -154,11 +154,7 @@ func (b *bench) guarded(ctx context.Context) ([]kind, []contender, error) {
 	var list []contender
 	for _, name := range []string{"python", "pandas", "typescript", "shell"} {
 		w := works[name]
-		ways := b.plain(w)
-		for _, k := range kinds {
-			ways = append(ways, b.ours(w, k)...)
-		}
-		for _, c := range ways {
+		for _, c := range append(b.plain(w), b.ours(w, kinds)...) {
 			c.name = w.key + " " + c.name
 			list = append(list, c)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -71,12 +72,10 @@ func (b *bench) latency(w work) func(context.Context) (*section, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, k := range kinds {
-			contenders = append(contenders, b.ours(w, k)...)
-		}
 		if docker != nil {
-			contenders = append(contenders, b.ours(w, kind{name: dockerKind, server: docker.server})...)
+			kinds = append(slices.Clone(kinds), kind{name: dockerKind, server: docker.server})
 		}
+		contenders = append(contenders, b.ours(w, kinds)...)
 		taken, err := measure(ctx, b.budget, contenders)
 		if err != nil {
 			return nil, err
@@ -165,8 +164,16 @@ func (b *bench) program(name string) string {
 	return name
 }
 
-// ours returns the contenders of one kind of server.
-func (b *bench) ours(w work, k kind) []contender {
+// ours returns the contenders of some kinds of servers.
+func (b *bench) ours(w work, kinds []kind) []contender {
+	var lists [][]contender
+	for _, k := range kinds {
+		lists = append(lists, b.oursOf(w, k))
+	}
+	return alternate(lists)
+}
+
+func (b *bench) oursOf(w work, k kind) []contender {
 	s, session := k.server, "warm-"+w.key
 	list := []contender{{
 		name: "warm " + k.name, n: b.scaled(w.rounds), want: w.want,

@@ -103,16 +103,17 @@ func (b *bench) backToBack(ctx context.Context) (*section, error) {
 	w := works["python"]
 	plain := b.plain(w)[0]
 	plain.n, plain.repeat, plain.rest = b.scaled(20), burst, rest
-	list := []contender{plain}
+	var lists [][]contender
 	for _, k := range kinds {
 		do := func(ctx context.Context) ([]byte, error) {
 			return k.server.run(ctx, "back-to-back", w.language, w.code)
 		}
-		list = append(list,
-			contender{name: "paced " + k.name, n: 4 * plain.n, want: w.want, rest: rest, do: do},
-			contender{name: "burst " + k.name, n: plain.n, want: w.want, rest: rest, do: do, repeat: burst})
+		lists = append(lists, []contender{
+			{name: "paced " + k.name, n: 4 * plain.n, want: w.want, rest: rest, do: do},
+			{name: "burst " + k.name, n: plain.n, want: w.want, rest: rest, do: do, repeat: burst},
+		})
 	}
-	taken, err := measure(ctx, b.budget, list)
+	taken, err := measure(ctx, b.budget, append([]contender{plain}, alternate(lists)...))
 	if err != nil {
 		return nil, err
 	}

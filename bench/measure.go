@@ -52,8 +52,8 @@ const warmUps = 2
 const few = 3
 
 // measure lets the contenders take turns, so that a slow moment of the machine hits all of them.
-// Contenders with fewer measurements are spread over all rounds. It stops when the time budget is
-// used up.
+// Every other round goes backwards, so that none always follows the same one and its background
+// work. Rarer contenders are spread over the rounds. It stops when the time budget is used up.
 func measure(ctx context.Context, budget time.Duration, contenders []contender) ([]series, error) {
 	taken := make([]series, len(contenders))
 	for k, c := range contenders {
@@ -70,7 +70,11 @@ func measure(ctx context.Context, budget time.Duration, contenders []contender) 
 		if time.Since(start) > budget && !slices.ContainsFunc(taken, func(s series) bool { return len(s.times) < few }) {
 			break
 		}
-		for k, c := range contenders {
+		for k := range contenders {
+			if i%2 == 1 {
+				k = len(contenders) - 1 - k
+			}
+			c := contenders[k]
 			if i*c.n/rounds == (i+1)*c.n/rounds {
 				continue
 			}
@@ -82,6 +86,22 @@ func measure(ctx context.Context, budget time.Duration, contenders []contender) 
 		}
 	}
 	return taken, nil
+}
+
+// alternate returns the first contenders of all lists, then the second ones, and so on.
+func alternate(lists [][]contender) []contender {
+	var all []contender
+	for i := 0; ; i++ {
+		before := len(all)
+		for _, list := range lists {
+			if i < len(list) {
+				all = append(all, list[i])
+			}
+		}
+		if len(all) == before {
+			return all
+		}
+	}
 }
 
 // once takes one measurement, with its unmeasured preparation.

@@ -37,8 +37,8 @@ func TestRepeat(t *testing.T) {
 	})
 }
 
-// TestTurns checks that contenders take turns, that rarer ones are spread over the rounds, and that
-// a wrong answer stops the measurement.
+// TestTurns checks that contenders take turns, backwards every other time, that rarer ones are
+// spread over the rounds, and that a wrong answer stops the measurement.
 func TestTurns(t *testing.T) {
 	var order strings.Builder
 	fake := func(name string, n int, want string) contender {
@@ -54,7 +54,7 @@ func TestTurns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := order.String(), "a.a.b.b."+"a."+"a.b."+"a."+"a.b."; got != want {
+	if got, want := order.String(), "a.a.b.b."+"a."+"b.a."+"a."+"b.a."; got != want {
 		t.Errorf("order %s, want %s", got, want)
 	}
 	for k, want := range []int{4, 2} {
@@ -64,5 +64,15 @@ func TestTurns(t *testing.T) {
 	}
 	if _, err := measure(t.Context(), time.Minute, []contender{fake("c", 4, "43")}); err == nil || !strings.Contains(err.Error(), `c: "43" is not in its output: 42`) {
 		t.Errorf("a wrong answer: %v", err)
+	}
+}
+
+func TestAlternate(t *testing.T) {
+	var got strings.Builder
+	for _, c := range alternate([][]contender{{{name: "a"}, {name: "b"}}, {{name: "A"}, {name: "B"}, {name: "C"}}}) {
+		got.WriteString(c.name)
+	}
+	if got.String() != "aAbBC" {
+		t.Errorf("alternate = %s", &got)
 	}
 }

@@ -23,8 +23,9 @@ func (b *bench) stdio(ctx context.Context) (*section, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []contender
+	var lists [][]contender
 	for _, k := range kinds {
+		var list []contender
 		root, err := b.serverRoot(k, "stdio")
 		if err != nil {
 			return nil, err
@@ -42,8 +43,9 @@ func (b *bench) stdio(ctx context.Context) (*section, error) {
 				b.firstCell(w, k, "alone", func() (string, error) { return b.serverRoot(k, b.newSession()) }),
 				b.firstCell(w, k, "beside", func() (string, error) { return root, nil }))
 		}
+		lists = append(lists, list)
 	}
-	taken, err := measure(ctx, b.budget, list)
+	taken, err := measure(ctx, b.budget, alternate(lists))
 	if err != nil {
 		return nil, err
 	}
