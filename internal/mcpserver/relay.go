@@ -244,6 +244,7 @@ func (r *Relay) finish(ctx context.Context) {
 	for {
 		select {
 		case <-r.link.ended: // everything is answered, or the server has ended
+			r.answerOpen(r.link)
 			return
 		case <-ctx.Done():
 			return

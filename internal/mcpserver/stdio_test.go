@@ -25,10 +25,55 @@ func stdio(t *testing.T, cfg Config) (f *fixture, in *io.PipeWriter, out *bufio.
 	return f, inW, bufio.NewReader(outR), ended
 }
 
+// relayed is stdio through a Relay.
+func relayed(t *testing.T, cfg Config) (f *fixture, in *io.PipeWriter, out *bufio.Reader, ended chan error) {
+	t.Helper()
+	f, toServer, fromServer, _ := stdio(t, cfg)
+	inR, inW := io.Pipe()
+	outR, outW := io.Pipe()
+	relay := Relay{
+		MaxLineBytes: f.cfg.MaxBodyBytes,
+		Join:         func(context.Context) (Upstream, error) { return &piped{toServer, fromServer}, nil },
+	}
+	ended = make(chan error, 1)
+	go func() {
+		ended <- relay.Run(t.Context(), inR, outW)
+		inR.Close()
+		outW.Close()
+	}()
+	t.Cleanup(func() {
+		inW.Close()
+		outR.Close()
+	})
+	return f, inW, bufio.NewReader(outR), ended
+}
+
+// piped is a connection to a server on pipes.
+type piped struct {
+	in  *io.PipeWriter
+	out *bufio.Reader
+}
+
+func (p *piped) Send(line []byte) error          { _, err := p.in.Write(line); return err }
+func (p *piped) Receive() (line []byte, _ error) { return p.out.ReadBytes('\n') }
+func (p *piped) CloseSend() error                { return p.in.Close() }
+func (p *piped) Close() error                    { return p.in.Close() }
+func (p *piped) Stopped() bool                   { return false }
+
+// forStdio runs a test with a server on stdio, and with one behind a Relay.
+func forStdio(t *testing.T, test func(t *testing.T, stdio stdioFunc)) {
+	t.Run("server", func(t *testing.T) { test(t, stdio) })
+	t.Run("relay", func(t *testing.T) { test(t, relayed) })
+}
+
+type stdioFunc func(*testing.T, Config) (*fixture, *io.PipeWriter, *bufio.Reader, chan error)
+
 func anyLine(string) bool { return true }
 
 // TestStdioMalformed: an invalid line does not end the session.
-func TestStdioMalformed(t *testing.T) {
+func TestStdioMalformed(t *testing.T) { forStdio(t, testStdioMalformed) }
+
+func testStdioMalformed(t *testing.T, stdio stdioFunc) {
 	_, in, out, ended := stdio(t, Config{MaxBodyBytes: 100 << 10})
 	for _, tt := range []struct{ line, want string }{
 		{`{"jsonrpc":"2.0","id":0,"method":"tools/list"}`, `{"jsonrpc":"2.0","id":0,"error":{"code":-32600,`}, // before initialize
@@ -68,7 +113,9 @@ const (
 
 // TestStdioEndOfInput: requests before the end of input are answered, however long they take. Only
 // a call that never ends by itself is cancelled.
-func TestStdioEndOfInput(t *testing.T) {
+func TestStdioEndOfInput(t *testing.T) { forStdio(t, testStdioEndOfInput) }
+
+func testStdioEndOfInput(t *testing.T, stdio stdioFunc) {
 	for _, first := range []string{stdioHello, stdioListen} {
 		f, in, out, ended := stdio(t, Config{})
 		go func() {
@@ -149,7 +196,9 @@ func TestStdioWriteFails(t *testing.T) {
 
 // TestStdioCancelled: a cancelled request is not answered. The session continues, and the id can be
 // used again.
-func TestStdioCancelled(t *testing.T) {
+func TestStdioCancelled(t *testing.T) { forStdio(t, testStdioCancelled) }
+
+func testStdioCancelled(t *testing.T, stdio stdioFunc) {
 	f, in, out, ended := stdio(t, Config{})
 	send := func(line string) {
 		t.Helper()

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -18,7 +19,8 @@ import (
 
 const (
 	socketSuffix = ".sock"
-	stderrSuffix = ".stderr"
+	stderrName   = "stderr" // what all servers write to their standard error, such as a crash
+	maxStderr    = 1 << 20  // beyond that size, the next start truncates it
 	// answerTimeout bounds the wait for a server to say that it is there, and for the lock. Both
 	// take milliseconds.
 	answerTimeout = 10 * time.Second
@@ -111,7 +113,7 @@ func (d *Dir) Join(ctx context.Context, id string, start Start, logs io.Writer) 
 		err = c.open(hello{})
 		if err == nil {
 			if err = c.awaitReady(); errors.Is(err, io.ErrUnexpectedEOF) {
-				err = &StartError{"the shared server ended while it started" + d.lastWords(id)}
+				err = &StartError{"the shared server ended while it started; see " + filepath.Join(d.path, stderrName)}
 			}
 		}
 		if err == nil {
@@ -125,21 +127,7 @@ func (d *Dir) Join(ctx context.Context, id string, start Start, logs io.Writer) 
 			return nil, err
 		}
 	}
-	return nil, unavailable("the shared server ends as soon as it is joined%s", d.lastWords(id))
-}
-
-// lastWords returns what the server of that id has written to its standard error, such as a crash.
-func (d *Dir) lastWords(id string) string {
-	f, err := os.OpenFile(d.place(id+stderrSuffix), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	text, _ := io.ReadAll(io.LimitReader(f, 4<<10))
-	if len(text) == 0 {
-		return ""
-	}
-	return ": " + strings.TrimSpace(string(text))
+	return nil, unavailable("the shared server ends as soon as it is joined")
 }
 
 // connect connects to the server's socket. Under the lock, it starts a server if there is none.
@@ -161,7 +149,7 @@ func (d *Dir) connect(ctx context.Context, id string, start Start) (*net.UnixCon
 	}
 	socket, err = d.dial(id)
 	if socket == nil && err == nil {
-		err = &StartError{"the shared server ended at once" + d.lastWords(id)}
+		err = &StartError{"the shared server ended at once; see " + filepath.Join(d.path, stderrName)}
 	}
 	return socket, err
 }
@@ -202,8 +190,7 @@ func (d *Dir) start(id string, start Start) error {
 		defer file.Close()
 	}
 	if err == nil {
-		const flags = os.O_WRONLY | os.O_APPEND | os.O_CREATE | os.O_TRUNC | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
-		stderr, err = os.OpenFile(d.place(id+stderrSuffix), flags, 0o600)
+		stderr, err = d.openStderr()
 		defer stderr.Close()
 	}
 	if err != nil {
@@ -212,9 +199,21 @@ func (d *Dir) start(id string, start Start) error {
 	}
 	if err := start(file, stderr); err != nil {
 		_ = os.Remove(name)
-		return &StartError{fmt.Sprintf("the shared server cannot be started: %v%s", err, d.lastWords(id))}
+		return &StartError{fmt.Sprintf("the shared server cannot be started: %v; see %s", err, filepath.Join(d.path, stderrName))}
 	}
 	return nil
+}
+
+func (d *Dir) openStderr() (*os.File, error) {
+	const flags = os.O_WRONLY | os.O_APPEND | os.O_CREATE | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+	f, err := os.OpenFile(d.place(stderrName), flags, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if fi, err := f.Stat(); err == nil && fi.Size() > maxStderr {
+		_ = f.Truncate(0)
+	}
+	return f, nil
 }
 
 // sweep removes what servers left that did not end by themselves. It needs the lock.
@@ -225,7 +224,6 @@ func (d *Dir) sweep() {
 			socket.Close()
 		} else if err == nil {
 			_ = os.Remove(d.place(id + socketSuffix))
-			_ = os.Remove(d.place(id + stderrSuffix))
 		}
 	}
 }

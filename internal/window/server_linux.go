@@ -18,7 +18,7 @@ const (
 	// writeTimeout is how long a window may read nothing while the server has a line for it. Then
 	// the server drops it, and the window joins again when its client reads.
 	writeTimeout = 30 * time.Second
-	// writeChunk is how much a window must read within writeTimeout.
+	// writeChunk is how much a window must read within that time.
 	writeChunk = 64 << 10
 	maxHello   = 1 << 10
 	maxKept    = 16 << 10 // bytes of log lines kept for windows that join later
@@ -32,11 +32,12 @@ type ServeFunc func(ctx context.Context, in io.ReadCloser, out io.WriteCloser) e
 
 // Server is the side of the server: it accepts windows, and ends when it is no longer needed.
 type Server struct {
-	dir      *Dir
-	id       string
-	listener *net.UnixListener
-	socket   os.FileInfo
-	started  chan struct{} // closed when Serve or Fail says how the start ended
+	dir          *Dir
+	id           string
+	listener     *net.UnixListener
+	socket       os.FileInfo
+	writeTimeout time.Duration
+	started      chan struct{} // closed when Serve or Fail says how the start ended
 
 	serve  ServeFunc // set before started
 	failed string    // why the server cannot start; set before started
@@ -54,6 +55,10 @@ type Server struct {
 // NewServer accepts windows on the listener that [Dir.Join] made for the server with that id. They
 // wait until Serve or Fail is called. It takes over dir and l.
 func NewServer(dir *Dir, id string, l *os.File) (*Server, error) {
+	return newServer(dir, id, l, writeTimeout)
+}
+
+func newServer(dir *Dir, id string, l *os.File, writeTimeout time.Duration) (*Server, error) {
 	listener, err := net.FileListener(l)
 	l.Close() // listener is a copy that programs do not inherit
 	if err != nil {
@@ -66,7 +71,7 @@ func NewServer(dir *Dir, id string, l *os.File) (*Server, error) {
 	}
 	unix.SetUnlinkOnClose(false)
 	s := &Server{
-		dir: dir, id: id, listener: unix,
+		dir: dir, id: id, listener: unix, writeTimeout: writeTimeout,
 		started: make(chan struct{}), windows: map[*serverConn]bool{}, changed: make(chan struct{}, 1),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -183,9 +188,6 @@ func (s *Server) stopAccepting() {
 	}
 	if s.canBeJoined() {
 		_ = os.Remove(s.dir.place(s.id + socketSuffix))
-		if fi, err := os.Lstat(s.dir.place(s.id + stderrSuffix)); err == nil && fi.Size() == 0 {
-			_ = os.Remove(s.dir.place(s.id + stderrSuffix))
-		}
 	}
 	s.listener.Close()
 }
@@ -225,7 +227,7 @@ func (s *Server) accept() {
 
 // handle serves one connection.
 func (s *Server) handle(conn *net.UnixConn) {
-	c := &serverConn{socket: conn, reader: bufio.NewReaderSize(conn, 64<<10)}
+	c := &serverConn{socket: conn, reader: bufio.NewReaderSize(conn, 64<<10), timeout: s.writeTimeout}
 	detach := context.AfterFunc(s.ctx, func() { conn.Close() })
 	h, err := c.hello()
 	if err == nil && h.Stop && detach() {
@@ -300,9 +302,10 @@ func (s *Server) signal() {
 
 // serverConn is a server's connection to a window. It reads the client's lines and writes messages.
 type serverConn struct {
-	socket *net.UnixConn
-	reader *bufio.Reader
-	logs   *Logs
+	socket  *net.UnixConn
+	reader  *bufio.Reader
+	timeout time.Duration // of writes
+	logs    *Logs
 
 	mu sync.Mutex // of writes
 }
@@ -348,7 +351,7 @@ func (c *serverConn) line(kind byte, line []byte) error {
 	for first := true; len(line) > 0; first = false {
 		chunk := line[:min(len(line), writeChunk)]
 		line = line[len(chunk):]
-		_ = c.socket.SetWriteDeadline(time.Now().Add(writeTimeout))
+		_ = c.socket.SetWriteDeadline(time.Now().Add(c.timeout))
 		buffers := net.Buffers{chunk}
 		if first {
 			buffers = net.Buffers{{kind}, chunk}
