@@ -128,6 +128,7 @@ func enterMachine(t *testing.T) {
 	if _, err := os.Stat(mount + "/cgroup.controllers"); err != nil {
 		hierarchy = mount + "/unified" // beside version 1, and without its controllers
 	}
+	_ = enableControllers(hierarchy) // those that version 1 does not have
 	group := filepath.Join(hierarchy, groupName+sandboxtest.ID())
 	if err := os.Mkdir(group, 0o755); err != nil {
 		sandboxtest.Skip(t, "cgroup version 2 is not writable: "+err.Error())
@@ -206,7 +207,7 @@ func newMachine(t *testing.T) machine {
 	must(err)
 	t.Cleanup(func() { m.session.Close() })
 	m.startSystemd(t)
-	must(m.command("cat").Start()) // another process of the session, until the machine ends
+	must(m.command("sleep", "infinity").Start()) // another process of the session, until the machine ends
 	return m
 }
 
