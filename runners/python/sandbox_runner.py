@@ -71,11 +71,44 @@ def _showing(name):
         figure.savefig, figure.sandbox_save = savefig, save
         figure.show = lambda self, *_, **__: show_figure(self)
         module.show = show_open_figures
+        module.savefig = _saving(module)
         if emit is _to_directory:
             atexit.register(lambda: show_forgotten_figures() if os.getpid() == process else None)
 
     spec.loader.exec_module = exec_module
     return spec
+
+
+def _saving(pyplot):
+    """pyplot.savefig, which draws its figure twice: to the file, and then to a canvas that nobody sees.
+    Ours draws to the canvas when the program looks at it."""
+    import functools
+
+    original = pyplot.savefig
+
+    @functools.wraps(original)
+    def savefig(*args, **kwargs):
+        agg = sys.modules.get("matplotlib.backends.backend_agg")
+        canvas = pyplot.gcf().canvas
+        if agg is None or type(canvas) is not agg.FigureCanvasAgg:
+            return original(*args, **kwargs)
+        if not hasattr(agg.FigureCanvasAgg, "renderer"):
+            agg.FigureCanvasAgg.renderer = property(_drawn_renderer, lambda self, value: vars(self).update(renderer=value))
+        canvas.sandbox_outdated = False
+        result = canvas.figure.savefig(*args, **kwargs)
+        canvas.sandbox_outdated = True
+        return result
+
+    return savefig
+
+
+def _drawn_renderer(canvas):
+    if vars(canvas).pop("sandbox_outdated", False):
+        canvas.draw()
+    try:
+        return vars(canvas)["renderer"]
+    except KeyError:
+        raise AttributeError("renderer") from None
 
 
 def show_open_figures(*_, **__):
