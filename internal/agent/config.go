@@ -1,5 +1,7 @@
 package agent
 
+import "mcp-code-sandbox/internal/wire"
+
 // PIDReserve is how many pids the agent and the run-inits of a few runs need. Backends add it to
 // the pid limit, so that the code gets all of the configured limit.
 const PIDReserve = 64
@@ -26,7 +28,8 @@ type Config struct {
 
 // Expected describes a sandbox that has no workspace yet.
 type Expected struct {
-	TmpBytes int64 `json:"tmp_bytes"` // the size of /tmp of its first run
+	TmpBytes int64     `json:"tmp_bytes"`       // the size of /tmp of its first run
+	First    *wire.Run `json:"first,omitempty"` // that run's program, if it can start without its code
 }
 
 // Adopted is a zygote that the backend provides.

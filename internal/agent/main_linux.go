@@ -79,7 +79,7 @@ func Main(configJSON, version string) error {
 		if len(cfg.Zygotes) > 0 { // the first zygote takes longest to fork
 			zygote = cfg.Zygotes[0].Name
 		}
-		launcher.PrestartFirst(cfg.Expect.TmpBytes, zygote)
+		launcher.PrestartFirst(cfg.Expect.TmpBytes, zygote, cfg.Expect.First)
 	}
 	return serve(&cfg, launcher, os.NewFile(ConnFD, "server"), wire.Hello{Agent: version})
 }

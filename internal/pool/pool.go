@@ -138,6 +138,9 @@ func (p *Pool) take(spec sandbox.Spec) *member {
 	}
 	k := p.kindLocked(want)
 	k.recordDemand(time.Now())
+	if want.Prestart != nil { // without one, a first run takes ten times as long as the next
+		k.floor, k.tried = 1, true
+	}
 	p.notify()
 	if p.byRename {
 		return p.claimLocked(spec.Workspace, k)

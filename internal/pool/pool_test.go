@@ -229,6 +229,26 @@ func TestDemand(t *testing.T) {
 	})
 }
 
+// TestDemandForPrograms: once asked for, a kind whose program waits in the sandbox is kept ready.
+func TestDemandForPrograms(t *testing.T) {
+	bubble(t, nil, func(t *testing.T, r *rig) {
+		node := with(python("s"), func(s *sandbox.Spec) {
+			s.Runner, s.Zygotes, s.Prestart = "typescript", nil, &sandbox.Prestart{Argv: []string{"node", "{file}"}}
+		})
+		r.after(time.Hour)
+		r.wantReady(0)
+		r.start(node)
+		r.after(24 * time.Hour)
+		r.wantReady(1)
+		if !pooled(r.start(node)) {
+			t.Error("none was ready")
+		}
+		r.Cool([]string{"python"})
+		r.after(time.Hour)
+		r.wantReady(0)
+	})
+}
+
 // TestBudget: the pool waits for free memory, and a limited time for idle processors.
 func TestBudget(t *testing.T) {
 	var cpu, memory atomic.Bool

@@ -127,6 +127,14 @@ func (r Runner) ZygoteFor(code string, persistent bool) *sandbox.Zygote {
 	return &all[0]
 }
 
+// Prestarted returns the program that can wait for its code, or nil.
+func (r Runner) Prestarted() *sandbox.Prestart {
+	if r.Prestart == nil {
+		return nil
+	}
+	return &sandbox.Prestart{Argv: r.Argv, File: r.File, Env: r.Env, Reads: r.Prestart.Reads, Helper: r.Prestart.Helper}
+}
+
 // Catalogue is implemented by backends that bring their own runners, such as images.
 type Catalogue interface {
 	// Runners lists the runners that can be used now. notes are for the log.

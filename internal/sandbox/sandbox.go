@@ -106,6 +106,9 @@ type Spec struct {
 	Forward   bool // ForwardAddr inside leads to the server, as dial streams
 	Limits    Limits
 	Zygotes   []Zygote // for backends that share zygotes among sandboxes; elsewhere the agent starts its own
+	// Prestart is the program of most runs, if it can wait for its code. A sandbox that is prepared
+	// starts it for the first run.
+	Prestart *Prestart
 }
 
 // WorkspaceDir is where code finds its workspace and starts in.
@@ -128,6 +131,15 @@ type Zygote struct {
 	Source  []byte
 	Preload []string // modules to import
 	OnUse   []string // modules to import once a run has mentioned them
+}
+
+// Prestart describes a program that can be started before its code is known.
+type Prestart struct {
+	Argv   []string
+	File   string // the name of the code file
+	Env    map[string]string
+	Reads  []string // prefixes of the variables that it reads while it starts
+	Helper []string // the command of a process that waits beside it
 }
 
 // Mount is a host path that appears read-only inside.

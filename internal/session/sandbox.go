@@ -286,7 +286,7 @@ func (m *Manager) runnerSpec(r runner.Runner, network bool) sandbox.Spec {
 		Network: network,
 		Forward: m.cfg.Dial != nil,
 		Limits:  limits,
-		Zygotes: r.Zygotes(),
+		Zygotes: r.Zygotes(), Prestart: r.Prestarted(),
 	}
 }
 

@@ -19,10 +19,10 @@ type bootedProgram struct {
 	env  startEnv
 }
 
-// bootFor returns a function that boots the program of runs like r. It is nil if the program cannot
-// wait for its code.
+// bootFor returns a function that boots the program of runs like r, which may be nil. It is nil if
+// the program cannot wait for its code.
 func bootFor(r *wire.Run) func(waiting) bool {
-	if r.Prestart == nil {
+	if r == nil || r.Prestart == nil {
 		return nil
 	}
 	spec := &runinit.Spec{Prestart: true, Argv: r.Argv, File: r.File, Env: r.Prestart.Env, Helper: r.Prestart.Helper, Dir: "/tmp"}

@@ -40,11 +40,17 @@ func (n *Namespaces) AdoptZygote(w *wire.Zygote, conn *os.File, soon, onRequest 
 	n.zygotes.add(w.Name, z)
 }
 
-// PrestartFirst prestarts the process of the first run, before the sandbox has its workspace. The
-// process waits as long as the sandbox does.
-func (n *Namespaces) PrestartFirst(tmpBytes int64, zygote string) {
+// PrestartFirst prestarts the process of the first run, before the sandbox has its workspace, with
+// its program if first is not nil. The process waits as long as the sandbox does.
+func (n *Namespaces) PrestartFirst(tmpBytes int64, zygote string, first *wire.Run) {
 	n.life = 365 * 24 * time.Hour
-	go n.slot.fill(func() (waiting, error) { return n.prestart(tmpBytes, zygote) }, nil)
+	go n.slot.fill(func() (waiting, error) {
+		p, err := n.prestart(tmpBytes, zygote)
+		if err == nil {
+			p.(*isolated).first = true
+		}
+		return p, err
+	}, bootFor(first))
 }
 
 // Spec implements Launcher.
@@ -162,6 +168,7 @@ type isolated struct {
 	bareLife time.Duration
 	fork     *waitingFork // nil if no fork was requested
 	booted   *bootedProgram
+	first    bool // the sandbox has had no run
 }
 
 var _ waiting = (*isolated)(nil)
@@ -170,7 +177,7 @@ func (p *isolated) isBooted() bool { return p.booted != nil }
 
 func (p *isolated) life() time.Duration {
 	switch {
-	case p.booted != nil:
+	case p.booted != nil && !p.first:
 		return bootedLife
 	case p.fork != nil && p.fork.zygote.lone: // a fork keeps the zygote's memory
 		return zygoteLife

@@ -1,6 +1,7 @@
 package jail_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,6 +27,7 @@ if prestarted:
     os.write(0, b"taken\n")
     os.close(0)
     os.open("/dev/null", os.O_RDONLY)
+    os.chdir("/data")
     os.environ.clear()
     os.environ.update(request["env"])
     file = request["file"]
@@ -242,4 +244,38 @@ func testHelper(t *testing.T, b *sandboxtest.Sandbox, want func(*testing.T, wire
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
 		return os.IsNotExist(err)
 	})
+}
+
+// TestFirstProgram: a prepared sandbox starts the program of its first run before it has a
+// workspace. Only the first one waits longer than others.
+func TestFirstProgram(t *testing.T) {
+	needRoot(t, "only root's sandboxes can be prepared")
+	b := open(t, t.TempDir(), sandboxtest.ID())
+	h := harness(t, b)
+	first := prestartable("pass", "")
+	spec := sandbox.Spec{ID: sandboxtest.ID(), Limits: sandbox.Limits{TmpBytes: 1 << 20}, Prestart: &sandbox.Prestart{
+		Argv: first.Argv, File: first.File, Env: first.Prestart.Env, Reads: first.Prestart.Reads,
+	}}
+	p, err := b.Prepare(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close(context.Background()) })
+	ws := sandboxtest.Workspace(t, h.Owner)
+	if err := os.WriteFile(filepath.Join(ws, "old"), []byte("kept"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Attach(t.Context(), ws); err != nil {
+		t.Fatal(err)
+	}
+	started := &sandboxtest.Sandbox{Sandbox: p, Conn: wire.NewConn(p.Conn(), wire.ServerSide, nil), Workspace: ws}
+	t.Cleanup(func() { _ = started.Conn.Close() })
+	run := prestartable("pass", "print(prestarted, os.getcwd(), open('old').read()); open('/workspace/new', 'w').close(); print(os.listdir('/mnt/data'))")
+	run.Limits.TmpBytes = 1 << 20
+	for range 2 { // the second program started after the workspace came
+		if res := started.Run(t, run); string(res.Stdout) != "True /data kept\n['old', 'new']\n" && string(res.Stdout) != "True /data kept\n['new', 'old']\n" {
+			t.Errorf("%+v: %s%s", res.Exit, res.Stdout, res.Stderr)
+		}
+		awaitWaiting(t, ws)
+	}
 }

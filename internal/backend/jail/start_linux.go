@@ -117,6 +117,14 @@ func (s *jailed) release() {
 	s.backend.ids.release(s.identity)
 }
 
+// firstRun returns the program to start for the first run, or nil.
+func firstRun(p *sandbox.Prestart) *wire.Run {
+	if p == nil {
+		return nil
+	}
+	return &wire.Run{Argv: p.Argv, File: p.File, Prestart: &wire.Prestart{Env: p.Env, Reads: p.Reads, Helper: p.Helper}}
+}
+
 // agentConfig is the agent's command line argument.
 func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []adoption) (string, error) {
 	cfg := agent.Config{Forward: spec.Forward}
@@ -129,7 +137,7 @@ func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []adoption) (string, er
 		})
 	}
 	if spec.Workspace == "" {
-		cfg.Expect = &agent.Expected{TmpBytes: spec.Limits.TmpBytes}
+		cfg.Expect = &agent.Expected{TmpBytes: spec.Limits.TmpBytes, First: firstRun(spec.Prestart)}
 	}
 	if !b.cgroups.Available() { // the limits that each process can carry itself
 		cfg.DataBytes = uint64(spec.Limits.MemoryBytes)
