@@ -65,6 +65,15 @@ if [ -e /dev/net/tun ]; then
 fi
 exec setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"`
 
+// FirstSubordinate is the first of the 65536 subordinate ids that UserRange gives to the user.
+const FirstSubordinate = 1_000_000_000
+
+// UserCommand returns a command line that runs argv as an ordinary user, in the same process. dir
+// is an empty directory, which the user can read. Only root can run it.
+func UserCommand(mode UserMode, uid int, dir string, argv ...string) []string {
+	return append([]string{"unshare", "--mount", "sh", "-c", prepareUser, dir, string(mode), strconv.Itoa(uid)}, argv...)
+}
+
 // AsUser runs this test binary as an ordinary user, with arguments such as -test.run, and returns
 // its output. Only root can.
 func AsUser(t *testing.T, mode UserMode, args ...string) string {
@@ -96,14 +105,12 @@ func AsUser(t *testing.T, mode UserMode, args ...string) string {
 			t.Fatal(err)
 		}
 	}
-	become := []string{
-		"--mount", "sh", "-c", prepareUser, filepath.Join(dir, "own"), string(mode), strconv.Itoa(OrdinaryUser),
-		filepath.Join(dir, "test"), "-test.v", "-test.timeout=10m",
-	}
+	args = append([]string{filepath.Join(dir, "test"), "-test.v", "-test.timeout=10m"}, args...)
 	if testing.Short() {
-		become = append(become, "-test.short")
+		args = append(args, "-test.short")
 	}
-	cmd := exec.CommandContext(t.Context(), "unshare", append(become, args...)...)
+	become := UserCommand(mode, OrdinaryUser, filepath.Join(dir, "own"), args...)
+	cmd := exec.CommandContext(t.Context(), become[0], become[1:]...)
 	cmd.Dir = tmp
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "TMPDIR=" + tmp, "HOME=" + tmp, AgentEnv + "=" + filepath.Join(dir, "agent"),
