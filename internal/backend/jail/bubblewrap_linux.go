@@ -29,11 +29,11 @@ type bubblewrap struct {
 	pid   int           // of the child
 }
 
-// startBubblewrap starts bwrap in the group with the identity, or as the server's own user if that
-// is nil. It must run on the launcher's thread. conn becomes the child's descriptor 3, files those
-// from 6 on; the one after them is the identity's namespace. env must not be nil.
+// startBubblewrap starts bwrap in the group, in the user namespace unless that is nil. It must run
+// on the launcher's thread. conn becomes the child's descriptor 3, files those from 6 on, and ns
+// the one after them. env must not be nil.
 func (b *Backend) startBubblewrap(
-	args, env []string, as *identity, group *cgroup.Group, conn *os.File, files ...*os.File,
+	args, env []string, as *syscall.Credential, ns *os.File, group *cgroup.Group, conn *os.File, files ...*os.File,
 ) (*bubblewrap, error) {
 	info, infoW, err := os.Pipe()
 	if err != nil {
@@ -41,7 +41,7 @@ func (b *Backend) startBubblewrap(
 	}
 	defer infoW.Close()
 	p := &bubblewrap{known: make(chan struct{})}
-	argv := as.command(sandboxInside, 6+len(files), append([]string{b.bwrap, "--info-fd", "4"}, args...)...)
+	argv := enter(ns, 6+len(files), b.ids.owner, append([]string{b.bwrap, "--info-fd", "4"}, args...)...)
 	p.cmd = exec.Command(argv[0], argv[1:]...)
 	p.cmd.Dir = "/"
 	p.cmd.Env = env
@@ -51,10 +51,9 @@ func (b *Backend) startBubblewrap(
 	// death signal, and holds both ends of its info pipe: it can write although the server has
 	// died.
 	p.cmd.ExtraFiles = append([]*os.File{conn, infoW, info}, files...)
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{}
-	if as != nil {
-		p.cmd.SysProcAttr.Credential = b.ids.credential()
-		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, as.ns)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: as}
+	if ns != nil {
+		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, ns)
 	}
 	if err := group.Start(p.cmd.SysProcAttr, p.cmd.Start); err != nil {
 		_ = info.Close()

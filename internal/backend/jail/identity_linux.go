@@ -42,35 +42,32 @@ type idRange struct{ first, end int }
 
 func (r idRange) contains(id int) bool { return r.first <= id && id < r.end }
 
-// The ids in an identity's namespace.
-const (
-	networkInside = 0
-	sandboxInside = 1000
-)
-
 // identity is whom the kernel takes a sandbox for. No other live sandbox has the same one, unless
 // both have the same workspace. docs/isolation.md explains it.
 type identity struct {
-	uid     int      // uid and gid of the sandbox's processes
-	network int      // uid and gid of its slirp4netns
-	ns      *os.File // user namespace in which bubblewrap and slirp4netns start; nil if all sandboxes share a uid
-	mapping *os.File // user namespace that maps OwnerUID to uid, for mounts
-	holders int      // guarded by identities.mu
+	uid     int // uid and gid of the sandbox's processes
+	network int // uid and gid of its slirp4netns
+	// mapping is a user namespace that maps OwnerUID to uid, for mounts and for the start of
+	// bubblewrap. It is nil if all sandboxes share a uid.
+	mapping *os.File
+	// withNetwork also maps 0 to network. It is nil until a sandbox with network needs it.
+	withNetwork *os.File
+	holders     int // guarded, with withNetwork, by identities.mu
 }
 
-// command returns a command line that runs argv with an id of the identity's namespace, for a
-// process of OwnerUID that has the namespace as descriptor fd.
-func (id *identity) command(inside, fd int, argv ...string) []string {
-	if id == nil || id.ns == nil {
+// enter returns a command line that runs argv as an id of a user namespace, for a process of
+// OwnerUID that has the namespace as descriptor fd. If ns is nil, it returns argv.
+func enter(ns *os.File, fd, id int, argv ...string) []string {
+	if ns == nil {
 		return argv
 	}
-	as := fmt.Sprint(inside)
+	as := fmt.Sprint(id)
 	return append([]string{"nsenter", fmt.Sprintf("--user=/proc/self/fd/%d", fd), "-S", as, "-G", as, "--"}, argv...)
 }
 
 func (id *identity) close() {
-	_ = id.ns.Close()
 	_ = id.mapping.Close()
+	_ = id.withNetwork.Close()
 }
 
 // identities gives each sandbox a uid of its own, where the server has more than one.
@@ -242,7 +239,7 @@ func (ids *identities) takeFree(suits func(*identity) bool) *identity {
 
 // release gives up an identity. The processes of the sandbox must have ended.
 func (ids *identities) release(id *identity) {
-	if id == nil || id.ns == nil {
+	if id == nil || id.mapping == nil {
 		return
 	}
 	ids.mu.Lock()
@@ -310,48 +307,56 @@ func inUse(uid int) bool {
 
 // make makes the identity of a reserved uid.
 func (ids *identities) make(uid int) (*identity, error) {
-	id := &identity{uid: uid, network: uid + 1, holders: 1}
-	var errs [2]error
-	var both sync.WaitGroup
-	both.Go(func() {
-		id.ns, errs[0] = ids.newUserNamespace(fmt.Sprintf("%d %d 1\n%d %d 1\n", networkInside, id.network, sandboxInside, id.uid))
-	})
-	both.Go(func() { id.mapping, errs[1] = ids.newUserNamespace(fmt.Sprintf("%d %d 1\n", ids.owner, id.uid)) })
-	both.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
-		id.close()
+	ns, err := ids.newUserNamespace(fmt.Sprintf("%d %d 1\n", ids.owner, uid))
+	if err != nil {
 		ids.forget(uid)
-		return nil, fmt.Errorf("make a user namespace: %w", err)
+		return nil, err
 	}
-	return id, nil
+	return &identity{uid: uid, network: uid + 1, mapping: ns, holders: 1}, nil
+}
+
+// namespace returns the user namespace in which a sandbox starts, or nil if it needs none.
+func (ids *identities) namespace(id *identity, network bool) (*os.File, error) {
+	if id.mapping == nil || !network {
+		return id.mapping, nil
+	}
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	if id.withNetwork == nil {
+		ns, err := ids.newUserNamespace(fmt.Sprintf("0 %d 1\n%d %d 1\n", id.network, ids.owner, id.uid))
+		if err != nil {
+			return nil, err
+		}
+		id.withNetwork = ns
+	}
+	return id.withNetwork, nil
 }
 
 // newUserNamespace makes a user namespace that the owner uid owns, with a map of uids and gids. A
 // process of the owner uid makes it and ends; the descriptor keeps it.
-func (ids *identities) newUserNamespace(idMap string) (*os.File, error) {
+func (ids *identities) newUserNamespace(idMap string) (_ *os.File, err error) {
 	cmd := exec.Command("unshare", "--user", "cat")
-	cmd.Dir, cmd.Env = "/", []string{}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ids.credential()}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
+	var output sandbox.Tail
+	cmd.Dir, cmd.Env, cmd.Stderr = "/", []string{}, &output
+	// Some machines let only privileged programs make user namespaces. It has no capability outside
+	// of the one it makes.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ids.credential(), AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN}}
+	in, inErr := cmd.StdinPipe()
+	out, outErr := cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr, cmd.Start()); err != nil {
+		return nil, fmt.Errorf("make a user namespace: %w", err)
 	}
 	defer func() {
 		_ = in.Close()
-		_ = cmd.Wait()
+		if exit := cmd.Wait(); err != nil {
+			err = fmt.Errorf("make a user namespace: %w", errors.Join(err, exit, errors.New(strings.TrimSpace(output.String()))))
+		}
 	}()
 	if _, err := in.Write([]byte{'\n'}); err != nil {
 		return nil, err
 	}
 	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil { // cat answers, in its namespace
-		return nil, fmt.Errorf("unshare: %w", err)
+		return nil, err
 	}
 	dir := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
 	for _, name := range []string{"uid_map", "gid_map"} {

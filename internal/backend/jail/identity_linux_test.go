@@ -44,6 +44,12 @@ func TestUIDs(t *testing.T) {
 	if other := uidOf(t, c); other == first || other == jail.OwnerUID || first == jail.OwnerUID {
 		t.Errorf("uids: %d and %d", first, other)
 	}
+	agent := agentsOf(t, c.Workspace)[0]
+	for _, fd := range descriptors(t, agent) {
+		if strings.HasPrefix(fd, "user:[") {
+			t.Errorf("the agent has the namespace %s", fd)
+		}
+	}
 	a.Probe(t, `
 open("/data/file", "w").write("a")
 os.mkdir("/data/dir", 0o700)
@@ -90,6 +96,20 @@ if open("/data/file").read() != "ab" or os.stat("/data/dir/other").st_gid != 100
 	if e := sandboxtest.Start(t, h, sandbox.Spec{}); uidOf(t, e) != first {
 		t.Error("a uid is not used again")
 	}
+}
+
+// descriptors returns what a process has open.
+func descriptors(t *testing.T, proc string) (open []string) {
+	t.Helper()
+	links, err := filepath.Glob(proc + "/fd/*")
+	if err != nil || len(links) < 4 {
+		t.Fatalf("descriptors of %s: %v, %v", proc, links, err)
+	}
+	for _, link := range links {
+		to, _ := os.Readlink(link)
+		open = append(open, to)
+	}
+	return open
 }
 
 // TestUIDsOnDisk: where the kernel cannot show files with other ids, a workspace belongs to the uid
@@ -265,7 +285,7 @@ func TestStrangers(t *testing.T) {
 	}
 	attackers := map[string][]string{
 		"sandbox uid": as(uid), "network uid": as(uid + 1), "another uid": as(uid + 2),
-		"the namespace's root": inside("0"), "the namespace's user": inside("1000"),
+		"the namespace's root": inside("0"), "the namespace's user": inside(strconv.Itoa(jail.OwnerUID)),
 	}
 	try := func(become []string, targets ...string) string {
 		t.Helper()

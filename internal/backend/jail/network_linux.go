@@ -46,8 +46,8 @@ var (
 
 // attachNetwork connects the network namespace of a process to everything but the closed networks.
 // It returns when the network works.
-func (b *Backend) attachNetwork(pid int, id *identity) (*userNet, error) {
-	n, err := b.startSlirp(pid, id)
+func (b *Backend) attachNetwork(pid int, ns *os.File) (*userNet, error) {
+	n, err := b.startSlirp(pid, ns)
 	if err == nil {
 		if err = b.nets.add(n, b.cfg.Closed); err == nil {
 			return n, nil
@@ -66,7 +66,7 @@ func (b *Backend) attachNetwork(pid int, id *identity) (*userNet, error) {
 	return nil, &sandbox.Error{Op: "connect the sandbox to the network", Err: err, Fix: fix, NetworkOnly: true}
 }
 
-func (b *Backend) startSlirp(pid int, id *identity) (*userNet, error) {
+func (b *Backend) startSlirp(pid int, ns *os.File) (*userNet, error) {
 	path, err := exec.LookPath("slirp4netns")
 	if err != nil {
 		return nil, errNoSlirp
@@ -85,16 +85,15 @@ func (b *Backend) startSlirp(pid int, id *identity) (*userNet, error) {
 	args := []string{path, "--configure", "--enable-seccomp", "--mtu=65520", "--disable-host-loopback",
 		"--cidr=" + slirpCIDR, "--ready-fd=3", "--exit-fd=4", fmt.Sprintf("--userns-path=/proc/%d/ns/user", pid),
 		"--netns-type=path", fmt.Sprintf("/proc/%d/ns/net", pid), "tap0"}
-	if id.ns != nil {
-		args = slices.Insert(args, 1, "--enable-sandbox") // a root of its own, without capabilities
-		args = id.command(networkInside, 5, args...)
+	if ns != nil { // it becomes root there, makes a root directory of its own and drops its capabilities
+		args = enter(ns, 5, 0, slices.Insert(args, 1, "--enable-sandbox")...)
 		n.cmd = exec.Command(args[0], args[1:]...)
 	} else {
 		n.cmd = b.unprivileged(args[0], args[1:]...)
 	}
 	n.cmd.Env = []string{}
 	n.cmd.Stdout, n.cmd.Stderr = &n.output, &n.output
-	n.cmd.ExtraFiles = []*os.File{readyW, exitR, id.ns}
+	n.cmd.ExtraFiles = []*os.File{readyW, exitR, ns}
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: b.ids.credential(), Setsid: true}
 	err = b.launch.Do(n.cmd.Start) // it sees the launcher's /dev/net/tun
 	readyW.Close()

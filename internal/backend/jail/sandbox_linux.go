@@ -19,7 +19,8 @@ type jailed struct {
 	id       string
 	backend  *Backend
 	identity *identity
-	place    *place // set before the workspace is mounted; nil if it is mapped
+	ns       *os.File // the identity's, in which bubblewrap and slirp4netns start; nil if there is none
+	place    *place   // set before the workspace is mounted; nil if it is mapped
 	proc     *bubblewrap
 	conn     *os.File // to the agent
 	attach   *os.File // to the agent, for its workspace; nil if the sandbox was started with one

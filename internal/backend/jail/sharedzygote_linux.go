@@ -89,7 +89,7 @@ func (b *Backend) startSharedZygote(spec sandbox.Spec, z sandbox.Zygote, key str
 		if err != nil {
 			return err
 		}
-		shared.proc, err = b.startBubblewrap(args, environ(z.Env), nil, nil, theirs)
+		shared.proc, err = b.startBubblewrap(args, environ(z.Env), nil, nil, nil, theirs)
 		return err
 	})
 	if err != nil {

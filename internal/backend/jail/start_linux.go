@@ -58,7 +58,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (_ *jailed, err 
 		return nil, err
 	}
 	s := &jailed{id: spec.ID, backend: b, ended: make(chan struct{})}
-	mapping, err := s.identify(ctx, spec.Workspace)
+	mapping, err := s.identify(ctx, spec)
 	if err != nil {
 		return nil, &sandbox.Error{Op: "give the sandbox a uid", Err: err, Fix: seeDoctor}
 	}
@@ -93,14 +93,10 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (_ *jailed, err 
 	return nil, s.explain(ctx, err)
 }
 
-// identify gives a new sandbox its identity. A sandbox that gets its workspace later takes any.
-func (s *jailed) identify(ctx context.Context, workspace string) (mapping *os.File, err error) {
-	places := &s.backend.places
+// identify gives a new sandbox its identity and returns the mapping for its workspace's mount.
+func (s *jailed) identify(ctx context.Context, spec sandbox.Spec) (mapping *os.File, err error) {
 	for {
-		if s.identity, err = places.choose(workspace); err != nil || workspace == "" {
-			return nil, err
-		}
-		mapping, s.place, err = places.hold(ctx, workspace, s.identity)
+		mapping, err = s.tryIdentify(ctx, spec)
 		if err == nil {
 			return mapping, nil
 		}
@@ -109,6 +105,18 @@ func (s *jailed) identify(ctx context.Context, workspace string) (mapping *os.Fi
 			return nil, err
 		}
 	}
+}
+
+func (s *jailed) tryIdentify(ctx context.Context, spec sandbox.Spec) (mapping *os.File, err error) {
+	b := s.backend
+	if s.identity, err = b.places.choose(spec.Workspace); err != nil {
+		return nil, err
+	}
+	if s.ns, err = b.ids.namespace(s.identity, spec.Network); err != nil || spec.Workspace == "" {
+		return nil, err // one that gets its workspace later takes any identity
+	}
+	mapping, s.place, err = b.places.hold(ctx, spec.Workspace, s.identity)
+	return mapping, err
 }
 
 // release gives up the sandbox's identity and workspace. Its processes must have ended.
@@ -198,7 +206,7 @@ func (s *jailed) spawn(spec sandbox.Spec, mapping *os.File, config string, zygot
 		if err != nil {
 			return err
 		}
-		s.proc, err = b.startBubblewrap(args, []string{}, s.identity, s.group, conn, files...)
+		s.proc, err = b.startBubblewrap(args, []string{}, b.ids.credential(), s.ns, s.group, conn, files...)
 		return err
 	})
 	return links, err
@@ -221,7 +229,7 @@ func (s *jailed) awaitAgent(network bool) error {
 		return err
 	}
 	// Not earlier: bubblewrap sets up loopback itself, and fails if it is up already.
-	net, err := s.backend.attachNetwork(s.proc.pid, s.identity)
+	net, err := s.backend.attachNetwork(s.proc.pid, s.ns)
 	if err != nil {
 		return err
 	}

@@ -63,7 +63,7 @@ func (p *places) choose(dir string) (*identity, error) {
 // Where files cannot be mapped, it gives them to the identity, unless another one has them:
 // errTaken. The caller releases the place.
 func (p *places) hold(ctx context.Context, dir string, id *identity) (mapping *os.File, at *place, err error) {
-	if id.ns == nil {
+	if id.mapping == nil {
 		return nil, nil, nil
 	}
 	var st unix.Stat_t
