@@ -82,3 +82,37 @@ func TestReapElsewhere(t *testing.T) {
 		t.Errorf("reaped what is no cgroup: %v", err)
 	}
 }
+
+// TestEntries: a process enters a version 1 group by itself, which takes no lock of the machine.
+func TestEntries(t *testing.T) {
+	memory, pids := t.TempDir(), t.TempDir()
+	g := &Group{dirs: map[string]string{"memory": memory, "pids": pids}, home: map[string]string{}}
+	if files, err := g.Entries(); err == nil {
+		t.Errorf("entries of a group without tasks: %v", files)
+	}
+	for _, dir := range []string{memory, pids} {
+		if err := os.WriteFile(filepath.Join(dir, "tasks"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := g.Entries()
+	if err != nil || len(files) != 2 {
+		t.Fatalf("entries: %v, %v", files, err)
+	}
+	for _, f := range files {
+		if _, err := f.WriteString("0"); err != nil || f.Close() != nil {
+			t.Error(err)
+		}
+	}
+	for _, dir := range []string{memory, pids} {
+		if text, _ := os.ReadFile(filepath.Join(dir, "tasks")); string(text) != "0" {
+			t.Errorf("%s has %q", dir, text)
+		}
+	}
+	v2 := &Group{dirs: g.dirs}
+	for _, none := range []*Group{nil, v2} {
+		if files, err := none.Entries(); len(files) > 0 || err != nil {
+			t.Errorf("entries: %v, %v", files, err)
+		}
+	}
+}

@@ -107,6 +107,26 @@ func (g *Group) Start(attr *syscall.SysProcAttr, fork func() error) error {
 	return errors.Join(err, move(g.home))
 }
 
+// Entries returns files to which a process with one thread writes "0" to enter the group. Version 2
+// has none: call Add. A process that another one moves has to wait until no process of the machine
+// forks or exits, and those of a full group may take seconds.
+func (g *Group) Entries() (files []*os.File, err error) {
+	if g == nil || g.isV2() {
+		return nil, nil
+	}
+	for _, dir := range g.dirs {
+		f, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
+		if err != nil {
+			for _, f := range files {
+				_ = f.Close()
+			}
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
 // Add moves a process into the group.
 func (g *Group) Add(pid int) error {
 	if g == nil {

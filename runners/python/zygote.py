@@ -167,14 +167,17 @@ def reap():
 def move(fds):
     """Moves a fork of the shared zygote into a sandbox, with nothing from outside but its memory. Returns
     in the zygote only."""
-    gate, agent, user, *others = fds
-    if os.read(gate, 1) != b"1":  # the server has moved this process into the sandbox's cgroup
+    gate, agent, user, net, ipc, uts, cgroup, mount, pid, *groups = fds
+    if os.read(gate, 1) != b"1":  # without groups, the server has moved this process into the sandbox's
         os._exit(1)
+    for group in groups:
+        os.write(group, b"0")
+        os.close(group)
     setns(user)
     os.setresgid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
     os.setresuid(SANDBOX_UID, SANDBOX_UID, SANDBOX_UID)
     prctl(PR_SET_DUMPABLE, 0)  # before any process of the sandbox can see this one
-    for namespace in others:
+    for namespace in (net, ipc, uts, cgroup, mount, pid):
         setns(namespace)
     if os.fork():
         os._exit(0)

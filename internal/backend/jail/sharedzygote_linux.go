@@ -248,10 +248,15 @@ func (s *jailed) tryAdopt(z *sharedZygote, link *os.File) error {
 		defer f.Close()
 		files = append(files, f)
 	}
+	entries, err := s.group.Entries()
+	if err != nil {
+		return err
+	}
+	defer closeAll(entries)
 	if !s.proc.signalChild(0) { // the pid may have been another process's
 		return errors.New("the sandbox has ended")
 	}
-	child, err := z.fork(files)
+	child, err := z.fork(append(files, entries...))
 	if err != nil {
 		return err
 	}
@@ -260,7 +265,10 @@ func (s *jailed) tryAdopt(z *sharedZygote, link *os.File) error {
 		return err // the fork finds the gate closed, and exits
 	}
 	defer fork.Close()
-	if err = s.group.Add(child); err == nil {
+	if len(entries) == 0 {
+		err = s.group.Add(child)
+	}
+	if err == nil {
 		_, err = open.Write([]byte("1"))
 	}
 	_ = open.Close()
