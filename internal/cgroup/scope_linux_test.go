@@ -143,7 +143,11 @@ func enterMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "unshare", "--cgroup", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc",
+	// The group becomes the machine's root. No process may stay there, or it could not enable
+	// controllers.
+	const enter = `mkdir "$0/other" && echo $$ >"$0/other/cgroup.procs" &&
+exec unshare --mount --propagation=private --pid --fork --kill-child --mount-proc "$@"`
+	cmd := exec.CommandContext(t.Context(), "unshare", "--cgroup", "sh", "-c", enter, group,
 		self, "-test.v", "-test.timeout=100s", "-test.run=^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), envRole+"="+roleMachine)
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
@@ -192,8 +196,6 @@ func newMachine(t *testing.T) machine {
 	runtime := fmt.Sprint("/run/user/", user)
 	must(os.MkdirAll("/run/systemd/system", 0o755), os.MkdirAll(runtime, 0o755), os.Chown(runtime, user, user))
 
-	other := mount + "/other" // a group that holds processes cannot enable controllers
-	must(os.Mkdir(other, 0o755), os.WriteFile(other+"/cgroup.procs", []byte("0"), 0))
 	m := machine{home: fmt.Sprintf("%s/user@%d.service", mount, user), bus: runtime + "/bus"}
 	m.hasControllers = enableControllers(mount) == nil
 	session := m.home + "/session"

@@ -250,7 +250,7 @@ func (h Host) ownCgroups() map[string]string {
 func (h Host) cgroups() sandbox.Check {
 	const (
 		name     = "cgroups"
-		fallback = "limited by rlimits only, buffers of sockets not at all"
+		fallback = "limited by rlimits only, CPU and buffers of sockets not at all"
 		fix      = "start the server as root, as a service with Delegate=yes, or in a login session, where it asks systemd for a cgroup (XDG_RUNTIME_DIR must be set)"
 	)
 	own := h.ownCgroups()

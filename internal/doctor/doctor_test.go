@@ -123,7 +123,7 @@ func TestCheck(t *testing.T) {
 		{"old bwrap", func(m *machine) { m.bwrap = "0.6.1" }, "bubblewrap", sandbox.Fail, "0.6.1", "0.8.0"},
 		{"no bwrap in Docker is not Docker's fault", func(m *machine) { m.programs, m.files["/.dockerenv"] = nil, "" }, "container", sandbox.OK, "inside Docker", ""},
 		{"no slirp4netns", func(m *machine) { m.programs = []string{"bwrap"} }, "network", sandbox.Warn, "refused", "apt-get install slirp4netns"},
-		{"cgroup v2 of somebody else", func(m *machine) { m.writable = nil }, "cgroups", sandbox.Warn, "rlimits", "Delegate=yes"},
+		{"cgroup v2 of somebody else", func(m *machine) { m.writable = nil }, "cgroups", sandbox.Warn, "rlimits only, CPU", "Delegate=yes"},
 		{"cgroup v2 without delegated memory", func(m *machine) {
 			m.files["/sys/fs/cgroup/user.slice/cgroup.controllers"] = "pids\n"
 		}, "cgroups", sandbox.Warn, "memory, cpu", "Delegate=yes"},
