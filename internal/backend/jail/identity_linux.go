@@ -2,6 +2,7 @@ package jail
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -335,11 +336,13 @@ func (ids *identities) namespace(id *identity, network bool) (*os.File, error) {
 // newUserNamespace makes a user namespace that the owner uid owns, with a map of uids and gids. A
 // process of the owner uid makes it and ends; the descriptor keeps it.
 func (ids *identities) newUserNamespace(idMap string) (_ *os.File, err error) {
-	cmd := exec.Command("unshare", "--user", "cat")
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "unshare", "--user", "cat")
 	var output sandbox.Tail
 	cmd.Dir, cmd.Env, cmd.Stderr = "/", []string{}, &output
-	// Some machines let only privileged programs make user namespaces. It has no capability outside
-	// of the one it makes.
+	// Some machines let only privileged programs make user namespaces. What makes one loses its
+	// capabilities outside.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ids.credential(), AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN}}
 	in, inErr := cmd.StdinPipe()
 	out, outErr := cmd.StdoutPipe()
