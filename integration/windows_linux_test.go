@@ -41,15 +41,22 @@ func openWindow(t *testing.T, root string, settings ...string) *window {
 // openProgram is openWindow for another program.
 func openProgram(t *testing.T, program, root string, settings ...string) *window {
 	t.Helper()
-	w := &window{cmd: exec.Command(program, "stdio"), log: &logtest.Buffer{}, changed: make(chan struct{}, 1000)}
-	w.cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0")
+	cmd := exec.Command(program, "stdio")
+	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0")
 	for _, s := range settings {
 		if strings.HasPrefix(s, "--") {
-			w.cmd.Args = append(w.cmd.Args, s)
+			cmd.Args = append(cmd.Args, s)
 		} else {
-			w.cmd.Env = append(w.cmd.Env, s)
+			cmd.Env = append(cmd.Env, s)
 		}
 	}
+	return connectWindow(t, cmd)
+}
+
+// connectWindow starts a stdio process and connects a client to it.
+func connectWindow(t *testing.T, cmd *exec.Cmd) *window {
+	t.Helper()
+	w := &window{cmd: cmd, log: &logtest.Buffer{}, changed: make(chan struct{}, 1000)}
 	w.cmd.Stderr = w.log
 	client := mcp.NewClient(&mcp.Implementation{Name: "integration", Version: "1"}, &mcp.ClientOptions{
 		ResourceListChangedHandler: func(context.Context, *mcp.ResourceListChangedRequest) { w.changed <- struct{}{} },
@@ -205,14 +212,7 @@ func TestWindowsWithOtherSettings(t *testing.T) {
 	first := openWindow(t, root)
 	first.cell(t, "s", "x = 1")
 	shared := oneServer(t, root)
-	other := filepath.Join(t.TempDir(), "mcp-code-sandbox") // an upgrade, for example
-	program, err := os.ReadFile(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(other, program, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	other := copyProgram(t, t.TempDir()) // an upgrade, for example
 	for _, settings := range [][]string{
 		{"PROJECT_DIR=" + t.TempDir()}, {"--tools=run"}, {"SANDBOX_TOOLS=run,run_code"}, {"PATH=" + os.Getenv("PATH") + ":/nonexistent"}, {"MCP_API_TOKEN=another-token-of-mine"},
 	} {
@@ -246,6 +246,100 @@ func TestWindowsWithOtherSettings(t *testing.T) {
 	}
 	if left := serversOn(t, root); len(left) != 0 {
 		t.Errorf("servers after stdio --stop: %v (the first was %d)", left, shared)
+	}
+}
+
+// copyProgram copies the server's program to a directory.
+func copyProgram(t *testing.T, dir string) string {
+	t.Helper()
+	program, err := os.ReadFile(binary)
+	path := filepath.Join(dir, "mcp-code-sandbox")
+	if err == nil {
+		err = os.WriteFile(path, program, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestUpgrade: a window whose program was deleted starts its server again all the same, root's and
+// an ordinary user's.
+func TestUpgrade(t *testing.T) {
+	for _, name := range []string{"root", "user"} {
+		t.Run(name, func(t *testing.T) {
+			base, attr := ordinaryRoot(t)
+			if name == "root" {
+				attr = nil
+			}
+			root, program := filepath.Join(base, "data"), copyProgram(t, base)
+			command := func(program string, args ...string) *exec.Cmd {
+				cmd := exec.Command(program, args...)
+				cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root, "SANDBOX_HTTP_PORT=0", "HOME="+filepath.Join(base, "home"), "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+				cmd.SysProcAttr, cmd.Dir = attr, base
+				return cmd
+			}
+			w := connectWindow(t, command(program, "stdio"))
+			t.Cleanup(func() {
+				if out, err := command(binary, "stdio", "--stop").CombinedOutput(); err != nil {
+					t.Errorf("stdio --stop: %v\n%s", err, out)
+				}
+			})
+			w.cell(t, "s", "x = 1")
+			server := oneServer(t, root)
+			if err := os.Remove(program); err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(server, syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, 20*time.Second, "the server to end", func() bool { return len(instancesOn(t, root)) == 0 })
+			if got := w.cell(t, "s", "6 * 7"); !strings.HasPrefix(got, "42\n") {
+				t.Errorf("after the upgrade: %q", got)
+			}
+		})
+	}
+}
+
+// TestSocketOfASharedServer: code in a sandbox sees neither the socket nor its directory, and no
+// process of a sandbox has inherited the socket.
+func TestSocketOfASharedServer(t *testing.T) {
+	root := stdioRoot(t)
+	w := openWindow(t, root)
+	if got := w.cell(t, "s", fmt.Sprintf("import os\n[os.path.exists(%q), '.sock' in open('/proc/net/unix').read()]", root)); got != "[False, False]\n" {
+		t.Errorf("inside: %q", got)
+	}
+	server := oneServer(t, root)
+	table, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sockets, err := filepath.Glob(filepath.Join(root, "stdio", "*.sock"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("sockets: %v, %v", sockets, err)
+	}
+	inode := ""
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) == 8 && strings.HasSuffix(fields[7], "/"+filepath.Base(sockets[0])) && fields[3] == "00010000" {
+			inode = "socket:[" + fields[6] + "]"
+		}
+	}
+	holders := func(pid int) (n int) {
+		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, fd := range fds {
+			if target, _ := os.Readlink(fd); target == inode {
+				n++
+			}
+		}
+		return n
+	}
+	if holders(server) != 1 {
+		t.Fatalf("the server has %d descriptors of its socket %s", holders(server), inode)
+	}
+	for _, p := range descendants(t, server) {
+		if p.pid != server && holders(p.pid) > 0 {
+			t.Errorf("%+v has the socket", p)
+		}
 	}
 }
 

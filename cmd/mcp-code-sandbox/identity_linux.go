@@ -5,10 +5,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"hash"
-	"io/fs"
+	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -42,27 +41,46 @@ func identify(inv *invocation) (id string, environ []string, err error) {
 	if err := addFile(mac, inv.self); err != nil {
 		return "", nil, err
 	}
-	for _, kind := range []string{"user", "mnt", "pid", "net"} {
-		ns, err := os.Readlink("/proc/self/ns/" + kind)
-		if err != nil {
-			return "", nil, err
-		}
-		fmt.Fprintln(mac, ns)
-	}
-	addSettings(mac, inv.settings)
-	config, err := os.ReadFile(inv.settings.Config)
-	if err != nil && inv.settings.Config != "" && !errors.Is(err, fs.ErrNotExist) {
+	if err := addRights(mac); err != nil {
 		return "", nil, err
 	}
+	addSettings(mac, inv.settings)
+	config, _ := os.ReadFile(inv.settings.Config) // the server reports what is wrong with it
+	variables, files := references(config)
 	fmt.Fprintf(mac, "%q\n", config)
-	environ = sharedEnvironment(inv.env, config)
+	for _, name := range files {
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(filepath.Dir(inv.settings.Config), name)
+		}
+		_ = addFile(mac, name)
+	}
+	environ = sharedEnvironment(inv.env, variables)
 	fmt.Fprintf(mac, "%q\n", environ)
 	addRunners(mac, inv.settings)
 	return hex.EncodeToString(mac.Sum(nil)[:12]), environ, nil
 }
 
+// addRights adds what this process sees and may do: namespaces, groups, capabilities, filters.
+func addRights(h io.Writer) error {
+	for _, kind := range []string{"user", "mnt", "pid", "net"} {
+		ns, err := os.Readlink("/proc/self/ns/" + kind)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(h, ns)
+	}
+	status, err := os.ReadFile("/proc/self/status")
+	for line := range strings.Lines(string(status)) {
+		switch name, _, _ := strings.Cut(line, ":"); name {
+		case "Umask", "Uid", "Gid", "Groups", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp":
+			fmt.Fprint(h, line)
+		}
+	}
+	return err
+}
+
 // addFile adds what tells a file from its replacement.
-func addFile(h hash.Hash, path string) error {
+func addFile(h io.Writer, path string) error {
 	fi, err := os.Stat(path)
 	if err != nil {
 		return err
@@ -72,7 +90,7 @@ func addFile(h hash.Hash, path string) error {
 	return nil
 }
 
-func addSettings(h hash.Hash, s *settings) {
+func addSettings(h io.Writer, s *settings) {
 	for f, v := range reflect.ValueOf(s).Elem().Fields() {
 		value := reflect.Indirect(v)
 		switch {
@@ -87,7 +105,7 @@ func addSettings(h hash.Hash, s *settings) {
 }
 
 // addRunners adds the files that change when an environment is installed or edited.
-func addRunners(h hash.Hash, s *settings) {
+func addRunners(h io.Writer, s *settings) {
 	installed := filepath.Join(s.Root, "runners")
 	for _, pattern := range []string{
 		filepath.Join(installed, "*", "stamp.json"), filepath.Join(installed, "custom", "*", "*.json"),
@@ -100,14 +118,12 @@ func addRunners(h hash.Hash, s *settings) {
 	}
 }
 
-// sharedEnvironment returns the variables of a shared server: settings, sharedVariables, and what
-// the configuration refers to.
-func sharedEnvironment(env map[string]string, config []byte) (environ []string) {
-	var names []string
+// sharedEnvironment returns the variables of a shared server: settings, sharedVariables, and names.
+func sharedEnvironment(env map[string]string, names []string) (environ []string) {
 	for f := range reflect.TypeFor[settings]().Fields() {
 		names = append(names, f.Tag.Get("environ"))
 	}
-	names = append(append(names, sharedVariables...), configVariables(config)...)
+	names = append(names, sharedVariables...)
 	for name, value := range env {
 		if slices.Contains(names, name) || strings.HasPrefix(name, "SANDBOX_") {
 			environ = append(environ, name+"="+value)
@@ -117,8 +133,8 @@ func sharedEnvironment(env map[string]string, config []byte) (environ []string) 
 	return environ
 }
 
-// configVariables returns the variables that a configuration refers to as {"$env": "NAME"}.
-func configVariables(config []byte) (names []string) {
+// references returns what a configuration refers to as {"$env": "NAME"} and {"$file": "path"}.
+func references(config []byte) (variables, files []string) {
 	var collect func(v any)
 	collect = func(v any) {
 		switch v := v.(type) {
@@ -128,15 +144,18 @@ func configVariables(config []byte) (names []string) {
 			}
 		case map[string]any:
 			if name, ok := v["$env"].(string); ok {
-				names = append(names, name)
+				variables = append(variables, name)
 			}
-			for _, item := range v {
-				collect(item)
+			if name, ok := v["$file"].(string); ok {
+				files = append(files, name)
+			}
+			for _, name := range slices.Sorted(maps.Keys(v)) {
+				collect(v[name])
 			}
 		}
 	}
 	var root any
-	_ = json.Unmarshal(config, &root) // the server reports what is wrong with it
+	_ = json.Unmarshal(config, &root)
 	collect(root)
-	return names
+	return variables, files
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,9 @@ import (
 // linger is how long a shared server stays when its last window has gone.
 const linger = time.Minute
 
+// sharedDir is the directory of the shared servers' sockets in the data directory.
+const sharedDir = "stdio"
+
 // sharedListener is the descriptor of a shared server's socket: the first after stderr.
 const sharedListener = 3
 
@@ -28,7 +32,7 @@ func openWindows(s *settings) (*window.Dir, error) {
 	if err := makeRoot(s.Root); err != nil {
 		return nil, err
 	}
-	return window.OpenDir(filepath.Join(s.Root, "stdio"))
+	return window.OpenDir(filepath.Join(s.Root, sharedDir))
 }
 
 // serveWindow connects the client to the server that windows of the same settings share.
@@ -46,6 +50,7 @@ func serveWindow(ctx context.Context, inv *invocation) error {
 	defer logs.Close()
 	start := func(l, stderr *os.File) error { return startShared(inv, id, environ, l, stderr) }
 	debug.SetGCPercent(20) // this process does little, and there may be many
+	debug.FreeOSMemory()   // what parsing the settings took
 	relay := mcpserver.Relay{
 		MaxLineBytes: httpapi.MCPBodyLimit(int64(inv.settings.MaxUploadBytes)),
 		Join: func(ctx context.Context) (mcpserver.Upstream, error) {
@@ -119,6 +124,10 @@ func isSessionLeader() bool {
 
 // stopShared ends the shared servers on the data directory.
 func stopShared(ctx context.Context, inv *invocation) error {
+	if _, err := os.Stat(filepath.Join(inv.settings.Root, sharedDir)); errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintln(inv.stdout, "No server is shared on "+inv.settings.Root+".")
+		return nil
+	}
 	dir, err := openWindows(inv.settings)
 	if err != nil {
 		return err

@@ -24,6 +24,7 @@ const seeDoctor = "allow user namespaces; docs/isolation.md says what the server
 type entered struct {
 	NS       uint64 // inode of the namespace
 	FD       int    // of the namespace
+	Program  int    // descriptor of the program; 0: none
 	UID, GID int    // outside
 	Problem  string // why there is no subordinate range
 	Fix      string
@@ -44,10 +45,11 @@ func enter(args, environ []string) error {
 	if err != nil {
 		return problem(errors.New("nsenter is not installed"), "apt-get install util-linux")
 	}
-	self, err := os.Executable()
+	self, program, err := findSelf()
 	if err != nil {
 		return problem(err, seeDoctor)
 	}
+	defer program.Close()
 	e := entered{UID: os.Geteuid(), GID: os.Getegid()}
 	ns, err := create(mapRange)
 	if err == nil {
@@ -66,9 +68,13 @@ func enter(args, environ []string) error {
 	}
 	e.FD = int(ns.Fd())
 	e.NS = inode(e.FD)
-	marker, err := json.Marshal(e)
-	if err == nil {
-		_, err = unix.FcntlInt(ns.Fd(), unix.F_SETFD, 0) // nsenter gets it
+	if program != nil {
+		e.Program = int(program.Fd())
+		_, err = unix.FcntlInt(program.Fd(), unix.F_SETFD, 0) // nsenter gets it
+	}
+	marker, merr := json.Marshal(e)
+	if err = errors.Join(err, merr); err == nil {
+		_, err = unix.FcntlInt(ns.Fd(), unix.F_SETFD, 0) // this, too
 	}
 	if err == nil {
 		err = syscall.Exec(nsenter, append(command(e.FD), append([]string{self}, args...)...),
@@ -76,6 +82,25 @@ func enter(args, environ []string) error {
 	}
 	_ = ns.Close()
 	return problem(err, seeDoctor)
+}
+
+// findSelf returns the path of this program. If an upgrade has replaced the file, that is the path
+// of the open program.
+func findSelf() (path string, program *os.File, err error) {
+	const self = "/proc/self/exe"
+	running, err := os.Stat(self)
+	if err != nil {
+		return "", nil, err
+	}
+	if path, err = os.Executable(); err == nil {
+		if fi, err := os.Stat(path); err == nil && os.SameFile(fi, running) {
+			return path, nil, nil
+		}
+	}
+	if program, err = os.Open(self); err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d", program.Fd()), program, nil
 }
 
 // command is the beginning of a command line that enters the namespace behind a descriptor.
@@ -151,6 +176,11 @@ func Adopt(marker string) {
 	}
 	if e.FD > 2 && inode(e.FD) == e.NS {
 		_ = unix.Close(e.FD)
+	}
+	var program, running unix.Stat_t
+	err = errors.Join(unix.Fstat(e.Program, &program), unix.Stat("/proc/self/exe", &running))
+	if e.Program > 2 && err == nil && program.Dev == running.Dev && program.Ino == running.Ino {
+		_ = unix.Close(e.Program)
 	}
 	status.Inside, uid, gid = true, e.UID, e.GID
 	if status.HasRange = e.Problem == ""; !status.HasRange {
