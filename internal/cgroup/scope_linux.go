@@ -12,7 +12,7 @@ import (
 )
 
 // scopeTimeout bounds how long systemd may take. It takes milliseconds.
-const scopeTimeout = 3 * time.Second
+const scopeTimeout = 5 * time.Second
 
 // enterScope asks the user's systemd, on a message bus, to make a scope: a unit of processes that
 // systemd did not start. The unit delegates its group to the user. enterScope returns when systemd
@@ -20,7 +20,11 @@ const scopeTimeout = 3 * time.Second
 func enterScope(bus, unit string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), scopeTimeout)
 	defer cancel()
-	if err := startScope(ctx, bus, unit); err != nil {
+	err := startScope(ctx, bus, unit)
+	if ctx.Err() != nil {
+		err = fmt.Errorf("no answer within %v", scopeTimeout) // the library says that the connection is closed
+	}
+	if err != nil {
 		return fmt.Errorf("ask systemd for a scope: %w", err)
 	}
 	for {

@@ -95,7 +95,8 @@ func New(cfg Config) (*Backend, error) {
 	}
 	b.cgroups = cgroup.Find(cfg.Instance, cfg.UserBus)
 	if scope, _ := b.cgroups.Scope(); scope != "" && b.cgroups.Available() {
-		b.log.Info("systemd has delegated a cgroup, so limits apply to whole sandboxes", "unit", scope)
+		b.log.Info("systemd has delegated a cgroup, so limits apply to whole sandboxes", "unit", scope,
+			"note", "the server ends with the user's last login, unless loginctl enable-linger was called")
 	}
 	b.watching.Go(func() { b.cgroups.WatchSockets(b.done) })
 	homes, err := json.Marshal(b.cgroups.Homes())
