@@ -117,6 +117,40 @@ func TestOuterNamespace(t *testing.T) {
 	}
 }
 
+// TestOuterNamespacePrivate: if only the user can read what code needs, sandboxes have the user's
+// id, and sessions get their files back from subordinate ids.
+func TestOuterNamespacePrivate(t *testing.T) {
+	if onDocker() {
+		t.Skip("only the jail uses an outer namespace")
+	}
+	home, _ := ordinaryRoot(t)
+	u := newUser(t, home, sandboxtest.UserRange)
+	s := u.serve(t)
+	if r := s.run(t, "story", "shell", "echo hello > log"); !r.Success {
+		t.Fatalf("%+v", r)
+	}
+	checkOwner(t, s.workspaceOf(t, "story"), sandboxtest.UserRange)
+	s.stop(t)
+	project := filepath.Join(home, "project")
+	if err := os.Mkdir(project, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(project, "notes"), []byte("mine\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{project, filepath.Join(project, "notes")} {
+		if err := os.Chown(path, ordinaryUser, ordinaryUser); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = serveWith(t, u.become, "SANDBOX_ROOT="+s.Root, "PROJECT_DIR="+project)
+	checkServer(t, s.cmd.Process.Pid, sandboxtest.UserRange)
+	if r := s.run(t, "story", "shell", "cat log /project/notes; echo more >> log"); r.Output != "hello\nmine\n" {
+		t.Errorf("%+v", r)
+	}
+	checkOwner(t, s.workspaceOf(t, "story"), sandboxtest.UserAlone)
+}
+
 // outerAttack prints what a run can see or reach of the namespaces around it.
 const outerAttack = `
 import ctypes, fcntl, os

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -60,7 +62,7 @@ func runChecks(ctx context.Context, inv *invocation) []sandbox.Check {
 	if iso.isLocal(s) {
 		checks = append(checks, doctor.System().CheckSessions(s.MaxSessions, iso.sessionCost(s))...)
 	}
-	checks = slices.Concat(checks, checkRunners(ctx, inv, iso), checkCustom(s, inv.env), checkServices(inv))
+	checks = slices.Concat(checks, checkFiles(s), checkRunners(ctx, inv, iso), checkCustom(s, inv.env), checkServices(inv))
 	checks = append(checks, checkPort(ctx, s))
 	for _, w := range s.warnings(inv.env) {
 		checks = append(checks, sandbox.Check{Name: "settings", Status: sandbox.Warn, Detail: w.name + ": " + w.problem, Fix: w.fix})
@@ -95,6 +97,27 @@ func checkBackend(iso isolation, s *settings, env map[string]string) sandbox.Che
 		c.Status, c.Detail, c.Fix = sandbox.Fail, known.Err.Error(), known.Fix
 	}
 	return c
+}
+
+// checkFiles reports sessions whose files this server cannot open: those of subordinate ids, if it
+// is not in an outer namespace that has them.
+func checkFiles(s *settings) []sandbox.Check {
+	dirs, _ := filepath.Glob(filepath.Join(s.Root, "*", "files")) // the pattern is valid
+	closed := slices.DeleteFunc(dirs, func(dir string) bool {
+		f, err := os.Open(dir)
+		_ = f.Close()
+		return !errors.Is(err, fs.ErrPermission)
+	})
+	if len(closed) == 0 {
+		return nil
+	}
+	return []sandbox.Check{{
+		Name: "files", Status: sandbox.Warn,
+		Detail: fmt.Sprintf("%s cannot be opened: their files belong to subordinate ids that this server does not have",
+			counted(len(closed), "session", "sessions")),
+		Fix: fmt.Sprintf("sudo chown -R %d:%d %s (the check \"outer namespace\" says why the server lacks these ids)",
+			userns.UID(), userns.GID(), s.Root),
+	}}
 }
 
 func checkRunners(ctx context.Context, inv *invocation, iso isolation) (checks []sandbox.Check) {

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
+	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/userns"
 )
 
@@ -39,7 +43,7 @@ func enterOuterNamespace(args, environ []string) {
 		userns.Decline(why, fix)
 		return
 	}
-	userns.Enter(args, environ)
+	userns.Enter(args, environ, c.whyNoRange())
 }
 
 // whyNoOuterNamespace says which setting keeps an ordinary user's server out of an outer namespace,
@@ -59,4 +63,20 @@ func (s *settings) whyNoOuterNamespace(env map[string]string) (why, fix string) 
 		return "the environment " + wrappers[0].Name + " isolates itself, perhaps with programs that work only outside", separate
 	}
 	return "", ""
+}
+
+// whyNoRange reports a directory that code must be able to read, but that only the user can:
+// sandboxes then need the user's own id.
+func (s *settings) whyNoRange() error {
+	dirs, _ := filepath.Glob(filepath.Join(s.Root, "runners", "*")) // the patterns are valid
+	own, _ := filepath.Glob(filepath.Join(ownRunnersDir(s), "*"))
+	for _, dir := range slices.Concat([]string{s.ProjectDir}, dirs, own) {
+		if fi, err := os.Stat(dir); err == nil && fi.IsDir() && fi.Mode()&0o005 != 0o005 {
+			return &sandbox.Error{
+				Op: "use subordinate ids", Err: fmt.Errorf("only you can read %s, which code needs", dir),
+				Fix: "chmod -R o+rX " + dir + ", if others may read it",
+			}
+		}
+	}
+	return nil
 }

@@ -30,17 +30,17 @@ type entered struct {
 	Fix      string
 }
 
-// Enter starts this program again in an outer namespace. The process, its id, directory, streams
-// and arguments stay the same. Enter returns if that is impossible or unnecessary; Current says
-// why. environ is the environment of the program, without the marker.
-func Enter(args, environ []string) {
+// Enter starts this program again, in the same process, in an outer namespace. It returns if that
+// is impossible or unnecessary; Current says why. environ is the environment without the marker.
+// noRange, if not nil, says why sandboxes must not have the namespace's subordinate ids.
+func Enter(args, environ []string, noRange error) {
 	if os.Geteuid() == 0 || status.Inside || status.Problem != nil {
 		return
 	}
-	status.Problem = enter(args, environ)
+	status.Problem = enter(args, environ, noRange)
 }
 
-func enter(args, environ []string) error {
+func enter(args, environ []string, noRange error) error {
 	nsenter, err := exec.LookPath("nsenter")
 	if err != nil {
 		return problem(errors.New("nsenter is not installed"), "apt-get install util-linux")
@@ -51,6 +51,7 @@ func enter(args, environ []string) error {
 	}
 	defer program.Close()
 	e := entered{UID: os.Geteuid(), GID: os.Getegid()}
+	e.Problem, e.Fix = Status{Problem: noRange}.Explain()
 	ns, err := create(mapRange)
 	if err == nil {
 		err = try(nsenter, ns, environ)

@@ -19,7 +19,7 @@ const Marker = "MCP_CODE_SANDBOX_OUTER_NAMESPACE"
 type Status struct {
 	// Inside reports that the process is root of an outer namespace.
 	Inside bool
-	// HasRange reports that the namespace has subordinate ids: every uid up to MaxID.
+	// HasRange reports that sandboxes may have the subordinate ids of the namespace: 1 to MaxID.
 	HasRange bool
 	// Problem says why the process is outside, or inside without a range. It is nil for root.
 	Problem error

@@ -6,4 +6,4 @@ package userns
 func Adopt(string) {}
 
 // Enter does nothing: only Linux has user namespaces.
-func Enter(args, environ []string) {}
+func Enter(args, environ []string, noRange error) {}

@@ -27,7 +27,8 @@ const OwnerUID = 61000
 
 // Owner returns the uid and gid that own the files that sandboxes write, as the server sees them.
 func Owner() (uid, gid int) {
-	if os.Geteuid() == 0 && mapped(idRange{OwnerUID, OwnerUID + 1}) {
+	outer := userns.Current()
+	if os.Geteuid() == 0 && mapped(idRange{OwnerUID, OwnerUID + 1}) && outer.Inside == outer.HasRange {
 		return OwnerUID, OwnerUID
 	}
 	return os.Geteuid(), os.Getegid()

@@ -35,7 +35,7 @@ func enterOuterNamespace() {
 	if mode == "" || mode == UserOutside {
 		return
 	}
-	userns.Enter(os.Args[1:], os.Environ())
+	userns.Enter(os.Args[1:], os.Environ(), nil)
 	if got := userns.Current(); !got.Inside || got.HasRange != (mode == UserRange) {
 		fmt.Fprintf(os.Stderr, "mode %s, yet %+v\n", mode, got)
 		os.Exit(1)
