@@ -536,6 +536,7 @@ func TestZygoteFromOutside(t *testing.T) {
 			t.Errorf("descriptor %d is %s", n, to)
 		}
 	}
+	owner, _ := jail.Owner()
 	caps := fmt.Sprintf("%016x", 1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SYS_CHROOT) // of the sandbox's user namespace
 	for name, want := range map[string]string{
 		"CapEff": caps, "CapPrm": caps, "CapInh": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "CapAmb": strings.Repeat("0", 16),
@@ -546,7 +547,7 @@ func TestZygoteFromOutside(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{"CapEff": strings.Repeat("0", 16), "CapBnd": strings.Repeat("0", 16), "NoNewPrivs": "1",
-		"Uid": strings.TrimSpace(strings.Repeat(fmt.Sprintf("%d\t", jail.OwnerUID), 4))} {
+		"Uid": strings.TrimSpace(strings.Repeat(fmt.Sprintf("%d\t", owner), 4))} {
 		if got := status(fmt.Sprintf("/proc/%d", shared), name); got != want {
 			t.Errorf("the shared zygote's %s: %q, want %q", name, got, want)
 		}
