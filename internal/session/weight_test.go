@@ -44,6 +44,24 @@ func TestWeightFallsWithUse(t *testing.T) {
 	})
 }
 
+// TestWeightFallsSoon: code that computes for a third of a second has the smallest weight, so that
+// endless loops delay nobody for long.
+func TestWeightFallsSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+			for ms, want := range map[int64]float64{99: 1, 150: 1.0 / 8, 350: 1.0 / 16} {
+				p.Sandbox.CPU.Store(ms * int64(time.Millisecond))
+				time.Sleep(3 * time.Second) // longer than the longest time between two measurements
+				if w := p.Sandbox.Weight(); w != want {
+					t.Errorf("the weight after %d ms of computing is %v, want %v", ms, w, want)
+				}
+			}
+			return wire.Exit{}
+		}}
+		run(t, newManager(t, b, nil), "a", "x")
+	})
+}
+
 // TestCallersHaveEqualWeights: one sandbox of a caller weighs as much as all of another caller's. A
 // lone caller's sandboxes, and the operator's, keep their full weight.
 func TestCallersHaveEqualWeights(t *testing.T) {

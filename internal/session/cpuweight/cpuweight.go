@@ -17,9 +17,8 @@ var steps = []struct {
 	used  time.Duration
 	share float64
 }{
-	{100 * time.Millisecond, 1.0 / 4},
-	{300 * time.Millisecond, 1.0 / 8},
-	{time.Second, 1.0 / 16},
+	{100 * time.Millisecond, 1.0 / 8},
+	{300 * time.Millisecond, 1.0 / 16},
 }
 
 const (
