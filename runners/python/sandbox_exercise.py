@@ -21,8 +21,11 @@ def exercise():
     frame._repr_html_()
     pandas.read_csv(io.StringIO(frame.to_csv()))
     figure, axes = matplotlib.pyplot.subplots()
-    axes.plot([1, 2, 3])
-    figure.savefig(io.BytesIO(), format="png")
+    axes.plot([1, 2, 3], label="line")
+    axes.set_title("title")
+    axes.set_xlabel("x")
+    axes.legend()
+    matplotlib.pyplot.savefig(io.BytesIO())
     matplotlib.pyplot.close(figure)
 
 
