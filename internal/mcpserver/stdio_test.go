@@ -246,3 +246,30 @@ func TestStdioShutdown(t *testing.T) {
 		t.Errorf("ServeStdio: %v", err)
 	}
 }
+
+// TestStdioFlood: a client that only asks is refused at some point. It can still cancel.
+func TestStdioFlood(t *testing.T) {
+	f, in, out, _ := stdio(t, Config{})
+	go func() {
+		io.WriteString(in, stdioHello)
+		for id := range maxOpenCalls + 1 {
+			fmt.Fprintf(in, `{"jsonrpc":"2.0","id":"c%d","method":"tools/call","params":{"name":"wait"}}`+"\n", id)
+		}
+		for id := range maxOpenCalls {
+			fmt.Fprintf(in, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"c%d"}}`+"\n", id)
+		}
+		io.WriteString(in, `{"jsonrpc":"2.0","id":"last","method":"ping"}`+"\n")
+	}()
+	line(t, out, anyLine) // initialize
+	want := fmt.Sprintf(`{"jsonrpc":"2.0","id":"c%d","error":{"code":-32000,"message":"%[1]d requests are open; wait for an answer"`, maxOpenCalls)
+	if got := line(t, out, anyLine); !strings.HasPrefix(got, want) {
+		t.Errorf("one request too many: %s", got)
+	}
+	for range maxOpenCalls {
+		<-f.started
+		<-f.ended
+	}
+	if got := line(t, out, anyLine); got != `{"jsonrpc":"2.0","id":"last","result":{}}` {
+		t.Errorf("after that: %s", got)
+	}
+}
