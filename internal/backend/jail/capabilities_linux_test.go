@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -70,4 +71,59 @@ func TestRootWithoutIDs(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sandboxes must not be root") {
 		t.Errorf("it started: %v\n%s", err, out)
 	}
+}
+
+// TestNoCapabilitiesOutside: no process that the jail starts has, or can get, a capability in the
+// server's own user namespace, where an ordinary user's server is root.
+func TestNoCapabilitiesOutside(t *testing.T) {
+	needRoot(t, "ordinary users outside of an outer namespace have no capability to give")
+	if _, err := os.Stat("/dev/net/tun"); err != nil {
+		sandboxtest.Skip(t, err.Error())
+	}
+	h := zygoteHarness(t, open(t, t.TempDir(), sandboxtest.ID()))
+	b := sandboxtest.Start(t, h, sandbox.Spec{Network: true})
+	b.Alive(t)
+	own, err := os.Readlink("/proc/self/ns/user")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, proc := range childrenOf(t, os.Getpid()) {
+		name := status(proc, "Name")
+		seen[name] = true
+		if ns, err := os.Readlink(proc + "/ns/user"); err != nil || ns != own {
+			continue
+		}
+		for _, set := range []string{"CapEff", "CapPrm", "CapInh", "CapAmb"} {
+			if got := status(proc, set); strings.Trim(got, "0") != "" {
+				t.Errorf("%s of %s: %s", set, name, got)
+			}
+		}
+		if status(proc, "NoNewPrivs") != "1" && strings.Trim(status(proc, "CapBnd"), "0") != "" {
+			t.Errorf("%s can get capabilities by executing a program", name)
+		}
+	}
+	if !seen["bwrap"] || !seen["slirp4netns"] {
+		t.Errorf("found only %v", seen)
+	}
+}
+
+// childrenOf returns the directories in /proc of the processes that pid has started, and theirs.
+func childrenOf(t *testing.T, pid int) (list []string) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task) // the thread may have ended
+		for _, child := range strings.Fields(string(text)) {
+			n, err := strconv.Atoi(child)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(append(list, "/proc/"+child), childrenOf(t, n)...)
+		}
+	}
+	return list
 }
