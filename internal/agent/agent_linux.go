@@ -29,6 +29,7 @@ import (
 type agent struct {
 	launcher prestart.Launcher
 	conn     *wire.Conn
+	threads  threads
 
 	mu           sync.Mutex
 	interpreters map[string]*interpreter // by name

@@ -95,6 +95,7 @@ func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, err
 		return nil, err
 	}
 	in := &interpreter{run: run, lost: make(chan struct{})}
+	release := a.threads.reserve()
 	// Only its output before the first cell goes to these pipes.
 	var output startOutput
 	var pumps sync.WaitGroup
@@ -109,6 +110,7 @@ func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, err
 		in.exit.Lost = true
 		run.ClosePipes() // not the connection: the last frames of the last cell come before its end
 		pumps.Wait()
+		release()
 		close(in.lost)
 	}()
 	_ = run.Channel.SetReadDeadline(time.Now().Add(readyTimeout))

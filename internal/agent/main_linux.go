@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -14,7 +14,6 @@ import (
 	"mcp-code-sandbox/internal/agent/confine"
 	"mcp-code-sandbox/internal/agent/prestart"
 	"mcp-code-sandbox/internal/netguard"
-	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -24,9 +23,6 @@ const (
 	// ZygoteFD is the descriptor of the first zygote that Config announces.
 	ZygoteFD = 7
 )
-
-// reservedThreads is how many threads the agent starts early.
-const reservedThreads = 12
 
 // Main runs the agent of a sandbox that has capabilities in its own user namespace, until the
 // server closes the connection. It is process 1 of the sandbox: when it ends, everything inside
@@ -112,15 +108,15 @@ func MainLandlock(configJSON, version string) error {
 	return serve(&cfg, prestart.NewLandlock(cfg.settings(), landlock), conn, wire.Hello{Agent: version, Isolation: isolation})
 }
 
-// becomeProcess1 protects the process from hostile neighbours: it reserves its threads, and nothing
-// can read its memory or end it with a signal.
+// becomeProcess1 protects the process from hostile neighbours: nothing can read its memory or end
+// it with a signal.
 func becomeProcess1() error {
-	proc.ReserveThreads(reservedThreads)
+	runtime.LockOSThread() // the main thread waits, so that threads can end every other one
+	runtime.GOMAXPROCS(1)  // one processor needs fewer threads and wakes them less often
 	if err := confine.MakeUnreadable(); err != nil {
 		return err
 	}
-	signal.Notify(make(chan os.Signal, 1)) // a signal that is caught and dropped cannot end process 1
-	return nil
+	return confine.IgnoreSignals()
 }
 
 // forbidUserNamespaces sets the limit of this user namespace to zero. The seccomp filter also

@@ -28,6 +28,7 @@ func sendExit(s *wire.Stream, exit wire.Exit) {
 
 // execute runs a program or a cell to its end.
 func (a *agent) execute(s *wire.Stream, r *wire.Run) wire.Exit {
+	defer a.threads.reserve()()
 	before := a.launcher.LimitsHit()
 	end := a.launcher.BeginRun(r.Interpreter != "")
 	execute := a.runProgram

@@ -71,7 +71,7 @@ func OnNewThread(f func()) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() { // the main thread cannot end before the process
+		if isMainThread() {
 			OnNewThread(f)
 			runtime.UnlockOSThread()
 			return
@@ -170,12 +170,10 @@ func ReadCounter(path, name string) (n uint64, ok bool) {
 	return 0, false
 }
 
-// ReserveThreads makes the Go runtime create n threads, which it keeps when they are idle, and
-// limits how many run at once. The runtime ends the program when the kernel refuses it a thread, so
-// a process that must survive a full pid limit creates its threads before there is user code.
+// ReserveThreads makes the Go runtime create n threads, which it keeps when they are idle. The
+// runtime ends the program when the kernel refuses it a thread, so a process that must survive a
+// full pid limit creates its threads before there is user code.
 func ReserveThreads(n int) {
-	const running = 2
-	runtime.GOMAXPROCS(running)
 	var all, done sync.WaitGroup
 	all.Add(n)
 	for range n {
@@ -188,6 +186,21 @@ func ReserveThreads(n int) {
 	}
 	done.Wait()
 }
+
+// EndThread ends the calling thread when the calling goroutine ends, if the process has more than n
+// threads. It reports whether it does. The main goroutine must be locked to the main thread.
+func EndThread(n int) bool {
+	all, err := os.ReadDir("/proc/self/task")
+	if err != nil || len(all) <= n {
+		return false
+	}
+	runtime.LockOSThread()
+	return true
+}
+
+// isMainThread reports whether the caller runs on the main thread, which cannot end before the
+// process.
+func isMainThread() bool { return unix.Gettid() == os.Getpid() }
 
 // EachNumber calls f with each entry of a directory that is a number, such as a pid in /proc, until
 // f returns false. It reads size bytes of entries at a time; a small size gives fresher entries.

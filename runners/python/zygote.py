@@ -393,7 +393,7 @@ def become_init(channel, program, fds, filters, prestart):
         inherited = [*init, opener, *driver[:1]]
         arrange(inherited)
         os.closerange(len(inherited), 1 << 16)
-        os.execve(program, ["run-init", "shared-pids"], {})
+        os.execve(program, ["run-init", "shared-pids"], {"GOMAXPROCS": "1"})
     finally:
         os._exit(1)
 

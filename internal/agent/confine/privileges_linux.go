@@ -22,8 +22,8 @@ func DropCapability(capability uint) error {
 	if set.Permitted&bit == 0 {
 		return nil
 	}
-	if _, _, e := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(capability), 0); e != 0 {
-		return fmt.Errorf("drop capability %d: %w", capability, e)
+	if err := prctlAll(unix.PR_CAPBSET_DROP, uintptr(capability)); err != nil {
+		return fmt.Errorf("drop capability %d: %w", capability, err)
 	}
 	set.Effective &^= bit
 	set.Permitted &^= bit
@@ -41,28 +41,46 @@ func setCapabilities(sets [2]unix.CapUserData) error {
 	return nil
 }
 
-// dropPrivileges drops every capability of the process, sets no_new_privs and installs the run
-// filter. The last two, and the bounding set, hold for the calling thread and what it forks.
+// dropPrivileges drops every capability, sets no_new_privs and installs the run filter, on every
+// thread: they share a pid namespace with the program, and any of them may fork it.
 func dropPrivileges() error {
-	for c := 0; c <= 63; c++ {
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil {
-			if errors.Is(err, unix.EINVAL) {
-				break // past the kernel's last capability
-			}
-			return fmt.Errorf("drop capability %d: %w", c, err)
-		}
+	if err := dropBoundingSet(); err != nil {
+		return err
 	}
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+	if err := prctlAll(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL); err != nil {
 		return fmt.Errorf("clear ambient capabilities: %w", err)
 	}
-	// On every thread: those of the runtime share a pid namespace with the program.
 	if err := setCapabilities([2]unix.CapUserData{}); err != nil {
 		return err
 	}
-	if err := noNewPrivileges(); err != nil {
-		return err
+	if err := prctlAll(unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
 	}
-	return RunFilter().Install()
+	return RunFilter().InstallOnAllThreads()
+}
+
+// dropBoundingSet empties the bounding set of every thread. All threads have the same one.
+func dropBoundingSet() error {
+	for c := 0; ; c++ {
+		isSet, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) {
+			return nil // past the kernel's last capability
+		}
+		if err == nil && isSet != 0 {
+			err = prctlAll(unix.PR_CAPBSET_DROP, uintptr(c))
+		}
+		if err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+}
+
+// prctlAll calls prctl on every thread.
+func prctlAll(option, arg uintptr) error {
+	if _, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, option, arg, 0, 0, 0, 0); e != 0 {
+		return e
+	}
+	return nil
 }
 
 func noNewPrivileges() error {
@@ -81,8 +99,8 @@ func MakeUnreadable() error {
 	return nil
 }
 
-// EnterNamespaces confines run-init, process 1 of new namespaces, before its run is known. It calls
-// enter after it has made the mounts and before it drops the privileges.
+// EnterNamespaces confines every thread of run-init, process 1 of new namespaces, before its run is
+// known. It calls enter after it has made the mounts and before it drops the privileges.
 func EnterNamespaces(tmpBytes string, enter func() error) error {
 	size, err := strconv.ParseInt(tmpBytes, 10, 64)
 	if err != nil {
@@ -100,6 +118,42 @@ func EnterNamespaces(tmpBytes string, enter func() error) error {
 	return dropPrivileges()
 }
 
+// IgnoreSignals makes the process ignore the signals that the Go runtime would end it for. Catching
+// them with os/signal takes three threads. Programs that it starts get the default actions.
+func IgnoreSignals() error {
+	for sig := syscall.Signal(1); sig <= 64; sig++ {
+		switch sig {
+		case unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGURG, perThreadSyscall:
+			continue // the runtime needs the last two
+		}
+		handler, err := action(sig)
+		if err != nil {
+			return err
+		}
+		switch handler {
+		case sigDefault: // does not end process 1
+		case sigIgnore: // inherited, perhaps from nohup
+			err = setAction(sig, sigDefault)
+		default: // the runtime resets it between fork and exec
+			err = setAction(sig, sigIgnore)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// IgnoreChildren has the kernel reap the children of the process.
+func IgnoreChildren() error { return setAction(unix.SIGCHLD, sigIgnore) }
+
+// Actions of signals, as the kernel knows them, and the signal of AllThreadsSyscall.
+const (
+	sigDefault       = 0
+	sigIgnore        = 1
+	perThreadSyscall = 33
+)
+
 // IgnoreFaults makes the process ignore the signals that the Go runtime takes for its own faults
 // when they are queued with a matching code, and those of C libraries, which it does not catch. A
 // real fault still ends the process.
@@ -107,7 +161,7 @@ func IgnoreFaults() error {
 	for _, sig := range []syscall.Signal{
 		unix.SIGILL, unix.SIGTRAP, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV, unix.SIGSTKFLT, unix.SIGSYS, 32, 33, 34,
 	} {
-		if err := setAction(sig, 1); err != nil { // SIG_IGN
+		if err := setAction(sig, sigIgnore); err != nil {
 			return err
 		}
 	}
@@ -118,7 +172,7 @@ func IgnoreFaults() error {
 // inherit.
 func ResetLibrarySignals() error {
 	for sig := syscall.Signal(32); sig <= 34; sig++ {
-		if err := setAction(sig, 0); err != nil {
+		if err := setAction(sig, sigDefault); err != nil {
 			return err
 		}
 	}
@@ -126,8 +180,20 @@ func ResetLibrarySignals() error {
 }
 
 func setAction(sig syscall.Signal, handler uintptr) error {
-	action := [4]uintptr{handler} // handler, flags, restorer, mask
-	if _, _, e := unix.Syscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0); e != 0 {
+	return sigaction(sig, &[4]uintptr{handler}, nil)
+}
+
+// action returns what the process does at a signal: sigDefault, sigIgnore or a function.
+func action(sig syscall.Signal) (handler uintptr, err error) {
+	var old [4]uintptr
+	err = sigaction(sig, nil, &old)
+	return old[0], err
+}
+
+// sigaction's structures hold handler, flags, restorer and mask.
+func sigaction(sig syscall.Signal, set, old *[4]uintptr) error {
+	_, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(set)), uintptr(unsafe.Pointer(old)), 8, 0, 0)
+	if e != 0 {
 		return fmt.Errorf("signal %d: %w", sig, e)
 	}
 	return nil

@@ -175,11 +175,19 @@ func RunFilter() Filter {
 }
 
 // Install sets the filter for the calling thread and what it forks. no_new_privs must be set.
-func (f Filter) Install() error {
+func (f Filter) Install() error { return f.install(0) }
+
+// InstallOnAllThreads is Install for every thread of the process. They must have the same filters.
+func (f Filter) InstallOnAllThreads() error { return f.install(unix.SECCOMP_FILTER_FLAG_TSYNC) }
+
+func (f Filter) install(flags uintptr) error {
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
-	_, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&prog)))
+	refused, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog)))
 	if e != 0 {
 		return fmt.Errorf("install seccomp filter: %w", e)
+	}
+	if refused != 0 {
+		return fmt.Errorf("install seccomp filter: thread %d has others", refused)
 	}
 	return nil
 }

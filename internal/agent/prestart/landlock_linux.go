@@ -99,7 +99,7 @@ func (l *Landlock) startInit(run *Run, files []*os.File, dir string) (err error)
 		return err
 	}
 	run.proc, err = os.StartProcess("/proc/self/exe", []string{"run-init", runinit.SharedPIDs},
-		&os.ProcAttr{Dir: "/", Env: []string{}, Files: files})
+		&os.ProcAttr{Dir: "/", Env: []string{runinit.OneProcessor}, Files: files})
 	if err != nil {
 		_ = os.Remove(dir)
 		return err

@@ -81,7 +81,7 @@ func (n *Namespaces) start(tmpBytes int64) (*isolated, error) {
 			argv, files = append(argv, runinit.HiddenMounts), append(files, n.empty)
 		}
 		run.proc, err = os.StartProcess("/proc/self/exe", argv, &os.ProcAttr{
-			Dir: "/", Env: []string{}, Files: files,
+			Dir: "/", Env: []string{runinit.OneProcessor}, Files: files,
 			Sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC},
 		})
 		if err == nil {

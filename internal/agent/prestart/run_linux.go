@@ -78,8 +78,8 @@ func (r *Run) exitLater() bool {
 // Kill ends the run now.
 func (r *Run) Kill() { _ = r.proc.Kill() }
 
-// Interrupt asks the program to stop.
-func (r *Run) Interrupt() { _ = r.proc.Signal(syscall.SIGINT) }
+// Interrupt asks the program to stop. An interpreter is asked through its cells.
+func (r *Run) Interrupt() { _, _ = r.Channel.Write([]byte{0}) }
 
 // Close closes the agent's descriptors of the run.
 func (r *Run) Close() {

@@ -66,7 +66,7 @@ type zygoteCommand struct {
 
 // start starts the program through the agent's own binary, with name as its first argument.
 func (c *zygoteCommand) start(name string, sys *syscall.SysProcAttr) (*os.Process, error) {
-	path, err := runinit.FindProgram(c.argv[0], c.vars)
+	path, err := runinit.FindProgram(c.argv[0], c.vars, "/")
 	if err != nil {
 		return nil, err
 	}

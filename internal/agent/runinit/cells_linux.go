@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,8 +62,13 @@ type cell struct {
 // DriverSocket returns the ends of the connection between run-init and a driver.
 func DriverSocket() (ours, theirs *os.File, err error) { return proc.SocketPair(unix.SOCK_STREAM) }
 
+// cellThreads is how many threads run-init starts before the first cell.
+const cellThreads = 5
+
 // serveCells serves the agent once the interpreter is ready, until it has ended.
 func serveCells(p *program) *cells {
+	proc.ReserveThreads(cellThreads)
+	debug.SetGCPercent(25)
 	c := &cells{pid: p.pid, driver: p.driver, dir: p.dir, heard: make(chan struct{})}
 	go c.listen()
 	return c

@@ -39,9 +39,6 @@ func (init *process) launchInLandlock(spec *Spec) (p *program, exit wire.Exit, e
 	if err := confine.ResetLibrarySignals(); err != nil {
 		return nil, wire.Exit{}, err
 	}
-	if err := os.Chdir(sandbox.WorkspaceDir); err != nil {
-		return nil, wire.Exit{}, err
-	}
 	if err := confine.SetLimits(confine.FixedLimits...); err != nil {
 		return nil, wire.Exit{}, err
 	}
@@ -91,7 +88,7 @@ func (init *process) launchConfined(spec *Spec, enter func() error) (*program, w
 
 // exec starts a process. If it returns no pid, the exit says why.
 func (init *process) exec(argv []string, vars map[string]string, fds []uintptr) (int, wire.Exit) {
-	path, err := FindProgram(argv[0], vars)
+	path, err := FindProgram(argv[0], vars, sandbox.WorkspaceDir)
 	if err != nil {
 		return 0, wire.Exit{Code: 127, Error: err.Error()}
 	}
@@ -100,6 +97,7 @@ func (init *process) exec(argv []string, vars map[string]string, fds []uintptr) 
 	n, _ := init.oom.ReadAt(own, 0)
 	_, _ = init.oom.WriteAt([]byte("1000"), 0)
 	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Dir:   sandbox.WorkspaceDir,
 		Env:   Environ(vars),
 		Files: fds,
 		Sys:   &syscall.SysProcAttr{Setsid: true},
@@ -112,8 +110,15 @@ func (init *process) exec(argv []string, vars map[string]string, fds []uintptr) 
 }
 
 // adopt takes over a program that a zygote forked into run-init's namespaces. It is the zygote's
-// child, so the agent reports its exit; run-init reaps its orphans.
+// child, so the agent reports its exit; the kernel reaps its orphans.
 func (init *process) adopt(spec *Spec) (*program, wire.Exit, error) {
+	if err := confine.IgnoreChildren(); err != nil {
+		return nil, wire.Exit{}, err
+	}
+	return init.takeOver(spec)
+}
+
+func (init *process) takeOver(spec *Spec) (*program, wire.Exit, error) {
 	dir, err := os.OpenRoot(spec.Dir)
 	if err != nil {
 		return nil, wire.Exit{}, err
@@ -123,7 +128,6 @@ func (init *process) adopt(spec *Spec) (*program, wire.Exit, error) {
 		p.driver = init.driver
 	}
 	p.wait = func() (wire.Exit, error) {
-		go init.reapOrphans()
 		var exit wire.Exit
 		if err := init.specs.Decode(&exit); err != nil {
 			return wire.Exit{}, fmt.Errorf("read the program's exit status: %w", err)
@@ -136,7 +140,7 @@ func (init *process) adopt(spec *Spec) (*program, wire.Exit, error) {
 // adoptSibling takes over a program where runs share a pid namespace. A zygote cloned itself,
 // forked the program and became this run-init, so the program is a child. It waits at the gate.
 func (init *process) adoptSibling(spec *Spec) (*program, wire.Exit, error) {
-	p, exit, err := init.adopt(spec)
+	p, exit, err := init.takeOver(spec)
 	if err != nil {
 		return nil, exit, err
 	}
@@ -157,13 +161,15 @@ func (init *process) adoptSibling(spec *Spec) (*program, wire.Exit, error) {
 	return p, exit, nil
 }
 
-func (init *process) reapOrphans() {
-	for range init.children {
-		for {
-			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && !errors.Is(err, syscall.EINTR) {
-				break
-			}
+// obeyInterrupts interrupts the program whenever the agent sends a byte. The channel serves only
+// interpreters otherwise.
+func (p *program) obeyInterrupts() {
+	channel := os.NewFile(channelFD, "agent")
+	for {
+		if n, err := channel.Read(make([]byte, 1)); n == 0 || err != nil {
+			return
 		}
+		_ = syscall.Kill(-p.pid, syscall.SIGINT)
 	}
 }
 

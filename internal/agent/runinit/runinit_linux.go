@@ -12,16 +12,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"runtime"
+	"runtime/debug"
 	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/agent/confine"
-	"mcp-code-sandbox/internal/proc"
-	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
 )
 
@@ -41,13 +38,14 @@ const (
 	HiddenMounts = "hidden"
 )
 
-// reservedThreads is how many threads run-init starts early. One of them may end when the program
-// starts.
-const reservedThreads = 5
+// OneProcessor is run-init's environment. It makes the Go runtime start three threads, and run-init
+// needs no other unless it serves cells: the runtime ends a program that cannot start a thread.
+const OneProcessor = "GOMAXPROCS=1"
 
 // Main is run-init's main function. When it returns and the process exits, the kernel kills the
 // rest of the run's pid namespace; with SharedPIDs, the agent does.
 func Main(where string, options ...string) error {
+	debug.SetGCPercent(-1) // a collection may need another thread; a run makes little garbage
 	for _, fd := range []int{specFD, statusFD, channelFD} {
 		unix.CloseOnExec(fd)
 	}
@@ -73,11 +71,6 @@ func serve(where string, hidden bool) (Status, error) {
 		if err := init.specs.Decode(&spec); err != nil {
 			return Status{}, fmt.Errorf("read run: %w", err)
 		}
-		if init.hasNamespaces { // not earlier: the workspace may have been attached after the start
-			if err := os.Chdir(sandbox.WorkspaceDir); err != nil {
-				return Status{}, err
-			}
-		}
 		if !spec.Prestart {
 			return init.run(&spec)
 		}
@@ -89,19 +82,13 @@ func serve(where string, hidden bool) (Status, error) {
 type process struct {
 	hasNamespaces  bool // it is process 1 of its own namespaces
 	oom            *os.File
-	interrupts     <-chan os.Signal
-	children       <-chan os.Signal // SIGCHLD
-	specs          *json.Decoder    // the spec, then the exit of a program that a zygote reports
-	driver, theirs *os.File         // the ends of the channel for cells: run-init's and the program's
-	booted         *booted          // a program that was started before the run; nil if none
+	specs          *json.Decoder // the spec, then the exit of a program that a zygote reports
+	driver, theirs *os.File      // the ends of the channel for cells: run-init's and the program's
+	booted         *booted       // a program that was started before the run; nil if none
 }
 
 // start confines run-init and tells the agent that it is ready.
 func start(where string, hidden bool) (*process, error) {
-	// Capabilities, no_new_privs and seccomp belong to a thread; the program is forked from this
-	// one.
-	runtime.LockOSThread()
-	proc.ReserveThreads(reservedThreads)
 	init := &process{hasNamespaces: where != SharedPIDs}
 	var err error
 	if init.oom, err = os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0); err != nil {
@@ -116,13 +103,9 @@ func start(where string, hidden bool) (*process, error) {
 	if err := confine.MakeUnreadable(); err != nil {
 		return nil, err
 	}
-	// A caught signal does not end run-init. Two signals get their own channels, since a full
-	// channel drops signals.
-	signal.Notify(make(chan os.Signal, 1))
-	interrupts, children := make(chan os.Signal, 1), make(chan os.Signal, 1)
-	signal.Notify(interrupts, syscall.SIGINT)
-	signal.Notify(children, syscall.SIGCHLD)
-	init.interrupts, init.children = interrupts, children
+	if err := confine.IgnoreSignals(); err != nil {
+		return nil, err
+	}
 	if init.driver, init.theirs, err = DriverSocket(); err != nil {
 		return nil, err
 	}
@@ -136,6 +119,9 @@ func start(where string, hidden bool) (*process, error) {
 		if err := confine.SetLimits(confine.OpenFiles); err != nil {
 			return nil, err
 		}
+	}
+	if err := unix.SetNonblock(specFD, true); err != nil { // waiting then holds no thread
+		return nil, err
 	}
 	init.specs = json.NewDecoder(os.NewFile(specFD, "spec"))
 	return init, nil
@@ -162,13 +148,9 @@ func (init *process) run(spec *Spec) (Status, error) {
 	_ = unix.Close(1)
 	_ = unix.Close(2)
 	_ = init.theirs.Close()
-	go func() {
-		for range init.interrupts {
-			_ = syscall.Kill(-p.pid, syscall.SIGINT)
-		}
-	}()
 	if p.driver == nil {
 		_ = init.driver.Close()
+		go p.obeyInterrupts()
 		exit, err = p.wait()
 	} else {
 		cells := serveCells(p)

@@ -167,13 +167,17 @@ func Environ(vars map[string]string) []string {
 	return env
 }
 
-// FindProgram finds a bare program name on the PATH of the program's environment.
-func FindProgram(name string, vars map[string]string) (string, error) {
+// FindProgram finds a bare program name on the PATH of the program's environment, which starts in
+// dir.
+func FindProgram(name string, vars map[string]string, dir string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
 	}
-	for _, dir := range filepath.SplitList(vars["PATH"]) {
-		path := filepath.Join(dir, name)
+	for _, place := range filepath.SplitList(vars["PATH"]) {
+		if !filepath.IsAbs(place) {
+			place = filepath.Join(dir, place)
+		}
+		path := filepath.Join(place, name)
 		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
 			return path, nil
 		}
