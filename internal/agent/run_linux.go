@@ -52,6 +52,9 @@ func (a *agent) runProgram(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 		return wire.Exit{}, err
 	}
 	defer run.Close()
+	if r.Ahead {
+		go a.launcher.PrestartAhead(r)
+	}
 	go runinit.ForwardSignals(s, run.Kill, run.Interrupt)
 
 	var pumps sync.WaitGroup

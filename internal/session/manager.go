@@ -76,6 +76,7 @@ type Manager struct {
 	sandboxes map[*sessionSandbox]struct{}
 	ending    []*sessionSandbox   // retired ones, in the order of retirement
 	live      int                 // sessions with a sandbox
+	running   int                 // runs that were sent to their sandboxes
 	held      map[Caller]int      // sessions with a sandbox, by caller
 	waiting   []*roomWaiter       // in the order of arrival
 	idle      list.List           // of *Session with a sandbox and without runs, least recently used first

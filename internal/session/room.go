@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"time"
 )
@@ -209,11 +210,21 @@ func (s *Session) addActive(background func() bool) (done func()) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	s.active[r] = struct{}{}
+	s.m.running++
 	return func() {
 		s.m.mu.Lock()
 		defer s.m.mu.Unlock()
 		delete(s.active, r)
+		s.m.running--
 	}
+}
+
+// hasIdleProcessor reports whether there are two processors for each run: one may prepare for the
+// next run.
+func (m *Manager) hasIdleProcessor() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return 2*m.running <= runtime.GOMAXPROCS(0)
 }
 
 // isInBackgroundLocked reports whether nobody waits for any run of the session.

@@ -284,7 +284,7 @@ func (sb *sessionSandbox) frame(
 	}
 	maps.Copy(env, req.Env)
 	maps.Copy(env, granted)
-	frame := &wire.Run{Code: []byte(req.Code), File: r.File, Limits: limits,
+	frame := &wire.Run{Code: []byte(req.Code), File: r.File, Limits: limits, Ahead: sb.s.m.hasIdleProcessor(),
 		Zygote: sb.zygote(r.ZygoteFor(req.Code, req.Persistent))}
 	if req.Persistent {
 		frame.Argv, frame.Driver, frame.Interpreter = r.Persistent, r.DriverSource, r.Name

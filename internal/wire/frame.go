@@ -111,6 +111,9 @@ type Run struct {
 	Zygote *Zygote `json:"zygote,omitempty"`
 	// Prestart, when set, lets the agent start Argv again after the run, for the next one.
 	Prestart *Prestart `json:"prestart,omitempty"`
+	// Ahead says that a processor is idle, so the agent may prepare for the next run while this one
+	// runs, and thoroughly.
+	Ahead bool `json:"ahead,omitempty"`
 	// Held asks for the size of deleted files that are still open in the sandbox. No program runs.
 	Held bool `json:"held,omitempty"`
 }

@@ -28,7 +28,7 @@ type waitingFork struct {
 }
 
 // newWaitingFork has the zygote fork a program into a run-init, as soon as both are ready.
-func newWaitingFork(z *zygote, channel *os.File) *waitingFork {
+func newWaitingFork(z *zygote, channel *os.File, request string) *waitingFork {
 	w := &waitingFork{cancel: make(chan struct{}), done: make(chan struct{}), zygote: z}
 	z.request()
 	go func() {
@@ -42,7 +42,7 @@ func newWaitingFork(z *zygote, channel *os.File) *waitingFork {
 		if w.place, err = runinit.ReceivePlace(channel); err != nil {
 			return
 		}
-		if program, spec, err := z.forkInto(w.place, requestPrestart, false); err == nil {
+		if program, spec, err := z.forkInto(w.place, request, false); err == nil {
 			w.program, w.spec = program, spec
 		}
 	}()

@@ -3,6 +3,8 @@ package prestart
 import (
 	"slices"
 	"testing"
+
+	"mcp-code-sandbox/internal/wire"
 )
 
 func TestMentioned(t *testing.T) {
@@ -23,5 +25,27 @@ func TestMentioned(t *testing.T) {
 		if got := mentioned([]byte(code), modules); !slices.Equal(got, want) {
 			t.Errorf("%q: %v, want %v", code, got, want)
 		}
+	}
+}
+
+// TestComplete: no process is prestarted from a zygote that is not ready, or is about to grow.
+func TestComplete(t *testing.T) {
+	z := &zygote{ready: make(chan struct{}), extra: map[string]bool{"scipy": true}}
+	zs := zygotes{
+		known:  map[string]*wire.Zygote{"python": {OnUse: []string{"seaborn", "scipy", "broken"}}},
+		alive:  map[string][]*zygote{"python": {z}},
+		failed: map[string]bool{"broken": true},
+	}
+	if zs.isComplete("python", nil) {
+		t.Error("a zygote that is not ready")
+	}
+	close(z.ready)
+	for code, want := range map[string]bool{"": true, "import scipy, broken": true, "import seaborn": false} {
+		if got := zs.isComplete("python", []byte(code)); got != want {
+			t.Errorf("%q: %v", code, got)
+		}
+	}
+	if zs.isComplete("other", nil) {
+		t.Error("an unknown zygote")
 	}
 }

@@ -136,9 +136,12 @@ func (l *Landlock) Prestart(r *wire.Run, _ bool) {
 	}
 	spec := l.Spec(r)
 	if z := l.readyZygote(spec); z != nil {
-		l.slot.fill(func() (waiting, error) { return l.fork(z, spec, requestPrestart) }, nil)
+		l.slot.fill(func() (waiting, error) { return l.fork(z, spec, requestFor(r)) }, nil)
 	}
 }
+
+// PrestartAhead implements Launcher. It does nothing: the running code would see the process.
+func (l *Landlock) PrestartAhead(*wire.Run) {}
 
 // readyZygote returns the zygote that can make the run's process now, or nil.
 func (l *Landlock) readyZygote(spec *runinit.Spec) *zygote {

@@ -45,7 +45,7 @@ func (n *Namespaces) AdoptZygote(w *wire.Zygote, conn *os.File, soon, onRequest 
 func (n *Namespaces) PrestartFirst(tmpBytes int64, zygote string, first *wire.Run) {
 	n.life = 365 * 24 * time.Hour
 	go n.slot.fill(func() (waiting, error) {
-		p, err := n.prestart(tmpBytes, zygote)
+		p, err := n.prestart(tmpBytes, zygote, requestPrestart)
 		if err == nil {
 			p.(*isolated).first = true
 		}
@@ -105,24 +105,35 @@ func (n *Namespaces) Prestart(r *wire.Run, quiet bool) {
 			n.zygotes.grow(r.Zygote.Name, r.Code)
 		}
 	}
-	if r.Interpreter != "" {
-		return
+	if r.Interpreter == "" {
+		n.fill(r, bootFor(r))
 	}
+}
+
+// PrestartAhead implements Launcher. It boots no program, which would use the memory of the run. A
+// zygote that grows after the run must not have a fork.
+func (n *Namespaces) PrestartAhead(r *wire.Run) {
+	if r.Zygote == nil || n.zygotes.isComplete(r.Zygote.Name, r.Code) {
+		n.fill(r, nil)
+	}
+}
+
+func (n *Namespaces) fill(r *wire.Run, boot func(waiting) bool) {
 	zygote := ""
 	if r.Zygote != nil {
 		zygote = r.Zygote.Name
 	}
-	n.slot.fill(func() (waiting, error) { return n.prestart(r.Limits.TmpBytes, zygote) }, bootFor(r))
+	n.slot.fill(func() (waiting, error) { return n.prestart(r.Limits.TmpBytes, zygote, requestFor(r)) }, boot)
 }
 
 // prestart starts a run-init and makes the zygote, if any, fork a program into it.
-func (n *Namespaces) prestart(tmpBytes int64, zygote string) (waiting, error) {
+func (n *Namespaces) prestart(tmpBytes int64, zygote, request string) (waiting, error) {
 	p, err := n.start(tmpBytes)
 	if err != nil {
 		return nil, err
 	}
 	if z := n.zygotes.best(zygote); z != nil {
-		p.fork = newWaitingFork(z, p.Channel)
+		p.fork = newWaitingFork(z, p.Channel, request)
 	}
 	return p, nil
 }

@@ -30,6 +30,8 @@ type Launcher interface {
 	// Prestart prepares for another run like r, which has ended. quiet means that no interpreter is
 	// alive.
 	Prestart(r *wire.Run, quiet bool)
+	// PrestartAhead prepares for another run like r, which is running.
+	PrestartAhead(r *wire.Run)
 	// BeginRun counts a run, or a cell, until the caller calls end.
 	BeginRun(cell bool) (end func())
 	// LimitsHit returns the sandbox's hit limits, if the backend cannot count them.

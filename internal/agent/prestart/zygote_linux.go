@@ -80,9 +80,18 @@ func execZygote(argv []string) error { return syscall.Exec(argv[0], argv, os.Env
 // Requests to a zygote.
 const (
 	requestRun      = "run"
-	requestPrestart = "prestart"
-	requestGrow     = "grow " // and the names of modules
+	requestPrestart = "prestart" // the fork also rehearses
+	requestGrow     = "grow "    // and the names of modules
 )
+
+// requestFor returns the request that prestarts a process after r. While other runs wait for a
+// processor, the process does not rehearse.
+func requestFor(r *wire.Run) string {
+	if r.Ahead {
+		return requestPrestart
+	}
+	return requestRun
+}
 
 // arrivalTimeout limits the wait for a zygote that is about to arrive. Importing the libraries
 // again would take longer on a busy machine.

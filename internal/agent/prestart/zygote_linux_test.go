@@ -62,3 +62,12 @@ func TestZygoteDiesForking(t *testing.T) {
 		t.Errorf("a process without a run got %q, %v", text, err)
 	}
 }
+
+// TestRehearsal: a process that is prestarted while others need the processor does not rehearse.
+func TestRehearsal(t *testing.T) {
+	for ahead, want := range map[bool]string{true: requestPrestart, false: requestRun} {
+		if got := requestFor(&wire.Run{Ahead: ahead}); got != want {
+			t.Errorf("ahead %v: %q", ahead, got)
+		}
+	}
+}

@@ -142,12 +142,7 @@ func (zs *zygotes) fork(spec *runinit.Spec, place *runinit.Place) (forked, bool)
 func (zs *zygotes) grow(name string, code []byte) {
 	zs.mu.Lock()
 	defer zs.mu.Unlock()
-	w, alive := zs.known[name], zs.alive[name]
-	if w == nil || len(alive) == 0 {
-		return
-	}
-	z := alive[len(alive)-1]
-	more := slices.DeleteFunc(mentioned(code, w.OnUse), func(m string) bool { return z.extra[m] || zs.failed[m] })
+	z, more := zs.missingLocked(name, code)
 	if len(more) == 0 || !z.isIdle() {
 		return
 	}
@@ -166,6 +161,25 @@ func (zs *zygotes) grow(name string, code []byte) {
 		return
 	}
 	zs.addLocked(name, successor)
+}
+
+// isComplete reports whether the zygote is ready and has imported what the code mentions.
+func (zs *zygotes) isComplete(name string, code []byte) bool {
+	zs.mu.Lock()
+	defer zs.mu.Unlock()
+	z, missing := zs.missingLocked(name, code)
+	return z != nil && z.isReady() && len(missing) == 0
+}
+
+// missingLocked returns the newest zygote of a name, and the modules that it has yet to import for
+// the code.
+func (zs *zygotes) missingLocked(name string, code []byte) (z *zygote, missing []string) {
+	w, alive := zs.known[name], zs.alive[name]
+	if w == nil || len(alive) == 0 {
+		return nil, nil
+	}
+	z = alive[len(alive)-1]
+	return z, slices.DeleteFunc(mentioned(code, w.OnUse), func(m string) bool { return z.extra[m] || zs.failed[m] })
 }
 
 // mentioned returns the modules that the code mentions: every part of the name is a word of the
