@@ -30,7 +30,7 @@ var rules = []rule{
 	{"pandas new session *", "pandas plain", 0.3},
 	{"pandas new notebook *", "pandas plain", 0.5},
 	{"typescript warm *", "typescript plain", 1.6},
-	{"typescript new session *", "typescript plain", 6},
+	{"typescript new session *", "typescript plain", 4},
 	{"shell warm *", "shell bwrap", 2},
 	{"download by a signed link", "download by cat", 2},
 }
@@ -45,13 +45,13 @@ var likeRoot = []rule{
 	{"pandas new session ordinary", "pandas new session root", 3},
 	{"pandas new notebook ordinary", "pandas new notebook root", 3},
 	{"typescript warm ordinary", "typescript warm root", 2.5},
-	{"typescript new session ordinary", "typescript new session root", 3},
+	{"typescript new session ordinary", "typescript new session root", 4},
 	{"shell warm ordinary", "shell warm root", 2.5},
 }
 
 // What an idle session may use.
 const (
-	maxThreads = 32
+	maxThreads = 14
 	maxMemory  = 15e6
 )
 
