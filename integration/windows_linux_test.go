@@ -150,9 +150,10 @@ func TestWindowsShareAServer(t *testing.T) {
 		t.Errorf("the server is %d, then %d", server, got)
 	}
 	for _, w := range []*window{first, second} {
-		if log := w.log.String(); !strings.Contains(log, "file links at http://") || !strings.Contains(log, "[MCP] Tool call: run") {
-			t.Errorf("a window's log:\n%s", log)
-		}
+		eventually(t, 10*time.Second, "a window's log", func() bool {
+			log := w.log.String()
+			return strings.Contains(log, "file links at http://") && strings.Contains(log, "[MCP] Tool call: run")
+		})
 	}
 
 	// A client that ends a window's whole process tree and session does not end the server.

@@ -42,18 +42,18 @@ func serveWindow(ctx context.Context, inv *invocation) error {
 		return err
 	}
 	defer dir.Close()
-	id, environ, err := identify(inv)
-	if err != nil {
-		return err
-	}
 	logs := window.NewLogs(inv.stderr)
 	defer logs.Close()
-	start := func(l, stderr *os.File) error { return startShared(inv, id, environ, l, stderr) }
 	debug.SetGCPercent(20) // this process does little, and there may be many
 	debug.FreeOSMemory()   // what parsing the settings took
 	relay := mcpserver.Relay{
 		MaxLineBytes: httpapi.MCPBodyLimit(int64(inv.settings.MaxUploadBytes)),
 		Join: func(ctx context.Context) (mcpserver.Upstream, error) {
+			id, environ, err := identify(inv) // runners may have changed since the last time
+			if err != nil {
+				return nil, err
+			}
+			start := func(l, stderr *os.File) error { return startShared(inv, id, environ, l, stderr) }
 			c, err := dir.Join(ctx, id, start, logs)
 			if err != nil {
 				return nil, err // not a nil pointer in an interface
