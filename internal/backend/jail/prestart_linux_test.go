@@ -273,9 +273,9 @@ func TestFirstProgram(t *testing.T) {
 	run := prestartable("pass", "print(prestarted, os.getcwd(), open('old').read()); open('/workspace/new', 'w').close(); print(os.listdir('/mnt/data'))")
 	run.Limits.TmpBytes = 1 << 20
 	for range 2 { // the second program started after the workspace came
+		awaitWaiting(t, ws)
 		if res := started.Run(t, run); string(res.Stdout) != "True /data kept\n['old', 'new']\n" && string(res.Stdout) != "True /data kept\n['new', 'old']\n" {
 			t.Errorf("%+v: %s%s", res.Exit, res.Stdout, res.Stderr)
 		}
-		awaitWaiting(t, ws)
 	}
 }
