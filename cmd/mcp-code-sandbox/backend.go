@@ -96,8 +96,8 @@ func checkKernel(ctx context.Context, s *settings) []sandbox.Check {
 	return doctor.System().Check(ctx, s.Root)
 }
 
-// jailCost is the jail's sessionCost. Only a root server has one copy of Python's libraries for all
-// sandboxes.
+// jailCost is the jail's sessionCost. A server that is root, if only in its outer namespace, has
+// one copy of Python's libraries for all sandboxes.
 func jailCost(s *settings) doctor.SessionCost {
 	if os.Geteuid() == 0 && s.SharedZygote == "on" {
 		return doctor.SharedSession

@@ -19,8 +19,8 @@ type SessionCost struct {
 // The measured cost of a session after a Python run: where all sandboxes share the memory of its
 // libraries, and where each has its own.
 var (
-	SharedSession   = SessionCost{Memory: 9 << 20, Threads: 28}
-	SeparateSession = SessionCost{Memory: 120 << 20, Threads: 30}
+	SharedSession   = SessionCost{Memory: 9 << 20, Threads: 12}
+	SeparateSession = SessionCost{Memory: 120 << 20, Threads: 12}
 )
 
 // maxSuggested is the largest number of sessions that has been measured.
