@@ -163,6 +163,9 @@ func (e *Executor) describe(err error) (Code, string) {
 			return CodeNetworkDenied, "Network is not available here: run it without network. " +
 				"The operator can find out why in the log and with mcp-code-sandbox doctor."
 		}
+		if errors.Is(err, session.ErrForeign) {
+			return CodeBackendUnavailable, "This session cannot be used: " + session.ErrForeign.Error() + " (fix: " + failure.Fix + ")"
+		}
 		return CodeBackendUnavailable, "No sandbox can be started: " + failure.Error()
 	}
 	return "", ""

@@ -4,9 +4,11 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"io/fs"
 	"math"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
@@ -27,8 +29,9 @@ type SessionInfo struct {
 	LastUsed  time.Time // to the minute, if this server has not used the session
 	Files     int
 	Bytes     int64
-	MoreFiles bool // there are more than were counted
-	Live      bool // the session has a sandbox in this server
+	MoreFiles bool   // there are more than were counted
+	Live      bool   // the session has a sandbox in this server
+	Problem   string // why the session cannot be used; then Bytes are as last measured
 }
 
 // ListSessions lists the caller's sessions, last used first, at most limit of them. It lists the
@@ -47,8 +50,8 @@ func (e *Executor) ListSessions(ctx context.Context, caller session.Caller, limi
 	return sessions, more, err
 }
 
-// collect calls get for sessions until it has limit results. It skips closed sessions. more means
-// that it did not look at all of them.
+// collect calls get for sessions until it has limit results. It skips those that are closed or
+// unusable. more means that it did not look at all of them.
 func collect[T any](ctx context.Context, ids []string, limit int, get func(id string) (T, error)) (list []T, more bool, err error) {
 	for _, id := range ids {
 		if err := ctx.Err(); err != nil {
@@ -58,7 +61,7 @@ func collect[T any](ctx context.Context, ids []string, limit int, get func(id st
 			return list, true, nil
 		}
 		item, err := get(id)
-		if errors.Is(err, session.ErrNotFound) {
+		if errors.Is(err, session.ErrNotFound) || isUnusable(err) {
 			continue
 		}
 		if err != nil {
@@ -69,7 +72,34 @@ func collect[T any](ctx context.Context, ids []string, limit int, get func(id st
 	return list, false, nil
 }
 
+// isUnusable reports whether the files of one session are the problem, not the server.
+func isUnusable(err error) bool {
+	_, ok := errors.AsType[*fs.PathError](err)
+	return ok && !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE)
+}
+
 func (e *Executor) sessionInfo(ctx context.Context, caller session.Caller, id string) (SessionInfo, error) {
+	info, err := e.openInfo(ctx, caller, id)
+	if !isUnusable(err) {
+		return info, err
+	}
+	stored, ok := e.cfg.Sessions.Stored(caller, id)
+	if !ok {
+		return SessionInfo{}, err
+	}
+	info = SessionInfo{ID: id, LastUsed: stored.LastUsed, MoreFiles: true}
+	if stored.Bytes != nil {
+		info.Bytes = *stored.Bytes
+	}
+	if _, info.Problem = e.describe(err); info.Problem == "" {
+		info.Problem = "This session's files cannot be read; the server's log says why."
+		e.log.WarnContext(ctx, "cannot read the files of a session", "session_id", id, "error", err)
+	}
+	return info, nil
+}
+
+// openInfo is sessionInfo for a session that can be opened.
+func (e *Executor) openInfo(ctx context.Context, caller session.Caller, id string) (SessionInfo, error) {
 	s, done, err := e.openToRead(ctx, caller, id)
 	if err != nil {
 		return SessionInfo{}, err

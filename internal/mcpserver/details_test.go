@@ -40,6 +40,12 @@ func TestSessionsAndFiles(t *testing.T) {
 		}
 	}
 	p.executor.err = nil
+	for i := range p.executor.sessions {
+		p.executor.sessions[i].Problem = "It cannot be used."
+	}
+	if got, isError := compact(t, p.call(t, "list_sessions", `{}`)); isError || !strings.Contains(got, `"warnings":["new, old: It cannot be used."]`) {
+		t.Errorf("sessions that cannot be used: %s", got)
+	}
 	for _, tt := range []struct{ tool, args, want string }{
 		{"list_sessions", `{"limit":0}`, "limit must be between 1 and 50"},
 		{"list_sessions", `{"limit":51}`, "limit must be between 1 and 50"},

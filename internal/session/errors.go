@@ -21,6 +21,8 @@ var (
 	ErrTooManyRuns = fmt.Errorf("%w; the session already has as many runs as it may", ErrBusy)
 	// ErrNotPersistent says that the runner has no interpreter that keeps state between runs.
 	ErrNotPersistent = errors.New("this runner cannot keep state between runs")
+	// ErrForeign says that the server lacks the ids that a session's files belong to.
+	ErrForeign = errors.New("its files belong to ids that this server does not have")
 	// ErrClosed says that the manager has been closed.
 	ErrClosed = errors.New("the server is shutting down")
 

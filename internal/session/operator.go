@@ -101,9 +101,20 @@ func Stored(root string) ([]Info, error) {
 		if err != nil {
 			continue // just closed, or not made yet
 		}
-		infos = append(infos, Info{Key: e.Name(), Caller: md.Caller, ID: md.ID, Bytes: md.Bytes,
-			LastUsed: md.LastUsed.UTC()})
+		infos = append(infos, md.info(e.Name()))
 	}
 	slices.SortFunc(infos, func(a, b Info) int { return b.LastUsed.Compare(a.LastUsed) })
 	return infos, err
+}
+
+// Stored returns what meta.json says of the caller's session, for one that cannot be opened. ok is
+// false if there is no such session.
+func (m *Manager) Stored(caller Caller, id string) (info Info, ok bool) {
+	key := m.Key(caller, id)
+	md, ok := m.metaOf(filepath.Join(m.cfg.Root, key), key)
+	return md.info(key), ok
+}
+
+func (md meta) info(key string) Info {
+	return Info{Key: key, Caller: md.Caller, ID: md.ID, Bytes: md.Bytes, LastUsed: md.LastUsed.UTC()}
 }

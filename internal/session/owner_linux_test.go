@@ -30,7 +30,7 @@ func TestForeignFiles(t *testing.T) {
 		}
 	})
 	failure, ok := errors.AsType[*sandbox.Error](err)
-	if !ok || failure.Fix == "" || !errors.Is(err, fs.ErrPermission) {
+	if !ok || failure.Fix == "" || !errors.Is(err, fs.ErrPermission) || !errors.Is(err, session.ErrForeign) {
 		t.Errorf("%v", err)
 	}
 }

@@ -101,8 +101,8 @@ func (s *Session) Live() bool {
 }
 
 // Open returns the caller's session with that id. On first use it makes the session's directory and
-// meta.json. The session must be released. Errors are *IDError, *CallerError, ErrClosed, or the
-// file system's.
+// meta.json. The session must be released. Errors are *IDError, *CallerError, ErrClosed,
+// ErrForeign, or the file system's.
 func (m *Manager) Open(caller Caller, id string) (*Session, error) {
 	return m.get(caller, id, true)
 }
@@ -236,14 +236,15 @@ func (s *Session) load(create bool) error {
 	return nil
 }
 
-// explainDenied adds the fix to an error about files that belong to ids which this server does not
-// have: subordinate ids, if it ran in an outer namespace.
+// explainDenied adds ErrForeign and the fix to an error about files that belong to ids which this
+// server does not have: subordinate ids, if it ran in an outer namespace.
 func explainDenied(err error) error {
 	if !errors.Is(err, fs.ErrPermission) {
 		return err
 	}
-	return &sandbox.Error{Op: "use files of another uid", Err: err,
-		Fix: "start the server as before: as root, or in an outer namespace with subordinate ids (mcp-code-sandbox doctor says what is missing)"}
+	return &sandbox.Error{Op: "use the session", Err: fmt.Errorf("%w: %w", ErrForeign, err),
+		Fix: "start the server as before: as root, or in an outer namespace with subordinate ids; " +
+			"or give it the files: mcp-code-sandbox doctor says what is missing, and prints the command"}
 }
 
 // makeDirs makes <root>/<key>, which only the server can access, and the workspace in it. It

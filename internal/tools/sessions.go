@@ -2,9 +2,14 @@ package tools
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcp-code-sandbox/internal/executor"
 )
 
 const (
@@ -67,7 +72,7 @@ func (t *toolset) listSessions(ctx context.Context, c *call, in listSessionsArgu
 	}
 	s := t.executor.Storage(c.caller)
 	out := listSessionsJSON{
-		Sessions: make([]sessionJSON, len(list)), Truncated: more, warned: warned{c.warnings},
+		Sessions: make([]sessionJSON, len(list)), Truncated: more, warned: warned{slices.Concat(c.warnings, problems(list))},
 		Usage: usageJSON{
 			Sessions: s.Sessions, Bytes: s.Bytes, Files: s.Files,
 			ClosedSessions: s.ClosedSessions, ClosedBytes: s.ClosedBytes, ClosedFiles: s.ClosedFiles,
@@ -81,6 +86,20 @@ func (t *toolset) listSessions(ctx context.Context, c *call, in listSessionsArgu
 		}
 	}
 	return out, nil
+}
+
+// problems says once why sessions cannot be used, and which.
+func problems(list []executor.SessionInfo) (warnings []string) {
+	ids := map[string][]string{}
+	for _, s := range list {
+		if s.Problem != "" {
+			ids[s.Problem] = append(ids[s.Problem], s.ID)
+		}
+	}
+	for _, problem := range slices.Sorted(maps.Keys(ids)) {
+		warnings = append(warnings, strings.Join(ids[problem], ", ")+": "+problem)
+	}
+	return warnings
 }
 
 type closeSessionArguments struct {
