@@ -62,7 +62,8 @@ func runChecks(ctx context.Context, inv *invocation) []sandbox.Check {
 	if iso.isLocal(s) {
 		checks = append(checks, doctor.System().CheckSessions(s.MaxSessions, iso.sessionCost(s))...)
 	}
-	checks = slices.Concat(checks, checkFiles(s), checkRunners(ctx, inv, iso), checkCustom(s, inv.env), checkServices(inv))
+	checks = append(checks, checkFiles(s.Root, userns.Current(), userns.MayChown)...)
+	checks = slices.Concat(checks, checkRunners(ctx, inv, iso), checkCustom(s, inv.env), checkServices(inv))
 	checks = append(checks, checkPort(ctx, s))
 	for _, w := range s.warnings(inv.env) {
 		checks = append(checks, sandbox.Check{Name: "settings", Status: sandbox.Warn, Detail: w.name + ": " + w.problem, Fix: w.fix})
@@ -99,24 +100,31 @@ func checkBackend(iso isolation, s *settings, env map[string]string) sandbox.Che
 	return c
 }
 
-// checkFiles reports sessions whose files this server cannot open: those of subordinate ids, if it
-// is not in an outer namespace that has them.
-func checkFiles(s *settings) []sandbox.Check {
-	dirs, _ := filepath.Glob(filepath.Join(s.Root, "*", "files")) // the pattern is valid
-	closed := slices.DeleteFunc(dirs, func(dir string) bool {
-		f, err := os.Open(dir)
-		_ = f.Close()
-		return !errors.Is(err, fs.ErrPermission)
+// checkFiles reports sessions whose files this server cannot use: those of subordinate ids that its
+// outer namespace lacks, or if it is in none. mayChown is userns.MayChown.
+func checkFiles(root string, outer userns.Status, mayChown func(fs.FileInfo) bool) []sandbox.Check {
+	dirs, _ := filepath.Glob(filepath.Join(root, "*", "files")) // the patterns are valid
+	closed, _ := filepath.Glob(filepath.Join(root, "closed", "*", "*", "files"))
+	foreign := slices.DeleteFunc(slices.Concat(dirs, closed), func(dir string) bool {
+		fi, err := os.Lstat(dir)
+		return err != nil || mayChown(fi)
 	})
-	if len(closed) == 0 {
+	if len(foreign) == 0 {
 		return nil
+	}
+	why, _ := outer.Explain()
+	fix := `do what the check "jail: uids" says`
+	switch {
+	case !outer.Inside:
+		why, fix = "the server is in no outer namespace: "+why, `do what the check "outer namespace" says`
+	case outer.HasRange:
+		why, fix = "/etc/subuid or /etc/subgid gives the user other ids than before", "restore the earlier range there"
 	}
 	return []sandbox.Check{{
 		Name: "files", Status: sandbox.Warn,
-		Detail: fmt.Sprintf("%s cannot be opened: their files belong to subordinate ids that this server does not have",
-			counted(len(closed), "session", "sessions")),
-		Fix: fmt.Sprintf("sudo chown -R %d:%d %s (the check \"outer namespace\" says why the server lacks these ids)",
-			userns.UID(), userns.GID(), s.Root),
+		Detail: fmt.Sprintf("%s (closed ones included) cannot be used, because their files belong to subordinate ids that this server lacks: %s",
+			counted(len(foreign), "session", "sessions"), why),
+		Fix: fmt.Sprintf("%s; or stop all servers on this data directory, and run sudo chown -hR %d:%d %s", fix, userns.UID(), userns.GID(), root),
 	}}
 }
 

@@ -1,11 +1,16 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+
+	"mcp-code-sandbox/internal/userns"
 )
 
 // TestWhyNoOuterNamespace: settings and environments that need the machine's own user namespace.
@@ -77,23 +82,35 @@ func TestWhyNoRange(t *testing.T) {
 	}
 }
 
-// TestCheckFiles: doctor reports sessions whose files belong to somebody else.
+// TestCheckFiles: doctor reports sessions whose files belong to ids that the server lacks, although
+// everybody can open their directories, and says why it lacks them.
 func TestCheckFiles(t *testing.T) {
-	if os.Geteuid() == 0 {
-		t.Skip("root can open all files; see the integration tests")
-	}
 	root := t.TempDir()
-	dir := filepath.Join(root, "session", "files")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	for _, dir := range []string{"a/files", "b/files", "closed/c/time/files", "keys"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(filepath.Join(root, "a/files"), 0); err != nil { // code did, and the server undoes it
 		t.Fatal(err)
 	}
-	if got := checkFiles(&settings{Root: root}); got != nil {
-		t.Errorf("%+v", got)
+	off := userns.Status{Problem: errors.New("SANDBOX_OUTER_NAMESPACE is off")}
+	if got := checkFiles(root, off, userns.MayChown); got != nil {
+		t.Errorf("own files: %+v", got)
 	}
-	if err := os.Chmod(dir, 0); err != nil {
-		t.Fatal(err)
-	}
-	if got := checkFiles(&settings{Root: root}); len(got) != 1 || got[0].Fix == "" {
-		t.Errorf("%+v", got)
+	chown := fmt.Sprintf("sudo chown -hR %d:%d %s", userns.UID(), userns.GID(), root)
+	for _, tc := range []struct {
+		outer     userns.Status
+		why, want string
+	}{
+		{off, "OUTER_NAMESPACE is off", `"outer namespace"`},
+		{userns.Status{Inside: true, HasRange: true}, "/etc/subuid or /etc/subgid gives", "restore the earlier range"},
+		{userns.Status{Inside: true, Problem: errors.New("no newuidmap")}, "no newuidmap", `"jail: uids"`},
+	} {
+		got := checkFiles(root, tc.outer, func(fs.FileInfo) bool { return false })
+		if len(got) != 1 || !strings.HasPrefix(got[0].Detail, "3 sessions") || !strings.Contains(got[0].Detail, tc.why) ||
+			!strings.Contains(got[0].Fix, tc.want) || !strings.HasSuffix(got[0].Fix, chown) {
+			t.Errorf("%+v: %+v", tc.outer, got)
+		}
 	}
 }

@@ -53,8 +53,7 @@ func mapRange(pid int) error {
 		if !ok {
 			return &sandbox.Error{
 				Op: "find subordinate ids", Err: fmt.Errorf("%s gives %s no range of %d ids", m.file, account.Username, MaxID),
-				Fix: "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 " + account.Username +
-					" (or another range that " + m.file + " does not use)",
+				Fix: fixRange(account.Username, "/etc/subuid", "/etc/subgid"),
 			}
 		}
 		cmd := exec.Command(path, fmt.Sprint(pid), "0", fmt.Sprint(m.own), "1", "1", fmt.Sprint(start), fmt.Sprint(MaxID))
@@ -67,6 +66,23 @@ func mapRange(pid int) error {
 		}
 	}
 	return nil
+}
+
+// fixRange returns a command that gives the user ids that no line of the files has, from 100000 on.
+func fixRange(name string, files ...string) string {
+	const none = 1 << 31 // no account gets ids from here on
+	start := int64(100_000)
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // usermod makes it
+		for line := range strings.Lines(string(text)) {
+			_, ids, _ := strings.Cut(strings.TrimSpace(line), ":")
+			var first, count int64
+			if n, _ := fmt.Sscanf(ids, "%d:%d", &first, &count); n == 2 && count > 0 && first < none-count-MaxID {
+				start = max(start, first+count)
+			}
+		}
+	}
+	return fmt.Sprintf("sudo usermod --add-subuids %d-%[2]d --add-subgids %[1]d-%[2]d %s", start, start+MaxID, name)
 }
 
 // subordinate finds a range of at least MaxID ids for the user in /etc/subuid or /etc/subgid.

@@ -2,6 +2,11 @@
 
 package userns
 
+import "io/fs"
+
+// MayChown returns true: only Linux has user namespaces.
+func MayChown(fs.FileInfo) bool { return true }
+
 // Adopt does nothing: only Linux has user namespaces.
 func Adopt(string) {}
 

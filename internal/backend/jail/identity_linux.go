@@ -124,8 +124,7 @@ func (ids *identities) check() sandbox.Check {
 		Detail: fmt.Sprintf("all sandboxes have the uid %d, and share what the kernel limits per uid: %s", ids.owner, ids.why),
 		Fix:    "start the server as root, or give its user subordinate ids (package uidmap, /etc/subuid and /etc/subgid)",
 	}
-	if outer := userns.Current(); outer.Inside {
-		problem, fix := outer.Explain()
+	if problem, fix := userns.Current().Explain(); problem != "" { // it keeps subordinate ids from the server
 		c.Detail = "all sandboxes have the id of the server's user, and share what the kernel limits per uid: " + problem
 		c.Fix = cmp.Or(fix, c.Fix)
 	}
