@@ -103,15 +103,15 @@ func (w *Workspace) Owned() (bool, error) {
 	return owner.UID < 0 && owner.GID < 0 || owner.owns(fi), nil
 }
 
-// give gives a file or directory that the server has made to the owner. If that is a sandbox, the
-// server's user may need to read it: the directory above the workspace is closed to all others.
+// give gives a file or directory that the server has made to the owner. If that is or may become a
+// sandbox, the server's user must be able to read it: the directory above is closed to all others.
 func (w *Workspace) give(f *os.File) error {
 	fi, err := w.self.Stat()
 	if err != nil {
 		return err
 	}
 	owner := w.owner.of(fi)
-	if err := owner.chown(f); err != nil || owner == w.owner {
+	if err := owner.chown(f); err != nil || w.owner.End == 0 {
 		return err
 	}
 	return publish(f)
