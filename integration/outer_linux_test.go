@@ -151,6 +151,70 @@ func TestOuterNamespacePrivate(t *testing.T) {
 	checkOwner(t, s.workspaceOf(t, "story"), sandboxtest.UserAlone)
 }
 
+// TestOuterNamespaceTwoServers: a second server of a user with subordinate ids leaves a session's
+// files to the first one, and the user can read, copy and delete them.
+func TestOuterNamespaceTwoServers(t *testing.T) {
+	if onDocker() {
+		t.Skip("only the jail uses an outer namespace")
+	}
+	home, attr := ordinaryRoot(t)
+	u := newUser(t, home, sandboxtest.UserRange)
+	run := fmt.Sprintf("/run/user/%d", ordinaryUser) // as a login makes it
+	if err := os.MkdirAll(run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(run) })
+	if err := os.Chown(run, ordinaryUser, ordinaryUser); err != nil {
+		t.Fatal(err)
+	}
+	s := u.serve(t)
+	s.upload(t, "z1", "early", "uploaded\n")
+	wantCell := func(code, want string) {
+		t.Helper()
+		if r := s.cell(t, "z1", "python", code); r.Stdout != want || r.ExitCode != 0 {
+			t.Errorf("%s: %+v", code, r)
+		}
+	}
+	wantCell("n = 1\nfor name in 'ab': open('/data/' + name, 'w').write('serve\\n') and None", "")
+	for range 2 {
+		cmd := exec.Command(binary, "run", "-l", "shell", "-s", "z1", "-")
+		cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+s.Root, "SANDBOX_HTTP_PORT=0")
+		cmd.Stdin = strings.NewReader("echo cli >> /data/a; (umask 077; echo cli >> /data/c); cat /data/early")
+		u.become(cmd)
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "uploaded\n" {
+			t.Errorf("the second server: %v\n%s", err, out)
+		}
+		wantCell("for name in 'abc': open('/data/' + name, 'a').write('more\\n') and None\nn += 1", "")
+	}
+	wantCell("print(n, open('/data/a').read().split())", "3 ['serve', 'cli', 'more', 'cli', 'more']\n")
+
+	files := s.workspaceOf(t, "z1")
+	s.stop(t)
+	plain := func(name string, args ...string) (string, error) { // without the outer namespace
+		cmd := exec.Command(name, args...)
+		cmd.SysProcAttr, cmd.Dir = attr, home
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := plain("cat", filepath.Join(files, "early"), filepath.Join(files, "b")); err != nil || out != "uploaded\nserve\nmore\nmore\n" {
+		t.Errorf("the user reads the session's files: %v\n%s", err, out)
+	}
+	if out, err := plain("rm", "-rf", files); err == nil {
+		t.Errorf("the user's rm needs no namespace, against docs/operations.md: %s", out)
+	}
+	for _, command := range [][]string{{"cp", "-a", s.Root, filepath.Join(home, "copy")}, {"rm", "-rf", s.Root}} {
+		cmd := exec.Command("unshare", append([]string{"--map-auto", "--map-root-user"}, command...)...)
+		u.become(cmd)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v, as docs/operations.md says: %v\n%s", command, err, out)
+		}
+	}
+	copied, err := os.ReadFile(strings.Replace(filepath.Join(files, "c"), s.Root, filepath.Join(home, "copy"), 1))
+	if _, gone := os.Stat(s.Root); err != nil || string(copied) != "cli\nmore\ncli\nmore\n" || !os.IsNotExist(gone) {
+		t.Errorf("the copy has %q, %v; the original: %v", copied, err, gone)
+	}
+}
+
 // outerAttack prints what a run can see or reach of the namespaces around it.
 const outerAttack = `
 import ctypes, fcntl, os

@@ -73,7 +73,12 @@ func (s *jailed) Attach(ctx context.Context, workspace string) error {
 
 // hold makes the workspace belong to the sandbox until that ends.
 func (s *jailed) hold(ctx context.Context, workspace string) (mapping *os.File, err error) {
-	mapping, at, err := s.backend.places.hold(ctx, workspace, s.identity)
+	id := s.backend.ids.join(s.identity) // so that the place is released before the identity
+	if id == nil {
+		return nil, errors.New("the sandbox has ended")
+	}
+	defer s.backend.ids.release(id)
+	mapping, at, err := s.backend.places.hold(ctx, workspace, id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.over {

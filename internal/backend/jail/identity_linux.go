@@ -54,7 +54,8 @@ type identity struct {
 	mapping *os.File
 	// withNetwork also maps 0 to network. It is nil until a sandbox with network needs it.
 	withNetwork *os.File
-	holders     int // guarded, with withNetwork, by identities.mu
+	borrowed    bool // another server has reserved the uid
+	holders     int  // guarded, with withNetwork, by identities.mu
 }
 
 // enter returns a command line that runs argv as an id of a user namespace, for a process of
@@ -77,17 +78,24 @@ type identities struct {
 	owner int    // OwnerUID, or the only uid there is
 	why   string // why all sandboxes have the uid owner; empty if each has its own
 	ids   idRange
-	locks *os.File // a lock on byte n means that a server uses id n; nil if servers share no place for it
+	locks *os.File // servers tell each other with locks what they use; nil if there is no place for it
 
-	mu     sync.Mutex
-	free   []*identity
-	known  map[int]bool // the uids of all identities of this server
-	closed bool
+	mu       sync.Mutex
+	free     []*identity
+	known    map[int]bool      // the uids that this server has reserved
+	borrowed map[int]*identity // by uid
+	closed   bool
 }
+
+// Where the locks are. One on byte n of the file means that a server has reserved id n.
+const (
+	borrowedAt int64 = 1 << 32 // and after it: servers that have borrowed a uid
+	placesAt   int64 = 1 << 62 // and after it: places of live sandboxes
+)
 
 // newIdentities finds out which ids the server may use.
 func newIdentities() *identities {
-	ids := &identities{known: map[int]bool{}}
+	ids := &identities{known: map[int]bool{}, borrowed: map[int]*identity{}}
 	ids.owner, _ = Owner()
 	if os.Geteuid() != 0 {
 		ids.why = "the server's user has only one uid"
@@ -187,7 +195,7 @@ func openLocks() *os.File {
 // acquire returns an identity that no live sandbox has.
 func (ids *identities) acquire() (*identity, error) {
 	if ids.why != "" {
-		return &identity{uid: ids.owner, network: ids.owner}, nil
+		return &identity{uid: ids.owner, network: ids.owner, holders: 1}, nil
 	}
 	if id := ids.takeFree(func(*identity) bool { return true }); id != nil {
 		return id, nil
@@ -195,7 +203,7 @@ func (ids *identities) acquire() (*identity, error) {
 	for range 1000 {
 		uid := ids.ids.first + 2*rand.IntN((ids.ids.end-ids.ids.first)/2)
 		if ids.reserve(uid) {
-			return ids.make(uid)
+			return ids.makeReserved(uid)
 		}
 	}
 	return nil, errors.New("no unused uid was found")
@@ -209,8 +217,40 @@ func (ids *identities) acquireUID(uid int) *identity {
 	if (uid-ids.ids.first)%2 != 0 || !ids.reserve(uid) {
 		return nil
 	}
-	id, _ := ids.make(uid)
+	id, _ := ids.makeReserved(uid)
 	return id
+}
+
+// borrow returns an identity with the uid of another server's live sandboxes, for their workspace,
+// or nil if there are none. place is the lock that such a server holds. It must be checked last: a
+// server unlocks it before it gives up the uid, and uses no uid again that is borrowed.
+func (ids *identities) borrow(uid int, place int64) (_ *identity, err error) {
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	if ids.locks == nil || ids.closed || !ids.lock(unix.F_RDLCK, borrowedAt+int64(uid)) {
+		return nil, nil
+	}
+	id := ids.borrowed[uid]
+	if ids.lockedElsewhere(place) {
+		if id == nil {
+			id, err = ids.make(uid)
+		} else {
+			id.holders++
+		}
+		if err == nil {
+			id.borrowed, ids.borrowed[uid] = true, id
+			return id, nil
+		}
+	}
+	if ids.borrowed[uid] == nil {
+		ids.lock(unix.F_UNLCK, borrowedAt+int64(uid))
+	}
+	return nil, err
+}
+
+// isBorrowed reports whether a server, perhaps this one, has borrowed a uid.
+func (ids *identities) isBorrowed(uid int) bool {
+	return ids.borrowed[uid] != nil || ids.lockedElsewhere(borrowedAt+int64(uid))
 }
 
 // join returns an identity that a live sandbox has, for another one, or nil if that has ended.
@@ -229,7 +269,7 @@ func (ids *identities) takeFree(suits func(*identity) bool) *identity {
 	ids.mu.Lock()
 	defer ids.mu.Unlock()
 	for i, id := range slices.Backward(ids.free) {
-		if suits(id) && !inUse(id.uid) {
+		if suits(id) && !ids.isBorrowed(id.uid) && !inUse(id.uid) {
 			ids.free = slices.Delete(ids.free, i, i+1)
 			id.holders = 1
 			return id
@@ -248,11 +288,15 @@ func (ids *identities) release(id *identity) {
 	if id.holders--; id.holders > 0 {
 		return
 	}
-	if ids.closed {
+	switch {
+	case id.borrowed: // garbage collection closes its files: a failing start may still use them
+		delete(ids.borrowed, id.uid)
+		ids.lock(unix.F_UNLCK, borrowedAt+int64(id.uid))
+	case ids.closed:
 		id.close()
-		return
+	default:
+		ids.free = append(ids.free, id)
 	}
-	ids.free = append(ids.free, id)
 }
 
 func (ids *identities) close() {
@@ -271,11 +315,11 @@ func (ids *identities) close() {
 func (ids *identities) reserve(uid int) bool {
 	ids.mu.Lock()
 	defer ids.mu.Unlock()
-	if ids.known[uid] || !ids.lock(uid, unix.F_WRLCK) {
+	if ids.known[uid] || !ids.lock(unix.F_WRLCK, int64(uid)) {
 		return false
 	}
-	if inUse(uid) {
-		ids.lock(uid, unix.F_UNLCK)
+	if ids.isBorrowed(uid) || inUse(uid) {
+		ids.lock(unix.F_UNLCK, int64(uid))
 		return false
 	}
 	ids.known[uid] = true
@@ -286,13 +330,24 @@ func (ids *identities) reserve(uid int) bool {
 func (ids *identities) forget(uid int) {
 	ids.mu.Lock()
 	defer ids.mu.Unlock()
-	ids.lock(uid, unix.F_UNLCK)
+	ids.lock(unix.F_UNLCK, int64(uid))
 	delete(ids.known, uid)
 }
 
-func (ids *identities) lock(uid int, kind int16) bool {
-	l := unix.Flock_t{Type: kind, Start: int64(uid), Len: 2}
+// lock locks or unlocks two bytes of the locks: a sandbox's uid and its network uid.
+func (ids *identities) lock(kind int16, at int64) bool {
+	l := unix.Flock_t{Type: kind, Start: at, Len: 2}
 	return ids.locks == nil || unix.FcntlFlock(ids.locks.Fd(), unix.F_OFD_SETLK, &l) == nil
+}
+
+// lockedElsewhere reports whether another server has locked two bytes of the locks.
+func (ids *identities) lockedElsewhere(at int64) bool {
+	if ids.locks == nil {
+		return false
+	}
+	l := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 2}
+	err := unix.FcntlFlock(ids.locks.Fd(), unix.F_OFD_GETLK, &l)
+	return err == nil && l.Type != unix.F_UNLCK
 }
 
 // inUse reports whether a process has uid or the one after it: one of a server that was killed, or
@@ -306,11 +361,18 @@ func inUse(uid int) bool {
 	return false
 }
 
-// make makes the identity of a reserved uid.
+// makeReserved makes the identity of a reserved uid.
+func (ids *identities) makeReserved(uid int) (*identity, error) {
+	id, err := ids.make(uid)
+	if err != nil {
+		ids.forget(uid)
+	}
+	return id, err
+}
+
 func (ids *identities) make(uid int) (*identity, error) {
 	ns, err := ids.newUserNamespace(fmt.Sprintf("%d %d 1\n", ids.owner, uid))
 	if err != nil {
-		ids.forget(uid)
 		return nil, err
 	}
 	return &identity{uid: uid, network: uid + 1, mapping: ns, holders: 1}, nil

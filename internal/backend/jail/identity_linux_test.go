@@ -154,13 +154,7 @@ func descriptors(t *testing.T, proc string) (open []string) {
 // of its sandboxes.
 func TestUIDsOnDisk(t *testing.T) {
 	needUIDs(t)
-	disk := t.TempDir()
-	if !gives() {
-		if err := unix.Mount("none", disk, "ramfs", 0, "mode=0755"); err != nil { // it cannot be mapped
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
-	}
+	disk := unmappable(t)
 	name := sandboxtest.ID() // mountinfo shows it
 	dir := filepath.Join(disk, name)
 	secret := filepath.Join(disk, "secret")
@@ -210,7 +204,9 @@ for name in ("old", "new"): open(f"/data/{name}/file", "a").write("y")
 	if got, _ := ownerOf(t, secret); got != 0 {
 		t.Errorf("a link gave a file away to %d", got)
 	}
-	readable(t, dir, filepath.Join(dir, "new"), filepath.Join(dir, "new/file"))
+	for _, name := range []string{"", "old", "old/file", "new", "new/file"} {
+		readable(t, filepath.Join(dir, name))
+	}
 	if err := errors.Join(a.Close(t.Context()), b.Close(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -223,17 +219,71 @@ for name in ("old", "new"): open(f"/data/{name}/file", "a").write("y")
 	late.Probe(t, write)
 }
 
-// readable checks that the user who can reach files can read them.
-func readable(t *testing.T, paths ...string) {
+// unmappable returns a directory whose files the kernel cannot show with other ids.
+func unmappable(t *testing.T) string {
 	t.Helper()
-	for _, path := range paths {
-		fi, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
+	disk := t.TempDir()
+	if gives() {
+		return disk
+	}
+	if err := unix.Mount("none", disk, "ramfs", 0, "mode=0755"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	return disk
+}
+
+// readable checks that the user who can reach a file can read it.
+func readable(t *testing.T, path string) {
+	t.Helper()
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[bool]os.FileMode{true: 0o755, false: 0o644}[fi.IsDir()]; fi.Mode().Perm()&want != want {
+		t.Errorf("%s has mode %v", path, fi.Mode())
+	}
+}
+
+// TestTwoServers: a second server uses the files of a live session without taking them away, or
+// refuses where servers cannot agree on a uid.
+func TestTwoServers(t *testing.T) {
+	needUIDs(t)
+	dir := filepath.Join(unmappable(t), sandboxtest.ID())
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Lchown(dir, jail.OwnerUID, jail.OwnerUID)); err != nil {
+		t.Fatal(err)
+	}
+	first, second := open(t, t.TempDir(), sandboxtest.ID()), open(t, t.TempDir(), sandboxtest.ID())
+	a := sandboxtest.Start(t, harness(t, first), sandbox.Spec{Workspace: dir})
+	a.Probe(t, `
+import fcntl
+open("/data/log", "w").write("a")
+fd = os.open("/data", os.O_RDONLY)
+fcntl.flock(fd, fcntl.LOCK_SH)
+try: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError: pass
+else: breach("keeps other servers out")
+`)
+	uid, _ := ownerOf(t, dir)
+	const write = `
+open("/data/log", "a").write("b")
+open("/data/" + os.urandom(8).hex(), "w").close()
+`
+	pooled := prepare(t, second)
+	if err := pooled.Attach(t.Context(), dir); err == nil || errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("attached beside a sandbox with another uid: %v", err)
+	}
+	if gives() { // the test's user has no directory below /run
+		_, err := second.Start(t.Context(), sandbox.Spec{ID: sandboxtest.ID(), Workspace: dir})
+		if err == nil || !strings.Contains(err.Error(), "another server uses the session's files") {
+			t.Errorf("a second server: %v", err)
 		}
-		if want := map[bool]os.FileMode{true: 0o755, false: 0o644}[fi.IsDir()]; fi.Mode().Perm()&want != want {
-			t.Errorf("%s has mode %v", path, fi.Mode())
-		}
+	} else {
+		sandboxtest.Start(t, harness(t, second), sandbox.Spec{Workspace: dir}).Probe(t, write)
+	}
+	a.Probe(t, write)
+	if got, _ := ownerOf(t, dir); got != uid {
+		t.Errorf("the files belong to %d, want %d", got, uid)
 	}
 }
 

@@ -104,8 +104,16 @@ func (s *jailed) identify(ctx context.Context, spec sandbox.Spec) (mapping *os.F
 		if err != errTaken { // otherwise another sandbox was faster; this one takes its identity
 			return nil, err
 		}
+		select {
+		case <-time.After(takenPoll):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", errTaken, ctx.Err())
+		}
 	}
 }
+
+// takenPoll is how long a start waits before it looks again who uses the workspace.
+const takenPoll = 5 * time.Millisecond
 
 func (s *jailed) tryIdentify(ctx context.Context, spec sandbox.Spec) (mapping *os.File, err error) {
 	b := s.backend

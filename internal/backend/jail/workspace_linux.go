@@ -2,8 +2,10 @@ package jail
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"sync"
 
@@ -20,9 +22,17 @@ type place struct {
 	holders int           // guarded by places.mu
 	ready   chan struct{} // closed when the files belong to the identity
 	err     error         // set before ready is closed
+	dir     *os.File      // the directory, locked for this server; set before ready is closed
 }
 
 type placeKey struct{ dev, ino uint64 }
+
+// lock is what servers lock while sandboxes with a uid use the place. Code inside cannot.
+func (k placeKey) lock(uid int) int64 {
+	h := fnv.New64a()
+	_ = binary.Write(h, binary.LittleEndian, [3]uint64{k.dev, k.ino, uint64(uid)})
+	return placesAt + int64(h.Sum64()>>3)
+}
 
 // places are the workspaces of live sandboxes that cannot be mapped.
 type places struct {
@@ -37,13 +47,18 @@ type places struct {
 // errTaken says that a sandbox with another identity uses the workspace.
 var errTaken = errors.New("a sandbox with another uid uses the workspace")
 
+// errNoAgreement says that servers could not share the workspace, having no place for locks.
+var errNoAgreement = errors.New("another server uses the session's files, and the two have no directory below /run to agree on a uid: " +
+	"stop that server, or call loginctl enable-linger for its user")
+
 // choose returns the identity for a new sandbox with a workspace: that of the sandboxes that use
-// it or have used it last, where this matters.
+// it, perhaps of another server, or have used it last, where this matters.
 func (p *places) choose(dir string) (*identity, error) {
 	var st unix.Stat_t
 	if p.ids.why == "" && unix.Lstat(dir, &st) == nil {
+		key := placeKey{st.Dev, st.Ino}
 		p.mu.Lock()
-		at := p.held[placeKey{st.Dev, st.Ino}]
+		at := p.held[key]
 		mapped := p.maps[st.Dev]
 		p.mu.Unlock()
 		if at != nil {
@@ -53,6 +68,9 @@ func (p *places) choose(dir string) (*identity, error) {
 		} else if !mapped && p.ids.ids.contains(int(st.Uid)) {
 			if id := p.ids.acquireUID(int(st.Uid)); id != nil {
 				return id, nil
+			}
+			if id, err := p.ids.borrow(int(st.Uid), key.lock(int(st.Uid))); id != nil || err != nil {
+				return id, err
 			}
 		}
 	}
@@ -82,7 +100,7 @@ func (p *places) hold(ctx context.Context, dir string, id *identity) (mapping *o
 		return nil, nil, errTaken
 	}
 	if isNew {
-		at.err = p.give(ctx, dir, st.Uid, id.uid)
+		at.err = p.claim(ctx, dir, at)
 		close(at.ready)
 	}
 	select {
@@ -96,6 +114,51 @@ func (p *places) hold(ctx context.Context, dir string, id *identity) (mapping *o
 		return nil, nil, err
 	}
 	return nil, at, nil
+}
+
+// claim gives the files of a new place to its identity, unless another server uses them: errTaken.
+// While a server has a place, it holds a shared lock of the directory. Code inside can share that
+// lock, too; this only keeps its own files from another uid.
+func (p *places) claim(ctx context.Context, dir string, at *place) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	at.dir = os.NewFile(uintptr(fd), dir)
+	uid, err := lockDir(at.dir, unix.LOCK_EX)
+	if err == nil {
+		err = p.give(ctx, dir, uid, at.id.uid)
+	}
+	if err == nil || err == errTaken {
+		uid, err = lockDir(at.dir, unix.LOCK_SH) // the kernel lets others in between
+	}
+	switch {
+	case err != nil:
+		return err
+	case !p.canGive(uid) || int(uid) == at.id.uid:
+		p.ids.lock(unix.F_RDLCK, at.key.lock(at.id.uid))
+		return nil
+	case p.ids.locks == nil:
+		return errNoAgreement
+	}
+	return errTaken
+}
+
+// lockDir locks a directory, or returns errTaken instead of waiting. It returns the uid of its
+// owner, which nobody else changes from then on.
+func lockDir(dir *os.File, how int) (uid uint32, err error) {
+	var st unix.Stat_t
+	err = unix.Flock(int(dir.Fd()), how|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		return 0, errTaken
+	}
+	if err == nil {
+		err = unix.Fstat(int(dir.Fd()), &st)
+	}
+	if err != nil {
+		return 0, &os.PathError{Op: "lock", Path: dir.Name(), Err: err}
+	}
+	return st.Uid, nil
 }
 
 // enter adds a holder to a place, or returns nil if the place has another identity.
@@ -122,6 +185,13 @@ func (p *places) release(at *place) {
 	defer p.mu.Unlock()
 	if at.holders--; at.holders == 0 {
 		delete(p.held, at.key)
+		if at.err == nil {
+			p.ids.lock(unix.F_UNLCK, at.key.lock(at.id.uid))
+		}
+		if at.dir != nil { // a child that has yet to start its program may have the descriptor, too
+			_ = unix.Flock(int(at.dir.Fd()), unix.LOCK_UN)
+			_ = at.dir.Close()
+		}
 	}
 }
 
@@ -145,9 +215,15 @@ func (p *places) canMap(dir string, dev uint64, id *identity) (bool, error) {
 	return err == nil, nil
 }
 
-// give gives a workspace to a uid, if it belongs to the owner uid or to the uid of a sandbox.
+// canGive reports whether a workspace of a uid can be given to another one: it belongs to the owner
+// uid or to the uid of a sandbox.
+func (p *places) canGive(from uint32) bool {
+	return int(from) == p.ids.owner || p.ids.ids.contains(int(from))
+}
+
+// give gives a workspace to a uid, if that is possible and needed.
 func (p *places) give(ctx context.Context, dir string, from uint32, to int) error {
-	if int(from) == to || int(from) != p.ids.owner && !p.ids.ids.contains(int(from)) {
+	if int(from) == to || !p.canGive(from) {
 		return nil
 	}
 	ws, err := workspace.Open(dir, workspace.Owner{UID: to, GID: to})
