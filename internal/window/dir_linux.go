@@ -183,15 +183,16 @@ func (d *Dir) start(id string, start Start) error {
 	}
 	l.SetUnlinkOnClose(false)
 	defer l.Close()
-	err = os.Chmod(name, 0o600)
 	var file, stderr *os.File
-	if err == nil {
+	defer func() {
+		_ = file.Close()
+		_ = stderr.Close()
+	}()
+	if err = os.Chmod(name, 0o600); err == nil {
 		file, err = l.File()
-		defer file.Close()
 	}
 	if err == nil {
 		stderr, err = d.openStderr()
-		defer stderr.Close()
 	}
 	if err != nil {
 		_ = os.Remove(name)
