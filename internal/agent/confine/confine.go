@@ -14,7 +14,7 @@ func HiddenProc() []string {
 	return []string{
 		"acpi", "asound", "bus", "cmdline", "config.gz", "cpuinfo_cur_freq", "diskstats", "dma", "driver", "fs",
 		"interrupts", "iomem", "ioports", "irq", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup",
-		"kpagecount", "kpageflags", "latency_stats", "modules", "mtrr", "partitions", "pressure", "sched_debug",
+		"kpagecount", "kpageflags", "latency_stats", "locks", "modules", "mtrr", "partitions", "pressure", "sched_debug",
 		"scsi", "slabinfo", "softirqs", "swaps", "sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo",
 		"zoneinfo",
 	}

@@ -114,7 +114,7 @@ for where in ["/data/node", "/tmp/node", "/dev/shm/node"]:
 `},
 		{"masks", `
 for name in ["acpi", "asound", "bus", "cmdline", "config.gz", "diskstats", "driver", "fs", "interrupts", "iomem", "ioports", "irq", "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup",
-             "kpagecount", "kpageflags", "latency_stats", "modules", "mtrr", "partitions", "pressure", "sched_debug", "scsi", "slabinfo", "swaps", "sysrq-trigger", "timer_list",
+             "kpagecount", "kpageflags", "latency_stats", "locks", "modules", "mtrr", "partitions", "pressure", "sched_debug", "scsi", "slabinfo", "swaps", "sysrq-trigger", "timer_list",
              "timer_stats", "vmallocinfo", "zoneinfo"]:
     path = "/proc/" + name
     try:
