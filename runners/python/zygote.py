@@ -419,7 +419,6 @@ def become_beside_runs(gate, spec, rules, streams, filters, prestart):
                 text = f.read()
             os.closerange(1 + len(streams), 1 << 16)
             run = json.loads(text)
-            set_limits(run["limits"])
             start(run)
     except BaseException as e:
         os.write(2, f"cannot start the run: {e}\n".encode(errors="replace"))
@@ -461,7 +460,6 @@ def become(fds, filter, prestart):
         os._exit(0)  # the agent discarded this process
     run = json.loads(text)
     os.chdir("/data")  # it may have been attached during the wait
-    set_limits(run["limits"])
     # From here on it is an ordinary process, and its memory holds no secret.
     prctl(PR_SET_DUMPABLE, 1)
     with open("/proc/self/oom_score_adj", "w") as f:
@@ -493,6 +491,7 @@ def start(run):
     if run["display"]:
         os.mkdir(run["env"]["SANDBOX_DISPLAY"], 0o700)
     put(run, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    set_limits(run["limits"])  # they are the code's
     environment(run["env"])
     sys.argv = [run["path"]]
     sys.orig_argv = [sys.executable, run["path"]]

@@ -153,6 +153,13 @@ finish()
 			t.Errorf("the file has %v bytes, %v", fi.Size(), err)
 		}
 	})
+	t.Run("no room for the code", func(t *testing.T) { // the code itself is not the run's file
+		r := Python("print('ran')")
+		r.Limits.FileBytes = 1
+		if res := b.Run(t, r); string(res.Stdout) != "ran\n" {
+			t.Errorf("%+v: %s%s", res.Exit, res.Stdout, res.Stderr)
+		}
+	})
 	t.Run("deleted files", func(t *testing.T) { s.testHeld(t, b) })
 	t.Run("private files", func(t *testing.T) {
 		r := Python(s.facts() + `
