@@ -377,3 +377,34 @@ func TestNoUserNamespaces(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// TestInheritedDescriptors: what the server's parent left open reaches no process that it starts.
+func TestInheritedDescriptors(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	fi, err := r.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveWith(t, func(cmd *exec.Cmd) { cmd.ExtraFiles = slices.Repeat([]*os.File{r}, 50) }, "SANDBOX_ROOT="+t.TempDir())
+	_ = r.Close()
+	if got := s.run(t, "files", "python", "print('ran')"); got.Output != "ran\n" {
+		t.Fatalf("%+v", got)
+	}
+	want := fmt.Sprintf("pipe:[%d]", fi.Sys().(*syscall.Stat_t).Ino)
+	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := strconv.Itoa(s.cmd.Process.Pid)
+	for _, link := range links {
+		target, _ := os.Readlink(link)
+		if pid := strings.Split(link, "/")[2]; target == want && pid != server && pid != strconv.Itoa(os.Getpid()) {
+			cmdline, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+			t.Errorf("%s has the pipe: %q", link, cmdline)
+		}
+	}
+}

@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"log/slog"
+	"os"
 	"runtime"
+	"strconv"
+	"syscall"
 
 	"mcp-code-sandbox/internal/agentbin"
 	"mcp-code-sandbox/internal/backend/jail"
@@ -41,4 +44,15 @@ func newWrappers(s *settings, d driver, log *slog.Logger) wrappers {
 		}
 	}
 	return wrapper.New(cfg)
+}
+
+// keepDescriptors withholds the files that this process has inherited from the processes it starts.
+// Some of these face hostile bytes.
+func keepDescriptors() {
+	files, _ := os.ReadDir("/proc/self/fd")
+	for _, f := range files {
+		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
 }

@@ -22,3 +22,6 @@ func openJail(context.Context, backendConfig) (opened, error) {
 func newWrappers(*settings, driver, *slog.Logger) wrappers {
 	return refusing{fmt.Errorf("environments that isolate themselves need Linux, not %s", runtime.GOOS)}
 }
+
+// keepDescriptors does nothing: sandboxes are no processes of this machine.
+func keepDescriptors() {}
