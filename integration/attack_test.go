@@ -210,7 +210,7 @@ if os.getuid() != 1000: print("is user", os.getuid())
 status = open("/proc/self/status").read()
 for line in ("CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
     if line not in status: print("lacks", line)
-if set(os.environ) - {"PATH", "HOME", "LANG", "TMPDIR", "USER", "LC_CTYPE", "MPLBACKEND", "MPLCONFIGDIR", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED", "SANDBOX_DISPLAY"}: print(os.environ)
+if set(os.environ) - {"PATH", "HOME", "LANG", "TMPDIR", "USER", "LC_CTYPE", "ARROW_DEFAULT_MEMORY_POOL", "MPLBACKEND", "MPLCONFIGDIR", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED", "SANDBOX_DISPLAY"}: print(os.environ)
 print("done")
 `, marker, s.Root)
 	if onDocker() { // the image's own, and what the engine shows to every container

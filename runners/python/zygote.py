@@ -491,7 +491,7 @@ def start(run):
     if run["display"]:
         os.mkdir(run["env"]["SANDBOX_DISPLAY"], 0o700)
     put(run, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    set_limits(run["limits"])  # they are the code's
+    set_run_limits(run["limits"])  # they are the code's
     environment(run["env"])
     sys.argv = [run["path"]]
     sys.orig_argv = [sys.executable, run["path"]]
@@ -506,6 +506,19 @@ def put(run, flags):
 
 def paths(run):
     return [os.path.dirname(run["path"])] + [p for p in run["env"].get("PYTHONPATH", "").split(":") if p]
+
+
+def set_run_limits(limits):
+    """Sets a run's limits. The memory that it shares with the zygote does not count as its own."""
+    if "RLIMIT_DATA" in limits:
+        limits["RLIMIT_DATA"] += data_size()
+    set_limits(limits)
+
+
+def data_size():
+    """Returns the size of this process's writable memory, as RLIMIT_DATA counts it."""
+    with open("/proc/self/status", "rb") as f:
+        return next((int(line.split()[1]) << 10 for line in f if line.startswith(b"VmData:")), 0)
 
 
 def set_limits(limits):
