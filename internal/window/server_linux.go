@@ -25,6 +25,8 @@ const (
 	maxWindows = 256
 	// checkInterval is how often a server without windows checks that it can still be joined.
 	checkInterval = time.Second
+	// queueTime is how long a server that cannot start answers windows in its queue.
+	queueTime = 200 * time.Millisecond
 )
 
 // ServeFunc serves one client until in ends or ctx does, and closes in and out.
@@ -103,8 +105,9 @@ func (s *Server) Write(line []byte) (int, error) {
 // Fail tells the windows why the server cannot start, and ends it.
 func (s *Server) Fail(reason error) {
 	s.failed = reason.Error()
-	s.stopAccepting()
 	close(s.started)
+	s.removeSocket()
+	time.AfterFunc(queueTime, func() { s.listener.Close() })
 	s.handlers.Wait()
 	s.end()
 }
@@ -181,6 +184,13 @@ func (s *Server) canBeJoined() bool {
 // stopAccepting removes the socket, unless it is that of another server, and closes it. Windows in
 // its queue get an error and start another server.
 func (s *Server) stopAccepting() {
+	s.removeSocket()
+	s.listener.Close()
+}
+
+// removeSocket makes the next window start another server. The window that has started this one is
+// in the queue by then, since it holds the lock until it is.
+func (s *Server) removeSocket() {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	if unlock, err := s.dir.lock(ctx); err == nil {
@@ -189,7 +199,6 @@ func (s *Server) stopAccepting() {
 	if s.canBeJoined() {
 		_ = os.Remove(s.dir.place(s.id + socketSuffix))
 	}
-	s.listener.Close()
 }
 
 // Close ends the connections of all windows.
