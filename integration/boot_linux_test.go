@@ -43,7 +43,7 @@ func (s *server) awaitNode(t *testing.T) (p process) {
 
 // TestBooted checks that a program in a prestarted process cannot notice it, except by the clock.
 func TestBooted(t *testing.T) {
-	s := serve(t)
+	s := serve(t, "SANDBOX_POOL_SIZE=0") // pooled sandboxes hold a waiting Node, too
 	s.run(t, "booted", "javascript", ";")
 	s.awaitNode(t)
 	if r := s.run(t, "booted", "javascript", whetherBooted); r.Output != "true\n" {
@@ -146,7 +146,7 @@ func TestBooted(t *testing.T) {
 // TestBootedProcess checks that Node waits only in sessions that used Node, never during a run, and
 // ends with its sandbox.
 func TestBootedProcess(t *testing.T) {
-	s := serve(t)
+	s := serve(t, "SANDBOX_POOL_SIZE=0") // pooled sandboxes hold a waiting Node, too
 	s.run(t, "other", "shell", "true")
 	s.run(t, "other", "python", "pass")
 	if list := s.waitingNode(t); len(list) > 0 {
