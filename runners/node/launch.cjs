@@ -67,7 +67,8 @@ function rehearse(file) {
   const code = 'const numbers: number[] = [1];\nexport { numbers };\n';
   ready(textModule(esbuild.waiting.isConnected() ? compileTypeScript(code, file) : '', file)).catch(() => {});
   process._tickCallback?.(); // settles promises now
-  new Console(new Writable({ write: (chunk, encoding, done) => done() })).log('text', 1, { a: [1] });
+  const nowhere = new Writable({ write: (chunk, encoding, done) => done() });
+  new Console({ stdout: nowhere, colorMode: false }).log('text', 1, { a: [1] }); // 'auto' would open process.stderr
 }
 
 function setEnvironment(env) {
