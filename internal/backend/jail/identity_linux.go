@@ -73,6 +73,9 @@ func (id *identity) close() {
 	_ = id.withNetwork.Close()
 }
 
+// maxFree is how many identities wait for their next sandbox. Each holds two descriptors at most.
+const maxFree = 4
+
 // identities gives each sandbox a uid of its own, where the server has more than one.
 type identities struct {
 	owner int    // OwnerUID, or the only uid there is
@@ -296,6 +299,11 @@ func (ids *identities) release(id *identity) {
 		id.close()
 	default:
 		ids.free = append(ids.free, id)
+		if len(ids.free) > maxFree {
+			ids.free[0].close()
+			ids.forgetLocked(ids.free[0].uid)
+			ids.free = slices.Delete(ids.free, 0, 1)
+		}
 	}
 }
 
@@ -330,6 +338,10 @@ func (ids *identities) reserve(uid int) bool {
 func (ids *identities) forget(uid int) {
 	ids.mu.Lock()
 	defer ids.mu.Unlock()
+	ids.forgetLocked(uid)
+}
+
+func (ids *identities) forgetLocked(uid int) {
 	ids.lock(unix.F_UNLCK, int64(uid))
 	delete(ids.known, uid)
 }
