@@ -83,7 +83,7 @@ func (p program) command(args, environ []string, l, stderr *os.File) *exec.Cmd {
 }
 
 // serveShared is a shared server. The process that a window starts is the leader of a session. It
-// starts the server and exits, so that the server is no child of a window: some clients kill the
+// starts the server and exits, so that the server is not a window's child: some clients kill the
 // whole tree.
 func serveShared(ctx context.Context, inv *invocation) error {
 	l := os.NewFile(sharedListener, "listener")

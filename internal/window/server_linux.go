@@ -32,7 +32,7 @@ const (
 // ServeFunc serves one client until in ends or ctx does, and closes in and out.
 type ServeFunc func(ctx context.Context, in io.ReadCloser, out io.WriteCloser) error
 
-// Server is the side of the server: it accepts windows, and ends when it is no longer needed.
+// Server accepts windows. It ends when nobody needs it.
 type Server struct {
 	dir          *Dir
 	id           string
@@ -142,7 +142,7 @@ func (s *Server) sayStopped() {
 	}
 }
 
-// awaitEnd returns when the server is no longer needed.
+// awaitEnd returns when nobody needs the server.
 func (s *Server) awaitEnd(ctx context.Context, linger time.Duration) {
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()

@@ -81,7 +81,7 @@ type identities struct {
 	owner int    // OwnerUID, or the only uid there is
 	why   string // why all sandboxes have the uid owner; empty if each has its own
 	ids   idRange
-	locks *os.File // servers tell each other with locks what they use; nil if there is no place for it
+	locks *os.File // shows other servers which ids are in use; nil if no directory is shared
 
 	mu       sync.Mutex
 	free     []*identity
