@@ -124,8 +124,9 @@ export const hostile = {
         await v.at("settings-open").click();
         await v.at("settings-close").click();
       }
-      if (await v.at("run").isEnabled()) {
-        await v.at("run").click();
+      // At once: an answer may disable the button between a question and a click.
+      const clicked = await v.at("run").evaluate((button) => !button.disabled && (button.click(), true));
+      if (clicked) {
         await v.page.waitForFunction(() => !["idle", "running"].includes(document.querySelector("[data-testid=status]").dataset.state) || document.querySelector("[data-testid=run]").disabled);
       }
       await unharmed(v);

@@ -35,6 +35,7 @@ SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
 MADV_COLLAPSE, LARGE = 25, 2 << 20
 SYS_LANDLOCK_RESTRICT_SELF = 446
 CLONE, CLONE_PARENT = {"x86_64": 56, "aarch64": 220}, 0x8000
+SIGACTION = {"x86_64": 13, "aarch64": 134}
 INIT_FDS = 6  # of a run-init
 SANDBOX_UID = 1000  # in a sandbox's user namespace
 HIGH = 64  # descriptors from here on collide with no other
@@ -79,6 +80,7 @@ def main():
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python ignores those two
         if signal.getsignal(number) == signal.SIG_IGN:  # inherited from a server started by nohup
             signal.signal(number, signal.SIG_DFL)
+    reset_library_signals()
     if sys.path and sys.path[0] != sys.prefix and not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # the directory of this file
     shared_zygote = sys.argv[1:] == ["shared-zygote"]
@@ -101,6 +103,13 @@ def main():
         names = serve(channel, filter)
         channel.send(b"grown %d" % os.getpid())
         preload(names)
+
+
+def reset_library_signals():
+    """Stops ignoring the C library's two signals, which Python does not name. Programs that glibc's
+    posix_spawn has started ignore them, and so do their children."""
+    for number in 32, 33:
+        check(libc.syscall(SIGACTION[os.uname().machine], number, bytes(32), None, 8))
 
 
 # ---- The shared zygote ----
