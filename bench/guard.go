@@ -24,13 +24,13 @@ type rule struct {
 var rules = []rule{
 	{"python warm *", "python plain", 1},
 	{"python persistent *", "python plain", 1},
-	{"python new session *", "python plain", 6},
+	{"python new session *", "python plain", 3},
 	{"python warm *, 100 sessions open", "python warm *", 1.6},
-	{"pandas warm *", "pandas plain", 0.3},
-	{"pandas new session *", "pandas plain", 0.3},
-	{"pandas new notebook *", "pandas plain", 0.5},
-	{"typescript warm *", "typescript plain", 1.6},
-	{"typescript new session *", "typescript plain", 4},
+	{"pandas warm *", "pandas plain", 0.15},
+	{"pandas new session *", "pandas plain", 0.15},
+	{"pandas new notebook *", "pandas plain", 0.3},
+	{"typescript warm *", "typescript plain", 1},
+	{"typescript new session *", "typescript plain", 1.5},
 	{"shell warm *", "shell bwrap", 2},
 	{"download by a signed link", "download by cat", 2},
 }
@@ -38,20 +38,20 @@ var rules = []rule{
 // likeRoot limits the ordinary user's server, if root's is measured beside it. Root's runs have
 // cgroups of their own, so they wait less for a core while other work keeps the machine busy.
 var likeRoot = []rule{
-	{"python warm ordinary", "python warm root", 2.5},
-	{"python persistent ordinary", "python persistent root", 2.5},
-	{"python new session ordinary", "python new session root", 3},
-	{"pandas warm ordinary", "pandas warm root", 2.5},
-	{"pandas new session ordinary", "pandas new session root", 3},
-	{"pandas new notebook ordinary", "pandas new notebook root", 3},
-	{"typescript warm ordinary", "typescript warm root", 2.5},
-	{"typescript new session ordinary", "typescript new session root", 4},
-	{"shell warm ordinary", "shell warm root", 2.5},
+	{"python warm ordinary", "python warm root", 2},
+	{"python persistent ordinary", "python persistent root", 2},
+	{"python new session ordinary", "python new session root", 2},
+	{"pandas warm ordinary", "pandas warm root", 2},
+	{"pandas new session ordinary", "pandas new session root", 2},
+	{"pandas new notebook ordinary", "pandas new notebook root", 2},
+	{"typescript warm ordinary", "typescript warm root", 2},
+	{"typescript new session ordinary", "typescript new session root", 2},
+	{"shell warm ordinary", "shell warm root", 2},
 }
 
 // What an idle session may use.
 const (
-	maxThreads = 14
+	maxThreads = 12
 	maxMemory  = 15e6
 )
 
