@@ -118,7 +118,7 @@ func TestOuterNamespace(t *testing.T) {
 }
 
 // TestOuterNamespacePrivate: if only the user can read what code needs, sandboxes have the user's
-// id, and sessions get their files back from subordinate ids.
+// id, and sessions get their files back from subordinate ids, but not while a sandbox uses them.
 func TestOuterNamespacePrivate(t *testing.T) {
 	if onDocker() {
 		t.Skip("only the jail uses an outer namespace")
@@ -129,8 +129,8 @@ func TestOuterNamespacePrivate(t *testing.T) {
 	if r := s.run(t, "story", "shell", "echo hello > log"); !r.Success {
 		t.Fatalf("%+v", r)
 	}
-	checkOwner(t, s.workspaceOf(t, "story"), sandboxtest.UserRange)
-	s.stop(t)
+	files := s.workspaceOf(t, "story")
+	checkOwner(t, files, sandboxtest.UserRange)
 	project := filepath.Join(home, "project")
 	if err := os.Mkdir(project, 0o700); err != nil {
 		t.Fatal(err)
@@ -143,12 +143,31 @@ func TestOuterNamespacePrivate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s = serveWith(t, u.become, "SANDBOX_ROOT="+s.Root, "PROJECT_DIR="+project)
-	checkServer(t, s.cmd.Process.Pid, sandboxtest.UserRange)
-	if r := s.run(t, "story", "shell", "cat log /project/notes; echo more >> log"); r.Output != "hello\nmine\n" {
+	private := serveWith(t, u.become, "SANDBOX_ROOT="+s.Root, "PROJECT_DIR="+project)
+	checkServer(t, private.cmd.Process.Pid, sandboxtest.UserRange)
+	const why = "another server uses the session's files"
+	if r := private.run(t, "story", "shell", "cat log"); r.Success || !strings.Contains(r.Output, why) {
+		t.Errorf("beside a live sandbox with a uid of its own: %+v", r)
+	}
+	private.upload(t, "story", "late", "uploaded\n")
+	if r := s.run(t, "story", "shell", "cat late; echo more >> late; echo again >> log"); r.Output != "uploaded\n" {
+		t.Errorf("the first server has lost its files: %+v", r)
+	}
+	checkOwner(t, files, sandboxtest.UserRange)
+	s.stop(t)
+	if r := private.run(t, "story", "shell", "cat log late /project/notes; echo more >> log"); r.Output != "hello\nagain\nuploaded\nmore\nmine\n" {
 		t.Errorf("%+v", r)
 	}
-	checkOwner(t, s.workspaceOf(t, "story"), sandboxtest.UserAlone)
+	checkOwner(t, files, sandboxtest.UserAlone)
+
+	s = u.serve(t)
+	if r := s.run(t, "story", "shell", "cat log"); r.Success || !strings.Contains(r.Output, why) {
+		t.Errorf("beside a live sandbox with the user's id: %+v", r)
+	}
+	if r := private.run(t, "story", "shell", "echo more >> log"); !r.Success {
+		t.Errorf("the server with the user's id has lost its files: %+v", r)
+	}
+	checkOwner(t, files, sandboxtest.UserAlone)
 }
 
 // TestOuterNamespaceTwoServers: a second server of a user with subordinate ids leaves a session's

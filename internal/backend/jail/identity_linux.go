@@ -25,7 +25,8 @@ import (
 // disk, of workspaces. Distributions leave its range unused, so it belongs to no account.
 const OwnerUID = 61000
 
-// Owner returns the uid and gid that own the files that sandboxes write, as the server sees them.
+// Owner returns the owner uid and gid as the server sees them, or the server's own if it has no
+// others.
 func Owner() (uid, gid int) {
 	outer := userns.Current()
 	if os.Geteuid() == 0 && mapped(idRange{OwnerUID, OwnerUID + 1}) && outer.Inside == outer.HasRange {
@@ -78,9 +79,10 @@ const maxFree = 4
 
 // identities gives each sandbox a uid of its own, where the server has more than one.
 type identities struct {
-	owner int    // OwnerUID, or the only uid there is
-	why   string // why all sandboxes have the uid owner; empty if each has its own
-	ids   idRange
+	owner int      // OwnerUID, or the only uid there is
+	why   string   // why all sandboxes have the uid owner; empty if each has its own
+	ids   idRange  // the ids of sandboxes, of this server or of another one of its user
+	only  identity // of all sandboxes, unless each has its own
 	locks *os.File // shows other servers which ids are in use; nil if no directory is shared
 
 	mu       sync.Mutex
@@ -100,11 +102,15 @@ const (
 func newIdentities() *identities {
 	ids := &identities{known: map[int]bool{}, borrowed: map[int]*identity{}}
 	ids.owner, _ = Owner()
+	ids.only = identity{uid: ids.owner, network: ids.owner, holders: 1}
 	if os.Geteuid() != 0 {
 		ids.why = "the server's user has only one uid"
 		return ids
 	}
 	at := slices.IndexFunc(sandboxIDs, mapped)
+	if at >= 0 {
+		ids.ids = sandboxIDs[at]
+	}
 	setgroups, err := os.ReadFile("/proc/self/setgroups")
 	switch {
 	case ids.owner != OwnerUID || at < 0:
@@ -120,7 +126,6 @@ func newIdentities() *identities {
 			return ids
 		}
 	}
-	ids.ids = sandboxIDs[at]
 	ids.locks = openLocks()
 	return ids
 }
@@ -198,7 +203,7 @@ func openLocks() *os.File {
 // acquire returns an identity that no live sandbox has.
 func (ids *identities) acquire() (*identity, error) {
 	if ids.why != "" {
-		return &identity{uid: ids.owner, network: ids.owner, holders: 1}, nil
+		return &ids.only, nil
 	}
 	if id := ids.takeFree(func(*identity) bool { return true }); id != nil {
 		return id, nil
@@ -418,15 +423,26 @@ func (ids *identities) newUserNamespace(idMap string) (_ *os.File, err error) {
 	// Some machines let only privileged programs make user namespaces. What makes one loses its
 	// capabilities outside.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ids.credential(), AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN}}
-	in, inErr := cmd.StdinPipe()
-	out, outErr := cmd.StdoutPipe()
-	if err := errors.Join(inErr, outErr, cmd.Start()); err != nil {
-		return nil, fmt.Errorf("make a user namespace: %w", err)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("make a user namespace: %w", err)
+		}
+	}()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
 	}
 	defer func() {
 		_ = in.Close()
 		if exit := cmd.Wait(); err != nil {
-			err = fmt.Errorf("make a user namespace: %w", errors.Join(err, exit, errors.New(strings.TrimSpace(output.String()))))
+			err = errors.Join(err, exit, errors.New(strings.TrimSpace(output.String())))
 		}
 	}()
 	if _, err := in.Write([]byte{'\n'}); err != nil {

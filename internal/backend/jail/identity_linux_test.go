@@ -158,16 +158,17 @@ func TestUIDsOnDisk(t *testing.T) {
 	name := sandboxtest.ID() // mountinfo shows it
 	dir := filepath.Join(disk, name)
 	secret := filepath.Join(disk, "secret")
-	err := errors.Join(os.Mkdir(dir, 0o700), os.Lchown(dir, jail.OwnerUID, jail.OwnerUID), os.WriteFile(secret, nil, 0o600),
+	backend := open(t, t.TempDir(), sandboxtest.ID())
+	owner := backend.WorkspaceOwner()
+	err := errors.Join(os.Mkdir(dir, 0o700), os.Lchown(dir, owner.UID, owner.GID), os.WriteFile(secret, nil, 0o600),
 		os.Symlink(secret, filepath.Join(dir, "link")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	backend := open(t, t.TempDir(), sandboxtest.ID())
 	h := harness(t, backend)
 	upload := func(name string) {
 		t.Helper()
-		ws, err := workspace.Open(dir, backend.WorkspaceOwner())
+		ws, err := workspace.Open(dir, owner)
 		if err == nil {
 			defer ws.Close()
 			_, err = ws.Write(name, strings.NewReader("x"), workspace.WriteOptions{})

@@ -17,6 +17,7 @@ import (
 	"mcp-code-sandbox/internal/cgroup"
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/userns"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -125,9 +126,13 @@ func (b *Backend) Close() {
 	})
 }
 
-// WorkspaceOwner returns whom workspaces belong to on disk.
+// WorkspaceOwner returns whom workspaces belong to on disk. In an outer namespace that is the user,
+// or the sandbox of any of the user's servers: only Start gives files away, which they agree on.
 func (b *Backend) WorkspaceOwner() workspace.Owner {
 	uid, gid := Owner()
+	if userns.Current().Inside {
+		uid, gid = 0, 0
+	}
 	return workspace.Owner{UID: uid, GID: gid, First: b.ids.ids.first, End: b.ids.ids.end}
 }
 

@@ -203,6 +203,41 @@ func TestPlacesWithoutLocks(t *testing.T) {
 	}
 }
 
+// TestPlacesOfOneUID: a server whose sandboxes all have the same uid and one with a uid for each do
+// not take a live session's files from each other. Servers with the same uid share them.
+func TestPlacesOfOneUID(t *testing.T) {
+	locks := filepath.Join(t.TempDir(), "ids")
+	ranged, one, same := newPlaces(t, locks), newPlaces(t, ""), newPlaces(t, "")
+	one.ids.why, same.ids.why = "a test", "a test"
+	dir, owner := newSession(t)
+	refused := func(p *places) {
+		t.Helper()
+		was, id := owner(), choose(t, p, dir)
+		if _, _, err := p.hold(t.Context(), dir, id); err != errInUse || owner() != was {
+			t.Errorf("a live session's files: %v, on disk %d, want %d", err, owner(), was)
+		}
+		p.ids.release(id)
+	}
+	for range 2 {
+		id, end := begin(t, ranged, dir)
+		if owner() != id.uid {
+			t.Errorf("on disk %d, want %d", owner(), id.uid)
+		}
+		refused(one)
+		end()
+		_, end = begin(t, one, dir)
+		_, endSecond := begin(t, one, dir)
+		_, endSame := begin(t, same, dir)
+		end()
+		refused(ranged)
+		endSecond()
+		refused(ranged)
+		if endSame(); owner() != OwnerUID {
+			t.Errorf("on disk %d, want %d", owner(), OwnerUID)
+		}
+	}
+}
+
 // TestPlacesAtOnce: however servers start and end sandboxes of sessions, files belong to the uid of
 // all live sandboxes of their session, and no two sessions have the same uid.
 func TestPlacesAtOnce(t *testing.T) {

@@ -59,6 +59,9 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (_ *jailed, err 
 	}
 	s := &jailed{id: spec.ID, backend: b, ended: make(chan struct{})}
 	mapping, err := s.identify(ctx, spec)
+	if _, ok := errors.AsType[*sandbox.Error](err); ok {
+		return nil, err
+	}
 	if err != nil {
 		return nil, &sandbox.Error{Op: "give the sandbox a uid", Err: err, Fix: seeDoctor}
 	}
@@ -133,14 +136,6 @@ func (s *jailed) release() {
 	s.backend.ids.release(s.identity)
 }
 
-// firstRun returns the program to start for the first run, or nil.
-func firstRun(p *sandbox.Prestart) *wire.Run {
-	if p == nil {
-		return nil
-	}
-	return &wire.Run{Argv: p.Argv, File: p.File, Prestart: &wire.Prestart{Env: p.Env, Reads: p.Reads, Helper: p.Helper}}
-}
-
 // agentConfig is the agent's command line argument.
 func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []adoption) (string, error) {
 	cfg := agent.Config{Forward: spec.Forward}
@@ -170,6 +165,14 @@ func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []adoption) (string, er
 	}
 	text, err := json.Marshal(cfg)
 	return string(text), err
+}
+
+// firstRun returns the program to start for the first run, or nil.
+func firstRun(p *sandbox.Prestart) *wire.Run {
+	if p == nil {
+		return nil
+	}
+	return &wire.Run{Argv: p.Argv, File: p.File, Prestart: &wire.Prestart{Env: p.Env, Reads: p.Reads, Helper: p.Helper}}
 }
 
 // spawn starts bubblewrap. links are the server's ends of the sockets over which the agent talks to

@@ -11,11 +11,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/userns"
 	"mcp-code-sandbox/internal/workspace"
 )
 
 // place is a workspace of live sandboxes whose files belong to an identity: the kernel cannot show
-// them with other ids. All sandboxes of the workspace have that identity.
+// them with other ids, or there are no others. All sandboxes of the workspace have that identity.
 type place struct {
 	key     placeKey
 	id      *identity
@@ -47,9 +49,18 @@ type places struct {
 // errTaken says that a sandbox with another identity uses the workspace.
 var errTaken = errors.New("a sandbox with another uid uses the workspace")
 
-// errNoAgreement says that servers could not share the workspace, having no place for locks.
-var errNoAgreement = errors.New("another server uses the session's files, and the two have no directory below /run to agree on a uid: " +
-	"stop that server, or call loginctl enable-linger for its user")
+// The errors of servers that cannot share a workspace: the uid of one is none of the other's, or
+// they have no place for locks.
+var (
+	errInUse = &sandbox.Error{
+		Op: "share the session", Err: errors.New("another server uses the session's files, with a uid that this one's sandboxes cannot have"),
+		Fix: "end its sandbox with mcp-code-sandbox sessions stop, or stop that server",
+	}
+	errNoAgreement = &sandbox.Error{
+		Op: "share the session", Err: errors.New("another server uses the session's files, and the two have no directory below /run to agree on a uid"),
+		Fix: "stop that server, or call loginctl enable-linger for its user",
+	}
+)
 
 // choose returns the identity for a new sandbox with a workspace: that of the sandboxes that use
 // it, perhaps of another server, or have used it last, where this matters.
@@ -79,11 +90,8 @@ func (p *places) choose(dir string) (*identity, error) {
 
 // hold makes a workspace belong to an identity, as its sandbox sees it. mapping is for its mount.
 // Where files cannot be mapped, it gives them to the identity, unless another one has them:
-// errTaken. The caller releases the place.
+// errTaken, or errInUse if that will not change soon. The caller releases the place.
 func (p *places) hold(ctx context.Context, dir string, id *identity) (mapping *os.File, at *place, err error) {
-	if id.mapping == nil {
-		return nil, nil, nil
-	}
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
 		return nil, nil, &os.PathError{Op: "stat", Path: dir, Err: err}
@@ -116,9 +124,9 @@ func (p *places) hold(ctx context.Context, dir string, id *identity) (mapping *o
 	return nil, at, nil
 }
 
-// claim gives the files of a new place to its identity, unless another server uses them: errTaken.
-// While a server has a place, it holds a shared lock of the directory. Code inside can share that
-// lock, too; this only keeps its own files from another uid.
+// claim gives the files of a new place to its identity, unless another server uses them. While a
+// server has a place, it holds a shared lock of the directory. Code inside can share that lock,
+// too; this only keeps its own files from another uid.
 func (p *places) claim(ctx context.Context, dir string, at *place) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -135,9 +143,13 @@ func (p *places) claim(ctx context.Context, dir string, at *place) error {
 	switch {
 	case err != nil:
 		return err
-	case !p.canGive(uid) || int(uid) == at.id.uid:
+	case int(uid) == at.id.uid:
 		p.ids.lock(unix.F_RDLCK, at.key.lock(at.id.uid))
 		return nil
+	case !p.canGive(uid):
+		return fmt.Errorf("the session's files belong to uid %d, which this server cannot take them from", uid)
+	case p.ids.why != "" || !p.ids.ids.contains(int(uid)):
+		return errInUse
 	case p.ids.locks == nil:
 		return errNoAgreement
 	}
@@ -201,12 +213,13 @@ func (p *places) canMap(dir string, dev uint64, id *identity) (bool, error) {
 	p.mu.Lock()
 	can, known := p.maps[dev]
 	p.mu.Unlock()
-	if known {
+	if known || id.mapping == nil {
 		return can, nil
 	}
 	tree, err := p.clone(dir, id.mapping)
 	_ = tree.Close()
-	if failed, ok := errors.AsType[*os.PathError](err); ok && failed.Op != "mount_setattr" && !errors.Is(err, unix.ENOSYS) {
+	failed, ok := errors.AsType[*os.PathError](err)
+	if refused := ok && (failed.Op == "mount_setattr" || failed.Err == unix.ENOSYS); err != nil && !refused {
 		return false, err
 	}
 	p.mu.Lock()
@@ -216,9 +229,9 @@ func (p *places) canMap(dir string, dev uint64, id *identity) (bool, error) {
 }
 
 // canGive reports whether a workspace of a uid can be given to another one: it belongs to the owner
-// uid or to the uid of a sandbox.
+// uid, to the user whose outer namespace this is, or to the uid of a sandbox.
 func (p *places) canGive(from uint32) bool {
-	return int(from) == p.ids.owner || p.ids.ids.contains(int(from))
+	return int(from) == p.ids.owner || from == 0 && userns.Current().Inside || p.ids.ids.contains(int(from))
 }
 
 // give gives a workspace to a uid, if that is possible and needed.
