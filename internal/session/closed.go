@@ -121,6 +121,22 @@ func notExist(name string) error {
 	return &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
 
+// removeFiles deletes the directory of a closed session. It logs the first failure of each: files
+// that belong to ids which this server lacks fail at every clean-up.
+func (m *Manager) removeFiles(dir string) bool {
+	err := workspace.RemoveAll(m.ctx, dir)
+	if err == nil {
+		m.undeleted.Delete(dir)
+		return true
+	}
+	if m.ctx.Err() == nil {
+		if _, warned := m.undeleted.LoadOrStore(dir, nil); !warned {
+			m.log.Warn("cannot delete the files of a closed session; trying again later", "error", err)
+		}
+	}
+	return false
+}
+
 // purge deletes closed sessions after their retention.
 func (m *Manager) purge(now time.Time) {
 	keys, err := os.ReadDir(filepath.Join(m.cfg.Root, closedDir))
@@ -132,14 +148,12 @@ func (m *Manager) purge(now time.Time) {
 			if !m.isRetentionOver(c, now) {
 				continue
 			}
-			if err := workspace.RemoveAll(m.ctx, c.dir); err != nil {
-				if m.ctx.Err() != nil {
-					return
-				}
-				m.log.Warn("cannot delete the files of a closed session; trying again later", "error", err)
-				continue
+			if m.removeFiles(c.dir) {
+				m.stored.Drop(c.dir)
 			}
-			m.stored.Drop(c.dir)
+			if m.ctx.Err() != nil {
+				return
+			}
 		}
 		_ = os.Remove(filepath.Join(m.cfg.Root, closedDir, key.Name())) // if it is empty
 	}

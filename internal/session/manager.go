@@ -85,6 +85,7 @@ type Manager struct {
 	kept      int                 // files that sessions remember; see snapshot.go
 
 	metaLocks [256]sync.Mutex // see metaLock
+	undeleted sync.Map        // keys: directories of closed sessions that could not be deleted
 	disk      diskGuard
 }
 

@@ -1,15 +1,21 @@
 package session_test
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/proc"
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/session/sessiontest"
 	"mcp-code-sandbox/internal/workspace"
@@ -33,4 +39,44 @@ func TestForeignFiles(t *testing.T) {
 	if !ok || failure.Fix == "" || !errors.Is(err, fs.ErrPermission) || !errors.Is(err, session.ErrForeign) {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestUndeletable: a closed session that cannot be deleted, as one of ids that the server lacks, is
+// in the log once, and is deleted when it can be.
+func TestUndeletable(t *testing.T) {
+	if os.Geteuid() != 0 {
+		sandboxtest.Skip(t, "only root can mount something")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		root := t.TempDir()
+		var log bytes.Buffer
+		m := newManager(t, &sessiontest.Backend{}, func(c *session.Config) {
+			c.Root, c.ClosedRetention, c.CleanupInterval = root, time.Hour, time.Minute
+			c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		})
+		put(t, m, "x", "dir/file", "")
+		closeSession(t, m, "x")
+		pattern := filepath.Join(root, "closed", "*", "*")
+		busy, _ := filepath.Glob(filepath.Join(pattern, "files", "dir"))
+		if len(busy) != 1 {
+			t.Fatal(busy)
+		}
+		if err := unix.Mount("none", busy[0], "ramfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Unmount(busy[0], unix.MNT_DETACH)
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		if n := bytes.Count(log.Bytes(), []byte("cannot delete the files")); n != 1 {
+			t.Errorf("%d messages:\n%s", n, log.String())
+		}
+		if err := unix.Unmount(busy[0], unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	})
 }

@@ -92,9 +92,7 @@ func (m *Manager) deleteClosed(dir string) {
 func (m *Manager) removeClosed(dir string) {
 	parent := filepath.Dir(dir)
 	m.log.Info("deleting a closed session to make room for its caller's others", "dir", filepath.Base(parent))
-	if err := workspace.RemoveAll(m.ctx, dir); err != nil && m.ctx.Err() == nil {
-		m.log.Warn("cannot delete the files of a closed session; trying again later", "error", err)
-	}
+	m.removeFiles(dir)
 	_ = os.Remove(parent) // if it is empty
 }
 
