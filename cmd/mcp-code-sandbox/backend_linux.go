@@ -46,9 +46,9 @@ func newWrappers(s *settings, d driver, log *slog.Logger) wrappers {
 	return wrapper.New(cfg)
 }
 
-// keepDescriptors withholds the files that this process has inherited from the processes it starts.
-// Some of these face hostile bytes.
-func keepDescriptors() {
+// withholdDescriptors keeps the files that this process has inherited from the processes that it
+// starts, of which some face hostile bytes.
+func withholdDescriptors() {
 	files, _ := os.ReadDir("/proc/self/fd")
 	for _, f := range files {
 		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {

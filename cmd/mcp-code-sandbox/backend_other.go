@@ -23,5 +23,5 @@ func newWrappers(*settings, driver, *slog.Logger) wrappers {
 	return refusing{fmt.Errorf("environments that isolate themselves need Linux, not %s", runtime.GOOS)}
 }
 
-// keepDescriptors does nothing: sandboxes are not processes of this machine.
-func keepDescriptors() {}
+// withholdDescriptors does nothing: sandboxes are not processes of this machine.
+func withholdDescriptors() {}

@@ -70,11 +70,6 @@ type program struct {
 // kongExit is what --help panics with to end the parse; see run.
 type kongExit int
 
-// run is a program that cannot start itself again.
-func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
-	return program{}.run(ctx, args, environ, stdin, stdout, stderr)
-}
-
 // run is the whole program. It depends on its arguments only, and returns the exit code.
 func (p program) run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	defer func() {

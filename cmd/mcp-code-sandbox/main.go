@@ -14,7 +14,7 @@ func main() {
 	userns.Adopt(os.Getenv(userns.Marker))
 	_ = os.Unsetenv(userns.Marker)
 	enterOuterNamespace(os.Args[1:], os.Environ())
-	keepDescriptors()
+	withholdDescriptors()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	// This path is the running executable even after an upgrade has replaced the file.

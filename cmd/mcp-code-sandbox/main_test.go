@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"path/filepath"
 	"testing"
 
@@ -10,6 +11,11 @@ import (
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"mcp-code-sandbox": main})
+}
+
+// run runs the program, which cannot start itself again.
+func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
+	return program{}.run(ctx, args, environ, stdin, stdout, stderr)
 }
 
 // endShared ends the servers that windows on root share.

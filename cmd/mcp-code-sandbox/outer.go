@@ -19,6 +19,9 @@ var outerCommands = []string{"serve", "stdio", "run", "doctor", "sessions"}
 // enterOuterNamespace starts this program again in an outer namespace, if the command needs one. It
 // returns if it already runs there, or cannot. run reports what is wrong with the command line.
 func enterOuterNamespace(args, environ []string) {
+	if userns.UID() == 0 || userns.Current().Inside {
+		return
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			if _, ok := p.(kongExit); !ok { // --help
@@ -29,7 +32,7 @@ func enterOuterNamespace(args, environ []string) {
 	env := variables(environ)
 	var c cli
 	parser, err := newParser(&c, env, io.Discard, io.Discard)
-	if err != nil || userns.UID() == 0 || userns.Current().Inside {
+	if err != nil {
 		return
 	}
 	kctx, err := parser.Parse(args)

@@ -85,7 +85,7 @@ func (h *Hierarchy) findV2(instance, bus string) error {
 		return errors.New("not mounted at " + mount)
 	}
 	// Root may use the top. Others use the group that was delegated to this process.
-	top := h.prepareV2(mount, instance)
+	top := h.makeHome(mount, instance)
 	if top == nil {
 		return nil
 	}
@@ -113,11 +113,11 @@ func (h *Hierarchy) prepareOwn(instance string) error {
 	if err := moveToLeaf(mount + own); err != nil {
 		return err
 	}
-	return h.prepareV2(mount+own, instance)
+	return h.makeHome(mount+own, instance)
 }
 
-// prepareV2 makes a directory in base for the instance's groups.
-func (h *Hierarchy) prepareV2(base, instance string) error {
+// makeHome makes a directory in base for the instance's groups.
+func (h *Hierarchy) makeHome(base, instance string) error {
 	dir := filepath.Join(base, groupName+instance)
 	if err := prepareV2(base, dir); err != nil {
 		return err

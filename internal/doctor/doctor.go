@@ -32,26 +32,24 @@ type Host struct {
 	Free func(path string) (uint64, error)
 }
 
-// AppArmorProfile lets bubblewrap make user namespaces on Ubuntu 24.04 and newer, which restrict
+// AppArmorProfile lets a program make user namespaces on Ubuntu 24.04 and newer, which restrict
 // them.
-const AppArmorProfile = `abi <abi/4.0>,
+func AppArmorProfile(name, program string) string {
+	return fmt.Sprintf(`abi <abi/4.0>,
 include <tunables/global>
 
-profile bwrap /usr/bin/bwrap flags=(unconfined) {
+profile %s %s flags=(unconfined) {
   userns,
-  include if exists <local/bwrap>
+  include if exists <local/%[1]s>
 }
-`
-
-// serverProfile is AppArmorProfile for a server that makes an outer namespace.
-const serverProfile = `abi <abi/4.0>,
-include <tunables/global>
-
-profile mcp-code-sandbox %s flags=(unconfined) {
-  userns,
-  include if exists <local/mcp-code-sandbox>
+`, name, program)
 }
-`
+
+// loadProfile is the command that installs an AppArmorProfile.
+func loadProfile(name, program string) string {
+	return fmt.Sprintf("sudo tee /etc/apparmor.d/%s <<'END' && sudo apparmor_parser -r /etc/apparmor.d/%[1]s\n%[2]sEND",
+		name, AppArmorProfile(name, program))
+}
 
 // Check examines the host for a server that stores its data in root. Fix the first failure in the
 // list first.
@@ -170,7 +168,7 @@ func (h Host) appArmor(try attempt) sandbox.Check {
 	}
 	// Success as root proves nothing: the server starts bubblewrap as an unprivileged user.
 	return fail(name, "restricts user namespaces (kernel.apparmor_restrict_unprivileged_userns = 1), as on Ubuntu 24.04",
-		"sudo tee /etc/apparmor.d/bwrap <<'END' && sudo apparmor_parser -r /etc/apparmor.d/bwrap\n"+AppArmorProfile+"END")
+		loadProfile("bwrap", "/usr/bin/bwrap"))
 }
 
 // outerNamespace reports what an ordinary user's server lacks in comparison with root's.
@@ -184,8 +182,7 @@ func (h Host) outerNamespace(try attempt) sandbox.Check {
 		return pass(name, "the server runs in a user namespace of its own")
 	}
 	if try == worked && h.line(restriction) == "1" {
-		fix = "sudo tee /etc/apparmor.d/mcp-code-sandbox <<'END' && sudo apparmor_parser -r /etc/apparmor.d/mcp-code-sandbox\n" +
-			fmt.Sprintf(serverProfile, h.Server) + "END"
+		fix = loadProfile("mcp-code-sandbox", h.Server)
 	}
 	return warn(name, "none, so new sessions start slower, each with its own copy of Python's libraries: "+problem, fix)
 }

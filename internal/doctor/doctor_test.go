@@ -87,14 +87,14 @@ func TestCheck(t *testing.T) {
 		{"Ubuntu 24.04", func(m *machine) {
 			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
 			m.namespc = denied
-		}, "AppArmor", sandbox.Fail, "24.04", doctor.AppArmorProfile},
+		}, "AppArmor", sandbox.Fail, "24.04", doctor.AppArmorProfile("bwrap", "/usr/bin/bwrap")},
 		{"Ubuntu 24.04 as root, whose own try proves nothing", func(m *machine) {
 			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
 			m.uid = 0
 		}, "AppArmor", sandbox.Fail, "24.04", "apparmor_parser -r"},
 		{"Ubuntu 24.04 with the profile", func(m *machine) {
 			m.files["/proc/sys/kernel/apparmor_restrict_unprivileged_userns"] = "1\n"
-			m.files["/etc/apparmor.d/bwrap"] = doctor.AppArmorProfile
+			m.files["/etc/apparmor.d/bwrap"] = doctor.AppArmorProfile("bwrap", "/usr/bin/bwrap")
 		}, "AppArmor", sandbox.OK, "restricts", ""},
 		{"a server with an outer namespace", func(*machine) {}, "outer namespace", sandbox.OK, "of its own", ""},
 		{"a root server", func(m *machine) { m.uid, m.outer = 0, userns.Status{} }, "outer namespace", sandbox.OK, "needs none", ""},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -17,8 +18,8 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// seeDoctor is the fix where this package cannot name one.
-const seeDoctor = "allow user namespaces; docs/isolation.md says what the server does with one"
+// allowNamespaces is the fix where this package cannot name another one.
+const allowNamespaces = "allow user namespaces; docs/isolation.md says what the server does with one"
 
 // entered is what the marker says, as JSON.
 type entered struct {
@@ -47,42 +48,42 @@ func enter(args, environ []string, noRange error) error {
 	}
 	self, program, err := findSelf()
 	if err != nil {
-		return problem(err, seeDoctor)
+		return problem(err, allowNamespaces)
 	}
 	defer program.Close()
 	e := entered{UID: os.Geteuid(), GID: os.Getegid()}
 	e.Problem, e.Fix = Status{Problem: noRange}.Explain()
-	ns, err := create(mapRange)
-	if err == nil {
-		err = try(nsenter, ns, environ)
-	}
+	ns, err := createUsable(nsenter, environ, mapRange)
 	if err != nil {
-		_ = ns.Close()
 		e.Problem, e.Fix = Status{Problem: err}.Explain()
-		if ns, err = create(mapUser); err == nil {
-			err = try(nsenter, ns, environ)
-		}
+		ns, err = createUsable(nsenter, environ, mapUser)
 	}
 	if err != nil {
-		_ = ns.Close()
-		return problem(err, seeDoctor)
+		return problem(err, allowNamespaces)
 	}
-	e.FD = int(ns.Fd())
+	defer ns.Close()
+	if e.FD, err = inherit(ns); err != nil {
+		return problem(err, allowNamespaces)
+	}
 	e.NS = inode(e.FD)
 	if program != nil {
-		e.Program = int(program.Fd())
-		_, err = unix.FcntlInt(program.Fd(), unix.F_SETFD, 0) // nsenter gets it
+		if e.Program, err = inherit(program); err != nil {
+			return problem(err, allowNamespaces)
+		}
 	}
-	marker, merr := json.Marshal(e)
-	if err = errors.Join(err, merr); err == nil {
-		_, err = unix.FcntlInt(ns.Fd(), unix.F_SETFD, 0) // this, too
-	}
+	marker, err := json.Marshal(e)
 	if err == nil {
-		err = syscall.Exec(nsenter, append(command(e.FD), append([]string{self}, args...)...),
-			append(environ[:len(environ):len(environ)], Marker+"="+string(marker)))
+		err = syscall.Exec(nsenter, slices.Concat(command(e.FD), []string{self}, args),
+			slices.Concat(environ, []string{Marker + "=" + string(marker)}))
 	}
-	_ = ns.Close()
-	return problem(err, seeDoctor)
+	return problem(err, allowNamespaces)
+}
+
+// inherit lets the program that replaces this one have a file, and returns its descriptor.
+func inherit(f *os.File) (fd int, err error) {
+	fd = int(f.Fd())
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETFD, 0)
+	return fd, err
 }
 
 // findSelf returns the path of this program. If an upgrade has replaced the file, that is the path
@@ -108,6 +109,19 @@ func findSelf() (path string, program *os.File, err error) {
 // --preserve-credentials keeps the user, who is 0 there, and the groups, as that of Docker.
 func command(fd int) []string {
 	return []string{"nsenter", "--preserve-credentials", fmt.Sprintf("--user=/proc/self/fd/%d", fd), "--"}
+}
+
+// createUsable is create for a namespace in which a jail would work.
+func createUsable(nsenter string, environ []string, mapIDs func(pid int) error) (*os.File, error) {
+	ns, err := create(mapIDs)
+	if err != nil {
+		return nil, err
+	}
+	if err := try(nsenter, ns, environ); err != nil {
+		_ = ns.Close()
+		return nil, err
+	}
+	return ns, nil
 }
 
 // create makes a user namespace. mapIDs gives ids to it, by the pid of a process in it.
@@ -172,7 +186,7 @@ func Adopt(marker string) {
 		defer own.Close()
 	}
 	if err != nil || inode(int(own.Fd())) != e.NS {
-		status.Problem = problem(errors.New("nsenter did not enter it"), seeDoctor)
+		status.Problem = problem(errors.New("nsenter did not enter it"), allowNamespaces)
 		return
 	}
 	if e.FD > 2 && inode(e.FD) == e.NS {
