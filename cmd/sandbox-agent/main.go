@@ -20,8 +20,10 @@ func main() {
 	debug.SetGCPercent(25) // saves memory at the cost of speed: every sandbox has an agent
 	var err error
 	switch {
-	case len(os.Args) > 1 && os.Args[0] == "run-init":
-		err = runinit.Main(os.Args[1], os.Args[2:]...)
+	case len(os.Args) == 2 && os.Args[0] == "run-init":
+		err = runinit.Main(os.Args[1], "")
+	case len(os.Args) == 3 && os.Args[0] == "run-init":
+		err = runinit.Main(os.Args[1], os.Args[2])
 	case len(os.Args) > 1 && os.Args[0] == "zygote":
 		err = prestart.ExecZygote(os.Args[1:])
 	case len(os.Args) > 1 && os.Args[0] == "zygote-beside-runs":

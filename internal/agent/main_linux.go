@@ -49,6 +49,9 @@ func Main(configJSON, version string) error {
 	if err != nil {
 		return err
 	}
+	if err := confine.MountProcDirs(); err != nil {
+		return err
+	}
 	if err := blockNetworks(cfg.Unreachable); err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func nest(configJSON string) error {
 // ends.
 func MainNested(arg, version string) error {
 	if arg == nestedTry {
-		return confine.EnterNamespaces("1048576", func() error { return nil })
+		return confine.EnterNamespaces("", "1048576", func() error { return nil })
 	}
 	cfg, err := parseConfig(arg)
 	if err != nil {
@@ -89,10 +89,5 @@ func nestedMounts() error {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	for _, path := range []string{confine.RunsDir, "/sys", "/dev/net", "/dev/fuse", "/dev/char", "/dev/pts"} {
-		if err := confine.Hide(path); err != nil {
-			return err
-		}
-	}
-	return nil
+	return confine.Hide(confine.RunsDir, "/sys", "/dev/net", "/dev/fuse", "/dev/char", "/dev/pts")
 }

@@ -79,12 +79,42 @@ func SeparateMounts() error {
 	return nil
 }
 
-// privateMounts gives the run its own /proc, terminals, and empty, sized /tmp and /dev/shm.
-func privateMounts(tmpBytes int64) error {
+// procDirs is where the agent has a directory for the /proc of each run. Runs cannot reach it:
+// their own /tmp covers it.
+const procDirs = "/tmp"
+
+// MountProcDirs makes the agent's procDirs writable.
+func MountProcDirs() error {
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	if err := unix.Mount("tmpfs", procDirs, "tmpfs", flags, "mode=0700,size=64k"); err != nil {
+		return fmt.Errorf("mount %s of the agent: %w", procDirs, err)
+	}
+	return nil
+}
+
+// NewProcDir makes a directory for the /proc of a run. Removing it, after the run, detaches /proc
+// with its covers, which stay on it while somebody has a descriptor of it. The end of the run's
+// mount namespace would remove the covers.
+func NewProcDir() (string, error) {
+	dir, err := os.MkdirTemp(procDirs, "")
+	if err != nil {
+		return "", fmt.Errorf("make a directory for /proc: %w", err)
+	}
+	return dir, nil
+}
+
+// privateMounts gives the run its own /proc, terminals, and empty, sized /tmp and /dev/shm. It
+// mounts /proc on procDir, unless that is empty.
+func privateMounts(procDir string, tmpBytes int64) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
 	// Slave, not private: a workspace that the agent attaches later must appear here.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("separate mounts: %w", err)
+	}
+	if procDir != "" {
+		if err := unix.Mount(procDir, "/proc", "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("prepare /proc: %w", err)
+		}
 	}
 	size := ""
 	if tmpBytes > 0 {
@@ -99,10 +129,12 @@ func privateMounts(tmpBytes int64) error {
 	if err := unix.Mount("proc", "/proc", "proc", flags|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
+	var hidden []string
 	for _, name := range HiddenProc() {
-		if err := Hide("/proc/" + name); err != nil {
-			return err
-		}
+		hidden = append(hidden, "/proc/"+name)
+	}
+	if err := Hide(hidden...); err != nil {
+		return err
 	}
 	// Code may read the settings of the sandbox's namespaces but not change them.
 	if err := unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""); err != nil {
@@ -114,19 +146,26 @@ func privateMounts(tmpBytes int64) error {
 	return nil
 }
 
-// Hide covers a file or a directory with an empty one. It does nothing if the path does not exist.
-func Hide(path string) error {
-	fi, err := os.Lstat(path)
-	switch {
-	case err != nil:
-		return nil
-	case fi.IsDir():
-		err = unix.Mount("tmpfs", path, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=0,mode=0555")
-	default:
-		err = unix.Mount("/dev/null", path, "", unix.MS_BIND, "")
-	}
-	if err != nil {
-		return fmt.Errorf("hide %s: %w", path, err)
+// Hide covers files with /dev/null and directories with one empty directory. Paths need not exist.
+func Hide(paths ...string) error {
+	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	empty := "" // a directory that is covered
+	for _, path := range paths {
+		fi, err := os.Lstat(path)
+		switch {
+		case err != nil:
+			continue
+		case !fi.IsDir():
+			err = unix.Mount("/dev/null", path, "", unix.MS_BIND, "")
+		case empty != "":
+			err = unix.Mount(empty, path, "", unix.MS_BIND, "")
+		default:
+			err = unix.Mount("tmpfs", path, "tmpfs", flags, "size=0,mode=0555")
+			empty = path
+		}
+		if err != nil {
+			return fmt.Errorf("hide %s: %w", path, err)
+		}
 	}
 	return nil
 }

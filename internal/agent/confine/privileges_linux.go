@@ -100,13 +100,14 @@ func MakeUnreadable() error {
 }
 
 // EnterNamespaces confines every thread of run-init, process 1 of new namespaces, before its run is
-// known. It calls enter after it has made the mounts and before it drops the privileges.
-func EnterNamespaces(tmpBytes string, enter func() error) error {
+// known. It calls enter after it has made the mounts and before it drops the privileges. procDir
+// may be empty; see [NewProcDir].
+func EnterNamespaces(procDir, tmpBytes string, enter func() error) error {
 	size, err := strconv.ParseInt(tmpBytes, 10, 64)
 	if err != nil {
 		return fmt.Errorf("size of /tmp: %w", err)
 	}
-	if err := privateMounts(size); err != nil {
+	if err := privateMounts(procDir, size); err != nil {
 		return err
 	}
 	if err := enter(); err != nil {

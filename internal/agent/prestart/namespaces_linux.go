@@ -78,7 +78,10 @@ func (n *Namespaces) start(tmpBytes int64) (*isolated, error) {
 	run, err := n.newRun(func(run *Run, files []*os.File) (err error) {
 		argv := []string{"run-init", strconv.FormatInt(tmpBytes, 10)}
 		if n.empty != nil {
-			argv, files = append(argv, runinit.HiddenMounts), append(files, n.empty)
+			if run.procDir, err = confine.NewProcDir(); err != nil {
+				return err
+			}
+			argv, files = append(argv, run.procDir), append(files, n.empty)
 		}
 		run.proc, err = os.StartProcess("/proc/self/exe", argv, &os.ProcAttr{
 			Dir: "/", Env: []string{runinit.OneProcessor}, Files: files,

@@ -2,9 +2,12 @@ package prestart
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"mcp-code-sandbox/internal/agent/runinit"
 	"mcp-code-sandbox/internal/proc"
@@ -20,6 +23,7 @@ type Run struct {
 	proc         *os.Process
 	spec, status *os.File
 	tree         *os.File                         // keeps the mounts of the run alive; nil if the channel does
+	procDir      string                           // its /proc is mounted on this directory; empty if on none
 	reap         func() (*os.ProcessState, error) // waits for the end of everything in the run
 	exiting      chan struct{}                    // the launcher's
 	inherits     bool                             // run-init was cloned from a zygote, and its memory counts with it
@@ -28,6 +32,7 @@ type Run struct {
 
 // Wait returns how the program ended, when nothing of the run is left.
 func (r *Run) Wait() (runinit.Status, error) {
+	defer r.endMounts()
 	text, readErr := io.ReadAll(io.LimitReader(r.status, runinit.MaxStatus))
 	var status runinit.Status
 	reported := readErr == nil && json.Unmarshal(text, &status) == nil
@@ -87,7 +92,6 @@ func (r *Run) Close() {
 	for _, f := range r.onClose {
 		_ = f.Close()
 	}
-	_ = r.tree.Close() // on a nil file it does nothing
 	_ = r.Channel.Close()
 }
 
@@ -103,7 +107,20 @@ func (r *Run) Discard() {
 	_ = r.proc.Kill()
 	proc.AwaitExit(r.proc.Pid)
 	_, _ = r.reap()
+	r.endMounts()
 	r.Close()
+}
+
+// endMounts detaches /proc with its covers, of which another run may have a descriptor, and then
+// lets the other mounts end. The channel, which may keep them alive, must be open.
+func (r *Run) endMounts() {
+	if r.procDir != "" {
+		if err := unix.Rmdir(r.procDir); err != nil {
+			fmt.Fprintf(os.Stderr, "sandbox-agent: detach /proc of an ended run: %v; ending the sandbox\n", err)
+			os.Exit(1)
+		}
+	}
+	_ = r.tree.Close() // on a nil file it does nothing
 }
 
 // send writes values to run-init in the background. It ends when run-init has read them, or has

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
-	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -27,16 +26,14 @@ const (
 	specFD    = 3
 	statusFD  = 4
 	channelFD = 5
-	emptyFD   = 6 // with HiddenMounts: the agent's empty mount namespace
+	emptyFD   = 6 // with a directory for /proc: the agent's empty mount namespace, to hide mounts
 	gateFD    = 6 // of a run-init that a zygote made: lets the program continue
 	driverFD  = 7 // of a run-init that a zygote made for an interpreter
 )
 
-// Arguments of run-init. The first is the size of the run's /tmp, or SharedPIDs.
-const (
-	SharedPIDs   = "shared-pids"
-	HiddenMounts = "hidden"
-)
+// SharedPIDs is run-init's first argument where runs share a pid namespace. Otherwise that is the
+// size of the run's /tmp. The second argument, if any, is the directory for its /proc.
+const SharedPIDs = "shared-pids"
 
 // OneProcessor is run-init's environment. It makes the Go runtime start three threads, and run-init
 // needs no other unless it serves cells: the runtime ends a program that cannot start a thread.
@@ -44,16 +41,15 @@ const OneProcessor = "GOMAXPROCS=1"
 
 // Main is run-init's main function. When it returns and the process exits, the kernel kills the
 // rest of the run's pid namespace; with SharedPIDs, the agent does.
-func Main(where string, options ...string) error {
+func Main(where, procDir string) error {
 	debug.SetGCPercent(-1) // a collection may need another thread; a run makes little garbage
 	for _, fd := range []int{specFD, statusFD, channelFD} {
 		unix.CloseOnExec(fd)
 	}
-	hidden := slices.Contains(options, HiddenMounts)
-	if hidden {
+	if procDir != "" {
 		unix.CloseOnExec(emptyFD)
 	}
-	status, err := serve(where, hidden)
+	status, err := serve(where, procDir)
 	if err != nil {
 		status = Status{Exit: wire.Exit{Code: 126, Error: err.Error()}}
 	}
@@ -61,8 +57,8 @@ func Main(where string, options ...string) error {
 	return errors.Join(json.NewEncoder(f).Encode(status), f.Close())
 }
 
-func serve(where string, hidden bool) (Status, error) {
-	init, err := start(where, hidden)
+func serve(where, procDir string) (Status, error) {
+	init, err := start(where, procDir)
 	if err != nil {
 		return Status{}, err
 	}
@@ -88,7 +84,7 @@ type process struct {
 }
 
 // start confines run-init and tells the agent that it is ready.
-func start(where string, hidden bool) (*process, error) {
+func start(where, procDir string) (*process, error) {
 	init := &process{hasNamespaces: where != SharedPIDs}
 	var err error
 	if init.oom, err = os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0); err != nil {
@@ -110,7 +106,7 @@ func start(where string, hidden bool) (*process, error) {
 		return nil, err
 	}
 	if init.hasNamespaces {
-		if err := confine.EnterNamespaces(where, func() error { return here.enterRoot(hidden) }); err != nil {
+		if err := confine.EnterNamespaces(procDir, where, func() error { return here.enterRoot(procDir != "") }); err != nil {
 			return nil, err
 		}
 		if err := here.send(init.theirs); err != nil {

@@ -1,6 +1,8 @@
 package jail_test
 
 import (
+	"os"
+	"strings"
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
@@ -35,5 +37,40 @@ fails("enters a mount namespace", lambda: libc.setns(os.open("/proc/1/ns/mnt", o
 				t.Errorf("a cell: %+v %s%s", res.Exit, res.Stdout, res.Stderr)
 			}
 		})
+	}
+}
+
+// TestMountsOfEndedRuns: while an interpreter lives, the agent keeps nothing of the runs that end
+// beside it.
+func TestMountsOfEndedRuns(t *testing.T) {
+	needMachineRoot(t, "looks into the agent's mount namespace")
+	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{})
+	b.Run(t, sandboxtest.Cell(t, "python", "1"))
+	for range 10 {
+		b.Alive(t)
+		b.BeginUntil(t, "here\n", sandboxtest.Shell("echo here; exec sleep 1000")).Kill(t)
+		if res := b.Run(t, sandboxtest.Cell(t, "shell", "kill -KILL $$")); !res.Exit.Lost {
+			t.Fatalf("%+v %s", res.Exit, res.Stderr)
+		}
+	}
+	agents := agentsOf(t, b.Workspace)
+	if len(agents) != 1 {
+		t.Fatalf("agents: %v", agents)
+	}
+	await(t, "two directories at most: the interpreter's, and that of a prestarted process", func() bool {
+		dirs, err := os.ReadDir(agents[0] + "/root/tmp")
+		if err != nil || len(dirs) == 0 {
+			t.Fatalf("directories of runs: %v, %v", dirs, err)
+		}
+		return len(dirs) <= 2
+	})
+	trees := 0
+	for _, fd := range descriptors(t, agents[0]) {
+		if strings.HasPrefix(fd, "mnt:[") {
+			trees++
+		}
+	}
+	if trees > 3 { // the empty namespace, and those of the two
+		t.Errorf("the agent has %d mount namespaces open", trees)
 	}
 }

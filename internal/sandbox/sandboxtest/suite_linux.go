@@ -91,6 +91,9 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		t.Fatal("sandboxes would run as host uid 0")
 	}
 	t.Run("Files", s.testFiles)
+	if s.Has.HostKernel { // a kernel of its own says nothing about the machine
+		t.Run("Covers", s.testCovers)
+	}
 	t.Run("Privileges", s.testPrivileges)
 	t.Run("SystemCalls", s.testSystemCalls)
 	t.Run("Locks", s.testLocks)
