@@ -86,7 +86,8 @@ func (b *Backend) startSlirp(pid int, ns *os.File) (*userNet, error) {
 		"--cidr=" + slirpCIDR, "--ready-fd=3", "--exit-fd=4", fmt.Sprintf("--userns-path=/proc/%d/ns/user", pid),
 		"--netns-type=path", fmt.Sprintf("/proc/%d/ns/net", pid), "tap0"}
 	if ns != nil { // it becomes root there, makes a root directory of its own and drops its capabilities
-		args = enter(ns, 5, 0, slices.Insert(args, 1, "--enable-sandbox")...)
+		args = slices.Insert(args, 1, "--enable-sandbox")
+		args = enter(ns, 5, 0, append([]string{"/bin/sh", "-c", `exec "$@" 5<&-`, "sh"}, args...)...)
 		n.cmd = exec.Command(args[0], args[1:]...)
 	} else {
 		n.cmd = b.unprivileged(args[0], args[1:]...)

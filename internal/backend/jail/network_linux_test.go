@@ -1,14 +1,41 @@
 package jail_test
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
+
+// TestSlirpDescriptors: slirp4netns, which parses hostile packets, has no namespace open.
+func TestSlirpDescriptors(t *testing.T) {
+	needMachineRoot(t, "looks at descriptors of another uid")
+	if _, err := os.Stat("/dev/net/tun"); err != nil {
+		sandboxtest.Skip(t, err.Error())
+	}
+	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{Network: true})
+	found := false
+	for _, pid := range processes(t, b.Workspace) {
+		proc := fmt.Sprintf("/proc/%d", pid)
+		if status(proc, "Name") != "slirp4netns" {
+			continue
+		}
+		found = true
+		for _, fd := range descriptors(t, proc) {
+			if strings.Contains(fd, ":[") && !strings.HasPrefix(fd, "pipe:") && !strings.HasPrefix(fd, "socket:") {
+				t.Errorf("it has %s", fd)
+			}
+		}
+	}
+	if !found {
+		t.Error("slirp4netns was not found")
+	}
+}
 
 // TestNetwork checks what a sandbox with network reaches. Servers listen on every address that
 // matters.
