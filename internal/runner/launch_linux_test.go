@@ -20,11 +20,7 @@ func nodeProgram(t *testing.T, name string, flags ...string) []string {
 	dir := os.Getenv("SANDBOX_TEST_RUNNERS")
 	s, err := readStamp(filepath.Join(dir, "node"))
 	if dir == "" || err != nil || !s.Complete {
-		reason := "no Node environment: run make test, or set SANDBOX_TEST_RUNNERS to a directory that has been prepared"
-		if os.Getenv("REQUIRE_ALL") != "" {
-			t.Fatal(reason)
-		}
-		t.Skip(reason)
+		skip(t, "no Node environment: run make test, or set SANDBOX_TEST_RUNNERS to a directory that has been prepared")
 	}
 	env := t.TempDir()
 	if err := copyFiles(runners.Files, "node", env, node.files...); err != nil {
@@ -35,6 +31,15 @@ func nodeProgram(t *testing.T, name string, flags ...string) []string {
 	}
 	flags = append([]string{s.Interpreter.Path, "--experimental-vm-modules", "--disable-warning=ExperimentalWarning"}, flags...)
 	return append(flags, filepath.Join(env, name))
+}
+
+// skip skips a test that this machine cannot run, or fails it if it must.
+func skip(t *testing.T, reason string) {
+	t.Helper()
+	if os.Getenv("REQUIRE_ALL") != "" {
+		t.Fatal(reason)
+	}
+	t.Skip(reason)
 }
 
 // The launcher runs outside a sandbox here, which makes no difference to it. A prestarted one with
@@ -153,6 +158,31 @@ func TestLauncherCompilerOutOfMemory(t *testing.T) {
 	if exit != 1 || !strings.Contains(stderr, "needs more memory to compile") {
 		t.Errorf("exit %d, stderr: %.500s", exit, stderr)
 	}
+}
+
+// TestLauncherCompilerAtProcessLimit: if Node starts but the compiler does not, the message names
+// the limit.
+func TestLauncherCompilerAtProcessLimit(t *testing.T) {
+	if os.Geteuid() != 0 {
+		skip(t, "needs root: the limit counts all processes of a uid, so the test takes an unused one")
+	}
+	command := nodeProgram(t, "launch.cjs")
+	file := filepath.Join(t.TempDir(), "main-1.ts")
+	if err := os.WriteFile(file, []byte("const works: number = 1; console.log(works)"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for limit := 20; limit > 0; limit-- { // the first that is too low: Node itself needs fewer
+		limited := []string{"setpriv", "--reuid=54321", "--inh-caps=+dac_override", "--ambient-caps=+dac_override",
+			"prlimit", "--core=0", fmt.Sprintf("--nproc=%d", limit)}
+		stdout, stderr, exit := launch(t, "/", append(append(limited, command...), file)...)
+		if stdout != "1\n" {
+			if exit != 1 || !strings.Contains(stderr, "the process limit of the sandbox is reached") {
+				t.Errorf("at %d processes: exit %d, stderr: %.500s", limit, exit, stderr)
+			}
+			return
+		}
+	}
+	t.Error("no limit was too low")
 }
 
 func launch(t *testing.T, dir string, command ...string) (stdout, stderr string, exit int) {

@@ -26,6 +26,9 @@ function compileInNewProcess(args, source) {
   const r = spawnSync(binary, args, { input: source, maxBuffer: maxCode, env: {} });
   const message = String(r.stderr ?? '').trim();
   if (r.error?.code === 'ENOBUFS') return { fatal: 'the compiled code is larger than 64 MB' };
+  if (r.error?.code === 'EAGAIN' || /failed to create new OS thread .*errno=11/.test(message)) {
+    return { fatal: 'the compiler could not start: the process limit of the sandbox is reached. Start fewer processes, or wait until other runs of this session have ended.' };
+  }
   if (r.error) return { fatal: `esbuild does not start: ${r.error.message}` };
   if (r.signal || r.status === 2) { // killed, or a crash of a Go program
     return { fatal: 'the compiler was killed: this source needs more memory to compile than the sandbox allows. Is something nested very deeply?' };
