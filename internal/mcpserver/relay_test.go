@@ -205,6 +205,9 @@ func TestRelayReplays(t *testing.T) {
 			{`{"jsonrpc":"2.0","id":"run","method":"tools/call","params":{}}`, ""},
 			{`{"jsonrpc":"2.0","id":"dropped","method":"tools/call","params":{}}`, ""},
 			{`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"dropped"}}`, ""},
+			{`{"jsonrpc":"2.0","id":"reused","method":"tools/call","params":{}}`, ""},
+			{`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"reused"}}`, ""},
+			{`{"jsonrpc":"2.0","id":"reused","method":"tools/call","params":{}}`, ""},
 		} {
 			r.client(first, m.line)
 			if m.answer != "" {
@@ -214,7 +217,7 @@ func TestRelayReplays(t *testing.T) {
 		r.server(first, `{"jsonrpc":"2.0","id":77,"method":"roots/list"}`, true)
 		time.Sleep(minLife)
 		first.Close()
-		r.answer(`{"jsonrpc":"2.0","id":"run"` + ended)
+		r.answer(`{"jsonrpc":"2.0","id":"reused"`+ended, `{"jsonrpc":"2.0","id":"run"`+ended)
 		r.expect(second, `{"id":"mcp-code-sandbox/replay/1","jsonrpc":"2.0","method":"initialize","params":{"x":1}}`, initNote,
 			`{"id":"mcp-code-sandbox/replay/2","jsonrpc":"2.0","method":"logging/setLevel","params":{"level":"debug"}}`,
 			`{"id":"mcp-code-sandbox/replay/3","jsonrpc":"2.0","method":"resources/subscribe","params":{"uri":"a"}}`, listen)

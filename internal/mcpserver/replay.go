@@ -58,8 +58,9 @@ func (p *replay) sent(m lightMessage, line []byte) bool {
 	case m.Method == "notifications/initialized":
 		p.initialized = line
 	case m.Method == "notifications/cancelled":
-		if key, ok := idKey(m.Params.RequestID); ok && p.open[key] != nil {
-			p.open[key].cancelled = p.open[key].method != "initialize"
+		// The server does not answer it any more, and the client may use its id again.
+		if key, ok := idKey(m.Params.RequestID); ok && p.open[key] != nil && p.open[key].method != "initialize" {
+			delete(p.open, key)
 		}
 	case m.isCall():
 		p.begin(m, line)
@@ -141,7 +142,7 @@ func (p *replay) set(c *relayedCall, success bool) {
 // another server is joined at once.
 func (p *replay) fail(rejoin, leaving bool) (ids []json.RawMessage) {
 	for key, c := range p.open {
-		replayed := c.isStream() && !c.cancelled || c.method == "initialize" && c.line != nil && rejoin
+		replayed := c.isStream() || c.method == "initialize" && c.line != nil && rejoin
 		if replayed && !c.own && !leaving {
 			continue
 		}
@@ -149,7 +150,7 @@ func (p *replay) fail(rejoin, leaving bool) (ids []json.RawMessage) {
 		if c.method == "initialize" && c.line != nil && !c.own {
 			p.initialize = nil
 		}
-		if !c.own && !c.cancelled && !c.isStream() {
+		if !c.own && !c.isStream() {
 			ids = append(ids, c.id)
 		}
 	}

@@ -50,12 +50,11 @@ func (l *Logs) Write(line []byte) (int, error) {
 // Close waits until the lines are written, up to flushTime.
 func (l *Logs) Close() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return
+	if !l.closed {
+		l.closed = true
+		close(l.lines)
 	}
-	l.closed = true
-	close(l.lines)
+	l.mu.Unlock() // a Write must not wait
 	select {
 	case <-l.done:
 	case <-time.After(flushTime):
