@@ -173,8 +173,14 @@ func (p *program) obeyInterrupts() {
 	}
 }
 
-// awaitChild reaps every child until the program itself has ended.
+// waitThreads is how many threads run-init needs while it waits for a child: one waits, one listens
+// to the agent, and the Go runtime wants another whenever the first one waits again.
+const waitThreads = 3
+
+// awaitChild reaps every child until the program itself has ended. The program has just started, so
+// it cannot have filled the pid limit yet.
 func awaitChild(pid int) (wire.Exit, error) {
+	proc.ReserveThreads(waitThreads)
 	for {
 		var ws syscall.WaitStatus
 		var ru syscall.Rusage

@@ -35,8 +35,9 @@ const (
 // size of the run's /tmp. The second argument, if any, is the directory for its /proc.
 const SharedPIDs = "shared-pids"
 
-// OneProcessor is run-init's environment. It makes the Go runtime start three threads, and run-init
-// needs no other unless it serves cells: the runtime ends a program that cannot start a thread.
+// OneProcessor is run-init's environment. It makes the Go runtime start three threads, which are
+// enough until run-init waits for a child or serves cells: the runtime ends a program that cannot
+// start a thread.
 const OneProcessor = "GOMAXPROCS=1"
 
 // Main is run-init's main function. When it returns and the process exits, the kernel kills the

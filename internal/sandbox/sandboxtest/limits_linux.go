@@ -104,6 +104,40 @@ except RuntimeError:
 		}
 		b.Alive(t)
 	})
+	t.Run("exit beside a bomb", func(t *testing.T) {
+		// Run-init reaps orphans and reports the exit, although it can start no thread.
+		res := b.Run(t, Python(`
+def breed():
+    while True:
+        try: os.fork()
+        except OSError: pass
+gate, opener = os.pipe()
+for _ in range(9):
+    if os.fork() == 0:
+        if os.fork() == 0: # an orphan
+            os.close(opener)
+            os.read(gate, 1)
+        os._exit(0)
+    os.wait()
+if os.fork() == 0:
+    os.close(opener)
+    breed()
+try:
+    while True:
+        if os.fork() == 0:
+            os.close(opener)
+            time.sleep(1000)
+except OSError: pass
+time.sleep(0.1)
+os.close(opener) # the orphans end
+time.sleep(0.4)
+os._exit(9)
+`))
+		if res.Exit.Code != 9 || res.Exit.Error != "" {
+			t.Errorf("%+v", res.Exit)
+		}
+		b.Alive(t)
+	})
 	t.Run("shell fork bomb", func(t *testing.T) {
 		bomb := b.BeginUntil(t, "start\n", wire.Run{Argv: []string{"/bin/bash", "-c", `echo start; f() { f | f & }; f; sleep 1000`}})
 		for range 3 { // the sandbox answers meanwhile, even if no process is left for the run
