@@ -114,8 +114,7 @@ func MainLandlock(configJSON, version string) error {
 // becomeProcess1 protects the process from hostile neighbours: nothing can read its memory or end
 // it with a signal.
 func becomeProcess1() error {
-	runtime.LockOSThread() // the main thread waits, so that threads can end every other one
-	runtime.GOMAXPROCS(1)  // one processor needs fewer threads and wakes them less often
+	runtime.GOMAXPROCS(1) // one processor needs fewer threads and wakes them less often
 	if err := confine.MakeUnreadable(); err != nil {
 		return err
 	}

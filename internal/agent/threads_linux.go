@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"os"
 	"sync"
 	"time"
 
@@ -11,7 +12,7 @@ const (
 	// reservedThreads is how many threads the agent has while user code may be alive.
 	reservedThreads = 12
 	// idleThreads is how many it has otherwise.
-	idleThreads = 4
+	idleThreads = 3
 	// threadsLife is how long it keeps them after that.
 	threadsLife = 2 * time.Second
 )
@@ -23,7 +24,8 @@ type threads struct {
 	users    int // runs and interpreters
 	reserved bool
 	expiry   *time.Timer
-	ended    int // since the last user
+	surplus  int // threads to end
+	tries    int // that are left to end them
 }
 
 // reserve returns when the threads exist. The caller calls release when its code has ended.
@@ -45,19 +47,31 @@ func (t *threads) release() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.users--; t.users == 0 {
-		t.ended, t.expiry = 0, time.AfterFunc(threadsLife, t.end)
+		t.expiry = time.AfterFunc(threadsLife, t.end)
 	}
 }
 
-// end ends one thread at a time, if there is still no user.
+// end ends one thread at a time, if there is still no user. It counts them before the first: among
+// few threads, that would make the Go runtime start another one.
 func (t *threads) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.users > 0 {
 		return
 	}
-	t.reserved = false
-	if t.ended++; t.ended < 2*reservedThreads && proc.EndThread(idleThreads) {
-		t.expiry = time.AfterFunc(time.Millisecond, t.end)
+	if t.reserved {
+		all, _ := os.ReadDir("/proc/self/task")
+		t.reserved, t.surplus, t.tries = false, len(all)-idleThreads, 3*reservedThreads
 	}
+	if t.surplus <= 0 || t.tries == 0 {
+		return
+	}
+	t.tries--
+	pause := time.Millisecond
+	if proc.EndThread() {
+		t.surplus--
+	} else {
+		pause = 2 * proc.MainSleep
+	}
+	t.expiry = time.AfterFunc(pause, t.end)
 }

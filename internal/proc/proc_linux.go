@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -187,11 +188,16 @@ func ReserveThreads(n int) {
 	done.Wait()
 }
 
-// EndThread ends the calling thread when the calling goroutine ends, if the process has more than n
-// threads. It reports whether it does. The main goroutine must be locked to the main thread.
-func EndThread(n int) bool {
-	all, err := os.ReadDir("/proc/self/task")
-	if err != nil || len(all) <= n {
+// MainSleep is how long EndThread makes the main thread sleep: longer than the Go runtime takes to
+// let another thread wait for timers.
+const MainSleep = 20 * time.Millisecond
+
+// EndThread ends the calling thread when the calling goroutine ends, and reports whether it does.
+// The main thread cannot end. It sleeps instead, and a timer that is due later runs on another.
+func EndThread() bool {
+	if isMainThread() {
+		sleep := unix.NsecToTimespec(MainSleep.Nanoseconds())
+		go func() { _ = unix.Nanosleep(&sleep, nil) }()
 		return false
 	}
 	runtime.LockOSThread()

@@ -187,7 +187,7 @@ func (f Filter) install(flags uintptr) error {
 		return fmt.Errorf("install seccomp filter: %w", e)
 	}
 	if refused != 0 {
-		return fmt.Errorf("install seccomp filter: thread %d has others", refused)
+		return fmt.Errorf("install seccomp filter: thread %d has another one", refused)
 	}
 	return nil
 }

@@ -81,7 +81,7 @@ func TestThreads(t *testing.T) {
 	r.Send(t, wire.TypeKill)
 	r.Wait(t)
 	await(t, "the agent to end its threads", func() bool { return threads(agents[0]) <= 4 })
-	if n := threads(fmt.Sprintf("/proc/%d", awaitRunInit(t, b.Workspace))); n > 4 {
+	if n := threads(fmt.Sprintf("/proc/%d", awaitRunInit(t, b.Workspace))); n > 5 {
 		t.Errorf("the prestarted run-init has %d threads", n)
 	}
 	b.Alive(t)
