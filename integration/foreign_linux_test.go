@@ -16,9 +16,6 @@ import (
 // TestForeignFiles: a user can read what code has written under the user's subordinate ids. A
 // server that does not have these ids any more says so, and serves other sessions.
 func TestForeignFiles(t *testing.T) {
-	if onDocker() {
-		t.Skip("only the jail uses an outer namespace")
-	}
 	home, _ := ordinaryRoot(t)
 	withRange := newUser(t, home, sandboxtest.UserRange)
 	s := withRange.serve(t)

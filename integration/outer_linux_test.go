@@ -27,6 +27,9 @@ type user struct {
 // newUser makes a user. One who has no nsenter cannot make an outer namespace.
 func newUser(t *testing.T, home string, mode sandboxtest.UserMode) *user {
 	t.Helper()
+	if onDocker() {
+		t.Skip("only the jail uses an outer namespace")
+	}
 	if os.Geteuid() != 0 {
 		skip(t, "only root can become a user of each kind")
 	}
@@ -71,9 +74,6 @@ var userModes = []sandboxtest.UserMode{sandboxtest.UserOutside, sandboxtest.User
 // TestOuterNamespace follows the servers of an ordinary user on one data directory: without an
 // outer namespace, with one, and with one that has subordinate ids.
 func TestOuterNamespace(t *testing.T) {
-	if onDocker() {
-		t.Skip("only the jail uses an outer namespace")
-	}
 	home, _ := ordinaryRoot(t)
 	written := ""
 	for _, mode := range userModes {
@@ -120,9 +120,6 @@ func TestOuterNamespace(t *testing.T) {
 // TestOuterNamespacePrivate: if only the user can read what code needs, sandboxes have the user's
 // id, and sessions get their files back from subordinate ids, but not while a sandbox uses them.
 func TestOuterNamespacePrivate(t *testing.T) {
-	if onDocker() {
-		t.Skip("only the jail uses an outer namespace")
-	}
 	home, _ := ordinaryRoot(t)
 	u := newUser(t, home, sandboxtest.UserRange)
 	s := u.serve(t)
@@ -173,9 +170,6 @@ func TestOuterNamespacePrivate(t *testing.T) {
 // TestOuterNamespaceTwoServers: a second server of a user with subordinate ids leaves a session's
 // files to the first one, and the user can read, copy and delete them.
 func TestOuterNamespaceTwoServers(t *testing.T) {
-	if onDocker() {
-		t.Skip("only the jail uses an outer namespace")
-	}
 	home, attr := ordinaryRoot(t)
 	u := newUser(t, home, sandboxtest.UserRange)
 	run := fmt.Sprintf("/run/user/%d", ordinaryUser) // as a login makes it
@@ -324,38 +318,18 @@ func checkOwner(t *testing.T, dir string, mode sandboxtest.UserMode) {
 // TestOuterNamespaceKilled: a killed server leaves no process and no mount behind, and the next one
 // cleans up the rest.
 func TestOuterNamespaceKilled(t *testing.T) {
-	if onDocker() {
-		t.Skip("only the jail uses an outer namespace")
-	}
 	for _, mode := range userModes {
 		t.Run(string(mode), func(t *testing.T) {
 			home, _ := ordinaryRoot(t)
 			u := newUser(t, home, mode)
-			s := u.serve(t)
-			marker := newMarker()
-			answer := s.begin(t, "life", marker, sleeper(marker))
-			family := descendants(t, s.cmd.Process.Pid)
-			wantFamily(t, family, "bwrap", "sleep")
-			dead := instancesOn(t, s.Root)
-			s.kill(t)
-			<-answer
-			eventually(t, 10*time.Second, "the killed server's processes and mounts to end", func() bool {
-				return len(alive(family)) == 0 && len(mountedFrom(s.Root)) == 0
-			})
-			s = u.serve(t)
-			eventually(t, 20*time.Second, "the dead instance's traces to be removed", func() bool {
-				now := instancesOn(t, s.Root)
-				return len(now) == 1 && now[0] != dead[0]
-			})
+			start := func() *server { return u.serve(t) }
+			killDuringRun(t, start(), start)
 		})
 	}
 }
 
 // TestOuterNamespaceCommand: streams, arguments, directory and exit code are those of the program.
 func TestOuterNamespaceCommand(t *testing.T) {
-	if onDocker() {
-		t.Skip("only the jail uses an outer namespace")
-	}
 	home, _ := ordinaryRoot(t)
 	if err := os.WriteFile(filepath.Join(home, "code.sh"), []byte("cat log 2>/dev/null; echo out | tee -a log; echo err >&2; exit 7"), 0o644); err != nil {
 		t.Fatal(err)

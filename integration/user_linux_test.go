@@ -37,12 +37,11 @@ func ordinaryRoot(t *testing.T) (string, *syscall.SysProcAttr) {
 func TestOrdinaryUser(t *testing.T) {
 	root, attr := ordinaryRoot(t)
 	home := filepath.Join(root, "home")
-	var s *server
-	start := func(settings ...string) {
-		s = serveWith(t, func(cmd *exec.Cmd) { cmd.SysProcAttr, cmd.Dir = attr, root },
-			append([]string{"SANDBOX_ROOT=" + filepath.Join(root, "data"), "HOME=" + home, "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}, settings...)...)
+	start := func() *server {
+		return serveWith(t, func(cmd *exec.Cmd) { cmd.SysProcAttr, cmd.Dir = attr, root },
+			"SANDBOX_ROOT="+filepath.Join(root, "data"), "HOME="+home, "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
 	}
-	start()
+	s := start()
 
 	for language, code := range map[string]string{
 		"python": `
@@ -68,6 +67,16 @@ print("saved")
 		t.Errorf("another session sees %+v", r)
 	}
 
+	s = killDuringRun(t, s, start)
+	if r := s.run(t, "story-shell", "shell", "cat table.csv"); r.Output != "a,b\n1,3\n2,4\n" {
+		t.Errorf("the session's next run: %+v", r)
+	}
+}
+
+// killDuringRun kills a server, of which no process and no mount may be left, and starts the next
+// one, which must remove the rest.
+func killDuringRun(t *testing.T, s *server, start func() *server) *server {
+	t.Helper()
 	marker := newMarker()
 	answer := s.begin(t, "life", marker, sleeper(marker))
 	family := descendants(t, s.cmd.Process.Pid)
@@ -75,15 +84,13 @@ print("saved")
 	dead := instancesOn(t, s.Root)
 	s.kill(t)
 	<-answer
-	eventually(t, 3*time.Second, "the killed server's processes and mounts to end", func() bool {
+	eventually(t, 10*time.Second, "the killed server's processes and mounts to end", func() bool {
 		return len(alive(family)) == 0 && len(mountedFrom(s.Root)) == 0
 	})
-	start()
-	eventually(t, 10*time.Second, "the dead instance's traces to be removed", func() bool {
-		now := instancesOn(t, s.Root)
+	next := start()
+	eventually(t, 20*time.Second, "the dead instance's traces to be removed", func() bool {
+		now := instancesOn(t, next.Root)
 		return len(now) == 1 && now[0] != dead[0]
 	})
-	if r := s.run(t, "story-shell", "shell", "cat table.csv"); r.Output != "a,b\n1,3\n2,4\n" {
-		t.Errorf("the session's next run: %+v", r)
-	}
+	return next
 }

@@ -6,11 +6,13 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,6 +97,20 @@ func (w *window) try(t *testing.T, session, code string) (string, error) {
 	return res.Content[0].(*mcp.TextContent).Text, nil
 }
 
+// begin starts a run that never ends by itself, and returns when it has started. The channel gets
+// the error of the call.
+func (w *window) begin(t *testing.T, marker string) <-chan error {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.CallTool(context.Background(), &mcp.CallToolParams{Name: "run_code", Arguments: map[string]any{
+			"conversationId": "r", "language": "shell", "code": sleeper(marker)}})
+		ended <- err
+	}()
+	eventually(t, 30*time.Second, "the run to start", func() bool { return len(marked(marker)) == 1 })
+	return ended
+}
+
 // serversOn returns the process ids of the servers on root, by instance.
 func serversOn(t *testing.T, root string) map[string]int {
 	t.Helper()
@@ -132,7 +148,9 @@ func killShared(t *testing.T, root string) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the killed server to end", func() bool { return len(serversOn(t, root)) == 0 || oneServer(t, root) != pid })
+	eventually(t, 10*time.Second, "the killed server to end", func() bool {
+		return !slices.Contains(slices.Collect(maps.Values(serversOn(t, root))), pid)
+	})
 }
 
 // TestWindowsShareAServer: windows with the same settings have one server, and so one interpreter
@@ -422,13 +440,7 @@ func TestSharedServerIsKilled(t *testing.T) {
 	}
 
 	marker := newMarker()
-	failed := make(chan error, 1)
-	go func() {
-		_, err := second.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_code", Arguments: map[string]any{
-			"conversationId": "r", "language": "shell", "code": sleeper(marker)}})
-		failed <- err
-	}()
-	eventually(t, 30*time.Second, "the run to start", func() bool { return len(marked(marker)) == 1 })
+	failed := second.begin(t, marker)
 	if err := syscall.Kill(server, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -447,11 +459,7 @@ func TestWindowIsKilled(t *testing.T) {
 	first, second := openWindow(t, root), openWindow(t, root)
 	second.cell(t, "s", "x = 1")
 	marker := newMarker()
-	go func() {
-		_, _ = first.CallTool(context.Background(), &mcp.CallToolParams{Name: "run_code", Arguments: map[string]any{
-			"conversationId": "r", "language": "shell", "code": sleeper(marker)}})
-	}()
-	eventually(t, 30*time.Second, "the run to start", func() bool { return len(marked(marker)) == 1 })
+	first.begin(t, marker)
 	server := oneServer(t, root)
 	if err := first.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

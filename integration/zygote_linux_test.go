@@ -6,12 +6,15 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"unsafe"
 )
 
 // TestForked checks that a program that comes from the zygote cannot notice it, except by the
 // clock.
 func TestForked(t *testing.T) {
+	ignoreLibrarySignal(t)
 	s := serve(t)
 	type result struct {
 		ExitCode       int `json:"exit_code"`
@@ -86,7 +89,7 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 		"unflushed file":   "f = open('/data/u.txt', 'w'); f.write('hi')",
 		"its content":      "f = open('/data/v.txt', 'w'); f.write('hi'); del f; print(open('/data/v.txt').read())",
 		"exit handlers":    "import atexit; atexit.register(print, 'bye'); print('x')",
-		"thread":           "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print('t'))).start()\nprint('m')",
+		"thread":           "import threading, time\nprinted = threading.Event()\nthreading.Thread(target=lambda: (printed.wait(), time.sleep(.1), print('t'))).start()\nprint('m'); printed.set()",
 		"finalizer":        "class A:\n    def __del__(self): print('del')\na = A()",
 		"generator":        "def g():\n    try: yield\n    finally: print('fin')\nx = g(); next(x)",
 		"names":            "print(__name__, __file__[:10], __spec__, __doc__, __package__, sorted(globals()))",
@@ -134,6 +137,21 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 			}
 		})
 	}
+}
+
+// ignoreLibrarySignal makes the programs that this process starts ignore a signal of the C library,
+// as GNU make does.
+func ignoreLibrarySignal(t *testing.T) {
+	t.Helper()
+	const number, ignore = 32, 1
+	set := func(handler uintptr) {
+		action := [4]uintptr{handler}
+		if _, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, number, uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0); e != 0 {
+			t.Fatal(e)
+		}
+	}
+	set(ignore)
+	t.Cleanup(func() { set(0) })
 }
 
 // TestSeparateZygotes checks that with SANDBOX_SHARED_ZYGOTE=off a sandbox imports for itself, and
