@@ -23,7 +23,6 @@ type Conn struct {
 	logs    io.Writer
 	detach  func() bool
 	stopped atomic.Bool
-	pid     int
 }
 
 // newConn makes a connection that ends with ctx. Log lines of the server go to logs.
@@ -46,13 +45,11 @@ func (c *Conn) open(h hello) error {
 		return unavailable("the shared server does not answer")
 	case err != nil:
 		return fmt.Errorf("%w: %w", errGone, err)
+	case s.Stopped:
+		return errGone
 	}
-	c.pid = s.PID
 	return nil
 }
-
-// PID returns the server's process id.
-func (c *Conn) PID() int { return c.pid }
 
 func (c *Conn) awaitReady() error {
 	for {

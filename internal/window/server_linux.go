@@ -128,7 +128,7 @@ func (s *Server) sayStopped() {
 	var told sync.WaitGroup
 	s.mu.Lock()
 	for c := range s.windows {
-		told.Go(func() { _ = c.line(kindStatus, encode(status{Stopped: true})) })
+		told.Go(func() { _ = c.say(status{Stopped: true}) })
 	}
 	s.mu.Unlock()
 	done := make(chan struct{})
@@ -259,10 +259,10 @@ func (s *Server) handle(conn *net.UnixConn) {
 	}
 	if s.failed != "" {
 		c.logs.Close() // they come first
-		_ = c.line(kindStatus, encode(status{Failed: s.failed}))
+		_ = c.say(status{Failed: s.failed})
 		return
 	}
-	if c.line(kindStatus, encode(status{Ready: true})) == nil {
+	if c.say(status{Ready: true}) == nil {
 		_ = s.serve(s.ctx, c, c)
 	}
 }
@@ -336,7 +336,10 @@ func (c *serverConn) hello() (h hello, err error) {
 	return h, json.Unmarshal(line, &h)
 }
 
-func (c *serverConn) sayHello() error { return c.line(kindStatus, encode(status{PID: os.Getpid()})) }
+func (c *serverConn) sayHello() error { return c.say(status{}) }
+
+// say sends a status.
+func (c *serverConn) say(s status) error { return c.line(kindStatus, encode(s)) }
 
 func (c *serverConn) Read(p []byte) (int, error) { return c.reader.Read(p) }
 

@@ -24,9 +24,9 @@ type hello struct {
 	Stop bool `json:"stop,omitempty"` // end, instead of serving a window
 }
 
-// status is a server's message to a window about itself.
+// status is a server's message to a window about itself. An empty one comes first: the server
+// answers.
 type status struct {
-	PID     int    `json:"pid,omitempty"`     // the first status: the server answers
 	Ready   bool   `json:"ready,omitempty"`   // messages are served from now on
 	Failed  string `json:"failed,omitempty"`  // why the server cannot start
 	Stopped bool   `json:"stopped,omitempty"` // the server ends on purpose
