@@ -108,7 +108,7 @@ func (a *agent) startInterpreter(s *wire.Stream, r *wire.Run) (*interpreter, err
 			in.exit = wire.Exit{Code: 126, Error: err.Error()}
 		}
 		in.exit.Lost = true
-		run.ClosePipes() // not the connection: the last frames of the last cell come before its end
+		run.CloseAllButChannel() // the last frames of the last cell come before its end
 		pumps.Wait()
 		release()
 		close(in.lost)

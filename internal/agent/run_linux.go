@@ -18,7 +18,9 @@ func (a *agent) run(s *wire.Stream, f wire.Frame) {
 		sendExit(s, a.heldFiles())
 		return
 	}
-	sendExit(s, a.execute(s, f.Run))
+	exit, release := a.execute(s, f.Run)
+	sendExit(s, exit)
+	release()
 	a.launcher.Prestart(f.Run, !a.hasInterpreters())
 }
 
@@ -26,32 +28,33 @@ func sendExit(s *wire.Stream, exit wire.Exit) {
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
 }
 
-// execute runs a program or a cell to its end.
-func (a *agent) execute(s *wire.Stream, r *wire.Run) wire.Exit {
+// execute runs a program or a cell to its end. The caller sends the exit, then calls release.
+func (a *agent) execute(s *wire.Stream, r *wire.Run) (exit wire.Exit, release func()) {
 	defer a.threads.reserve()()
 	before := a.launcher.LimitsHit()
 	end := a.launcher.BeginRun(r.Interpreter != "")
-	execute := a.runProgram
-	if r.Interpreter != "" {
-		execute = a.runCell
+	var err error
+	if r.Interpreter == "" {
+		exit, release, err = a.runProgram(s, r)
+	} else {
+		exit, err = a.runCell(s, r)
+		release = func() {}
 	}
-	exit, err := execute(s, r)
 	end()
 	if err != nil {
 		exit = wire.Exit{Code: 126, Error: err.Error()}
 	}
 	after := a.launcher.LimitsHit()
 	exit.OOMKills, exit.PIDsRefused = after.OOMKills-before.OOMKills, after.PIDsRefused-before.PIDsRefused
-	return exit
+	return exit, release
 }
 
-// runProgram runs code in a new process.
-func (a *agent) runProgram(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
+// runProgram runs code in a new process. See execute for release.
+func (a *agent) runProgram(s *wire.Stream, r *wire.Run) (exit wire.Exit, release func(), err error) {
 	run, err := a.start(a.launcher.Spec(r))
 	if err != nil {
-		return wire.Exit{}, err
+		return wire.Exit{}, func() {}, err
 	}
-	defer run.Close()
 	if r.Ahead {
 		go a.launcher.PrestartAhead(r)
 	}
@@ -71,7 +74,11 @@ func (a *agent) runProgram(s *wire.Stream, r *wire.Run) (wire.Exit, error) {
 			break
 		}
 	}
-	return status.Exit, err
+	if run.Exiting {
+		return status.Exit, run.Close, err
+	}
+	run.Close()
+	return status.Exit, func() {}, err
 }
 
 // start hands a run to the prestarted process, or to a new one.

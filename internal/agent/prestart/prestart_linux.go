@@ -107,7 +107,6 @@ func (b *base) newRun(start func(run *Run, files []*os.File) error) (_ *Run, err
 			_ = f.Close()
 		}
 		if err != nil {
-			run.endMounts()
 			run.Close()
 		}
 	}()

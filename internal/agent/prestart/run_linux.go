@@ -19,6 +19,7 @@ type Run struct {
 	Stdout, Stderr *os.File
 	Channel        *os.File // for cells
 	Forked         bool     // a zygote forked the program
+	Exiting        bool     // after Wait: send the result first, then close the run
 
 	proc         *os.Process
 	spec, status *os.File
@@ -30,9 +31,8 @@ type Run struct {
 	onClose      []*os.File
 }
 
-// Wait returns how the program ended, when nothing of the run is left.
+// Wait returns how the program ended, when nothing of the run is left, or run-init is Exiting.
 func (r *Run) Wait() (runinit.Status, error) {
-	defer r.endMounts()
 	text, readErr := io.ReadAll(io.LimitReader(r.status, runinit.MaxStatus))
 	var status runinit.Status
 	reported := readErr == nil && json.Unmarshal(text, &status) == nil
@@ -72,6 +72,7 @@ func (r *Run) exitLater() bool {
 	default:
 		return false
 	}
+	r.Exiting = true
 	go func() {
 		proc.AwaitExit(r.proc.Pid)
 		_, _ = r.reap()
@@ -86,17 +87,18 @@ func (r *Run) Kill() { _ = r.proc.Kill() }
 // Interrupt asks the program to stop. An interpreter is asked through its cells.
 func (r *Run) Interrupt() { _, _ = r.Channel.Write([]byte{0}) }
 
-// Close closes the agent's descriptors of the run.
+// Close ends the mounts of the run and closes the agent's descriptors of it.
 func (r *Run) Close() {
-	r.ClosePipes()
+	r.CloseAllButChannel()
 	for _, f := range r.onClose {
 		_ = f.Close()
 	}
 	_ = r.Channel.Close()
 }
 
-// ClosePipes closes all but the channel for cells.
-func (r *Run) ClosePipes() {
+// CloseAllButChannel is Close without the channel for cells.
+func (r *Run) CloseAllButChannel() {
+	r.endMounts()
 	for _, f := range []*os.File{r.spec, r.status, r.Stdout, r.Stderr} {
 		_ = f.Close()
 	}
@@ -107,7 +109,6 @@ func (r *Run) Discard() {
 	_ = r.proc.Kill()
 	proc.AwaitExit(r.proc.Pid)
 	_, _ = r.reap()
-	r.endMounts()
 	r.Close()
 }
 
@@ -119,6 +120,7 @@ func (r *Run) endMounts() {
 			fmt.Fprintf(os.Stderr, "sandbox-agent: detach /proc of an ended run: %v; ending the sandbox\n", err)
 			os.Exit(1)
 		}
+		r.procDir = ""
 	}
 	_ = r.tree.Close() // on a nil file it does nothing
 }
