@@ -113,10 +113,10 @@ func (n *Namespaces) Prestart(r *wire.Run, quiet bool) {
 	}
 }
 
-// PrestartAhead implements Launcher. It boots no program, which would use the memory of the run. A
-// zygote that grows after the run must not have a fork.
+// PrestartAhead implements Launcher. A program that is booted after the run takes most of a start's
+// time, so there is nothing to gain. A zygote that grows after the run must not have a fork.
 func (n *Namespaces) PrestartAhead(r *wire.Run) {
-	if r.Zygote == nil || n.zygotes.isComplete(r.Zygote.Name, r.Code) {
+	if r.Prestart == nil && (r.Zygote == nil || n.zygotes.isComplete(r.Zygote.Name, r.Code)) {
 		n.fill(r, nil)
 	}
 }
