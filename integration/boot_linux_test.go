@@ -74,6 +74,17 @@ func TestBooted(t *testing.T) {
 		{"await without an end", "javascript", "console.log(1); await new Promise(() => {})"},
 		{"exit code", "javascript", "process.exit(3)"},
 		{"exit code to come", "javascript", "process.exitCode = 4; setTimeout(() => console.log('later'))"},
+		{"exit code beyond a byte", "javascript", "process.exitCode = 259"},
+		{"negative exit code", "javascript", "process.exitCode = -1"},
+		{"exit code as text", "javascript", "process.exitCode = '5'"},
+		{"exit handler", "javascript", "process.on('exit', (c) => console.log('exit', c))"},
+		{"a handler of beforeExit", "javascript", "process.once('beforeExit', () => setTimeout(() => console.log('later')))"},
+		{"another title", "javascript", "process.title = 'exit 3'; console.log(process.title)"},
+		{"stopped for a while", "javascript", "require('child_process').spawn('sh', ['-c', `until grep -q '^State:.T' /proc/${process.pid}/status; do :; done; kill -CONT ${process.pid}`]); process.kill(process.pid, 'SIGSTOP'); console.log('on')"},
+		{"a lot of memory", "javascript", "globalThis.kept = Buffer.alloc(100 << 20, 1)"},
+		{"a thread at the end", "javascript", "new (require('worker_threads').Worker)('setInterval(() => {}, 1)', { eval: true }).unref()"},
+		{"a server at the end", "javascript", "require('net').createServer().listen(0, '127.0.0.1').unref(); console.log(1)"},
+		{"what V8 has buffered", "javascript", "const v8 = require('v8'); v8.setFlagsFromString('--print-flag-values'); v8.setFlagsFromString('--trace-opt-verbose'); console.log(1)"},
 		{"abort", "javascript", "process.abort()"},
 		{"killed", "javascript", "process.kill(process.pid, 'SIGKILL')"},
 		{"terminated", "javascript", "process.kill(process.pid, 'SIGTERM'); setTimeout(() => {}, 10000)"},
@@ -83,6 +94,7 @@ func TestBooted(t *testing.T) {
 		{"input of a child", "javascript", "const c = require('child_process'); console.log(c.spawnSync('readlink', ['/proc/self/fd/0'], { stdio: ['inherit', 'pipe'] }).stdout.toString(), c.spawnSync('cat', { stdio: 'inherit' }).status)"},
 		{"output", "javascript", "process.stdout.write('a'); process.stderr.write('b'); console.error('c'); console.log(process.stdout.isTTY, process.stdout.constructor.name, process.stderr.constructor.name)"},
 		{"much output", "javascript", "for (let i = 0; i < 20000; i++) console.log('line ' + i)"},
+		{"a megabyte of output", "typescript", "process.stdout.write('x'.repeat(1 << 20)); console.log('end')"},
 		// No more than the pipe holds: Node.js drops what it has not written by then.
 		{"output before an exit", "javascript", "for (let i = 0; i < 4000; i++) console.log('line ' + i); process.exit(0)"},
 		{"output of a child", "javascript", "require('child_process').execSync('echo out; echo err >&2', { stdio: 'inherit' })"},
@@ -139,6 +151,42 @@ func TestBooted(t *testing.T) {
 		}
 		if r := s.run(t, "booted", "javascript", code); r.Output != "undefined false /tmp false\n" {
 			t.Errorf("the next run: %+v", r)
+		}
+	})
+}
+
+// TestBootedEnd checks that nothing of a run is left after it, although its program is killed when
+// it has nothing to do, and that code gains nothing by pretending that.
+func TestBootedEnd(t *testing.T) {
+	s := serve(t, "SANDBOX_POOL_SIZE=0")
+	s.run(t, "end", "javascript", ";")
+	for _, p := range []struct {
+		name, code string
+		exit       int
+	}{
+		{"alone", "", 0},
+		{"with a child", "require('child_process').spawn('sh', ['-c', loop], { detached: true, stdio: 'ignore' }).unref()", 0},
+		{"with an orphan", "require('child_process').spawnSync('sh', ['-c', `(${loop}) &`], { stdio: 'ignore' })", 0},
+		{"pretended", "require('child_process').spawnSync('sh', ['-c', `(${loop}) &`], { stdio: 'ignore' }); process.title = 'exit 7'; process.kill(process.pid, 'SIGSTOP')", 7},
+		{"pretended by an orphan", "require('child_process').spawnSync('sh', ['-c', `sh -c 'printf \"exit 7\" >/proc/$$/comm; kill -STOP $$' &`], { stdio: 'ignore' }); process.exitCode = 4", 4},
+	} {
+		t.Run(p.name, func(t *testing.T) {
+			s.awaitNode(t)
+			code := "const loop = 'while :; do echo >>ticks; done'; require('fs').writeFileSync('ticks', ''); " + p.code
+			if r := s.run(t, "end", "javascript", code); r.ExitCode != p.exit || r.Output != "" {
+				t.Errorf("%+v", r)
+			}
+			if r := s.run(t, "end", "shell", "a=$(wc -c <ticks); sleep 0.1; [ $a = $(wc -c <ticks) ]"); r.ExitCode != 0 {
+				t.Errorf("code of the run continues after its end: %+v", r)
+			}
+		})
+	}
+	t.Run("a trace", func(t *testing.T) {
+		s.run(t, "end", "javascript", ";")
+		s.awaitNode(t)
+		s.run(t, "end", "javascript", "require('trace_events').createTracing({ categories: ['v8'] }).enable()")
+		if r := s.run(t, "end", "shell", "tail -c 2 node_trace.1.log"); r.Output != "]}" {
+			t.Errorf("the trace that Node writes at its end: %+v", r)
 		}
 	})
 }

@@ -94,7 +94,9 @@ func (init *process) handOver(spec *Spec) (*program, wire.Exit, error) {
 		_ = os.Remove(code.path)
 		return init.launch(spec)
 	}
-	return &program{pid: b.pid, dir: dir, wait: func() (wire.Exit, error) { return awaitChild(b.pid) }}, wire.Exit{}, nil
+	p := &program{pid: b.pid, dir: dir}
+	p.wait = p.awaitStop
+	return p, wire.Exit{}, nil
 }
 
 // handOver gives the program its code and environment. After an error, none of the code has run.
@@ -111,7 +113,8 @@ func (b *booted) handOver(spec *Spec, code programFile) error {
 	err := json.NewEncoder(b.conn).Encode(struct {
 		File string            `json:"file"`
 		Env  map[string]string `json:"env"`
-	}{code.path, spec.variables()})
+		Stop bool              `json:"stop"` // the program may stop instead of exiting: see awaitStop
+	}{code.path, spec.variables(), true})
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ type program struct {
 	wait   func() (wire.Exit, error)
 	driver *os.File // nil unless it is an interpreter
 	dir    *os.Root // private to the run
+	dying  bool     // it was killed and is the last process of the run; wait has not reaped it
 }
 
 // launch starts the program. Without a program, the exit or the error says why.
@@ -181,18 +182,23 @@ const waitThreads = 3
 // it cannot have filled the pid limit yet.
 func awaitChild(pid int) (wire.Exit, error) {
 	proc.ReserveThreads(waitThreads)
+	ws, ru, err := awaitStatus(pid, 0)
+	if err != nil {
+		return wire.Exit{}, err
+	}
+	exit := ExitOf(ws)
+	exit.MaxRSSB = ru.Maxrss << 10
+	return exit, nil
+}
+
+// awaitStatus reaps every child until the program itself has ended or, with WUNTRACED, stopped.
+func awaitStatus(pid, options int) (ws syscall.WaitStatus, ru syscall.Rusage, err error) {
 	for {
-		var ws syscall.WaitStatus
-		var ru syscall.Rusage
-		p, err := syscall.Wait4(-1, &ws, 0, &ru)
+		p, err := syscall.Wait4(-1, &ws, options, &ru)
 		switch {
 		case errors.Is(err, syscall.EINTR):
-		case err != nil:
-			return wire.Exit{}, err
-		case p == pid:
-			exit := ExitOf(ws)
-			exit.MaxRSSB = ru.Maxrss << 10
-			return exit, nil
+		case err != nil || p == pid:
+			return ws, ru, err
 		}
 	}
 }

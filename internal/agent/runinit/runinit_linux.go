@@ -158,7 +158,7 @@ func (init *process) run(spec *Spec) (Status, error) {
 	if spec.Displays && err == nil {
 		status.Displays = collectDisplays(p.dir)
 	}
-	if status.Alone = init.hasNamespaces && isAlone() && isCheapToFree(); status.Alone {
+	if status.Alone = p.dying || init.hasNamespaces && isAlone() && isCheapToFree(); status.Alone {
 		addUsage(&status.Exit)
 	}
 	return status, err

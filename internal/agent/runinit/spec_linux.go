@@ -48,7 +48,7 @@ type Spec struct {
 type Status struct {
 	wire.Exit
 	Displays []Display `json:"displays,omitempty"`
-	Alone    bool      `json:"alone,omitempty"` // no process of the run is left but run-init
+	Alone    bool      `json:"alone,omitempty"` // no process of the run is left but run-init, or a dying one
 }
 
 // MaxStatus limits the size of a Status, which holds the displays in base64.
