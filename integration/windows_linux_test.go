@@ -456,16 +456,26 @@ func TestSharedServerIsKilled(t *testing.T) {
 // TestWindowIsKilled: the end of a window ends its runs, however it comes, and nothing of others.
 func TestWindowIsKilled(t *testing.T) {
 	root := stdioRoot(t)
-	first, second := openWindow(t, root), openWindow(t, root)
-	second.cell(t, "s", "x = 1")
-	marker := newMarker()
-	first.begin(t, marker)
+	other := openWindow(t, root)
+	other.cell(t, "s", "x = 1")
 	server := oneServer(t, root)
-	if err := first.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
+	for name, meanwhile := range map[string]func(*testing.T){
+		"others are quiet": func(*testing.T) {},
+		"others are busy":  func(t *testing.T) { other.cell(t, "s", "x") }, // the server has log lines for the dead window
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, marker := openWindow(t, root), newMarker()
+			w.begin(t, marker)
+			if err := w.cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, 10*time.Second, "the window's run to end", func() bool {
+				meanwhile(t)
+				return len(marked(marker)) == 0
+			})
+		})
 	}
-	eventually(t, 10*time.Second, "the window's run to end", func() bool { return len(marked(marker)) == 0 })
-	if got := second.cell(t, "s", "x"); got != "1\n" || oneServer(t, root) != server {
+	if got := other.cell(t, "s", "x"); got != "1\n" || oneServer(t, root) != server {
 		t.Errorf("the other window: %q", got)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hungUp reports whether w is a pipe or socket that has lost its reader.
+// hungUp reports whether w is a pipe or socket that has lost its reader, or a file that is closed.
 func hungUp(w io.Writer) bool {
 	file, ok := w.(syscall.Conn)
 	if !ok {
@@ -24,5 +24,5 @@ func hungUp(w io.Writer) bool {
 		fds[0].Fd = int32(fd)
 		_, _ = unix.Poll(fds, 0) // on error it reports no event
 	})
-	return err == nil && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
+	return err != nil || fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
 }

@@ -241,7 +241,7 @@ func (r *Relay) finish(ctx context.Context) {
 	}
 	ticker := time.NewTicker(hangUpInterval)
 	defer ticker.Stop()
-	for {
+	for !hungUp(r.out.Writer) {
 		select {
 		case <-r.link.ended: // everything is answered, or the server has ended
 			r.answerOpen(r.link)
@@ -251,9 +251,6 @@ func (r *Relay) finish(ctx context.Context) {
 		case <-r.broken:
 			return
 		case <-ticker.C:
-			if hungUp(r.out.Writer) {
-				return
-			}
 		}
 	}
 }

@@ -166,7 +166,7 @@ func (c *stdioConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 func (c *stdioConn) awaitAnswers(ctx context.Context) {
 	ticker := time.NewTicker(hangUpInterval)
 	defer ticker.Stop()
-	for answered := c.calls.answered(); ; {
+	for answered := c.calls.answered(); !hungUp(c.out); {
 		select {
 		case <-answered:
 			return
@@ -179,9 +179,6 @@ func (c *stdioConn) awaitAnswers(ctx context.Context) {
 		case <-c.broken:
 			return
 		case <-ticker.C:
-			if hungUp(c.out) {
-				return
-			}
 		}
 	}
 }

@@ -148,26 +148,36 @@ func testStdioEndOfInput(t *testing.T, stdio stdioFunc) {
 	}
 }
 
-// TestStdioNobodyReads: when the client is gone, its calls are cancelled.
+// TestStdioNobodyReads: when the client is gone, its calls are cancelled. A shared server may
+// notice that first when it writes a log line, and close its end.
 func TestStdioNobodyReads(t *testing.T) {
-	f := newFixture(t, Config{})
-	inR, in, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, outW, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- f.ServeStdio(t.Context(), inR, outW) }()
-	io.WriteString(in, stdioHello+`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"work"}}`+"\n")
-	soon(t, f.started)
-	in.Close()
-	out.Close()
-	soon(t, f.ended)
-	if err := soon(t, ended); err != nil {
-		t.Errorf("ServeStdio: %v", err)
+	for name, leave := range map[string]func(out, outW *os.File){
+		"client closes": func(out, _ *os.File) { out.Close() },
+		"server closes": func(_, outW *os.File) { outW.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, Config{})
+			inR, in, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, outW, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Close()
+			ended := make(chan error, 1)
+			go func() { ended <- f.ServeStdio(t.Context(), inR, outW) }()
+			io.WriteString(in, stdioHello+`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"work"}}`+"\n")
+			soon(t, f.started)
+			line(t, bufio.NewReader(out), anyLine) // initialize
+			in.Close()
+			leave(out, outW)
+			soon(t, f.ended)
+			if err := soon(t, ended); err != nil {
+				t.Errorf("ServeStdio: %v", err)
+			}
+		})
 	}
 }
 
