@@ -117,6 +117,43 @@ func TestOuterNamespace(t *testing.T) {
 	}
 }
 
+// TestOuterNamespaceArtifacts: files that get another owner because a sandbox starts are not
+// artifacts of its run: uploads, and what an earlier server, also one that was killed, has left.
+func TestOuterNamespaceArtifacts(t *testing.T) {
+	home, _ := ordinaryRoot(t)
+	const content = "1,2\n"
+	check := func(s *server, session, code, stdout, artifact string) {
+		t.Helper()
+		r := s.cell(t, session, "python", code)
+		var got []string
+		for _, a := range r.Artifacts {
+			got = append(got, a.Filename)
+		}
+		if r.Stdout != stdout || strings.Join(got, " ") != artifact {
+			t.Errorf("%s: artifacts %q, want %q: %+v", session, got, artifact, r)
+		}
+	}
+	var starts []func(*testing.T) *server
+	for _, mode := range userModes {
+		starts = append(starts, newUser(t, home, mode).serve)
+	}
+	starts = append(starts, func(t *testing.T) *server { // root's
+		return serve(t, "SANDBOX_ROOT="+filepath.Join(home, "data"))
+	})
+	for i, start := range starts {
+		for j := range 2 {
+			s := start(t)
+			fresh := fmt.Sprintf("s%d-%d", i, j)
+			s.upload(t, fresh, "sales.csv", content)
+			check(s, fresh, "print(open('/data/sales.csv').read(), end='')", content, "")
+			s.upload(t, "story", fresh, content)
+			check(s, "story", "import os; print(len(os.listdir('/data')) > 0)", "True\n", "")
+			check(s, "story", "open('/data/"+fresh+"', 'a').write('3,4\\n') and None", "", fresh)
+			s.kill(t)
+		}
+	}
+}
+
 // TestOuterNamespacePrivate: if only the user can read what code needs, sandboxes have the user's
 // id, and sessions get their files back from subordinate ids, but not while a sandbox uses them.
 func TestOuterNamespacePrivate(t *testing.T) {

@@ -2,11 +2,14 @@ package session_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +21,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/session/sessiontest"
+	"mcp-code-sandbox/internal/wire"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -38,6 +42,53 @@ func TestForeignFiles(t *testing.T) {
 	failure, ok := errors.AsType[*sandbox.Error](err)
 	if !ok || failure.Fix == "" || !errors.Is(err, fs.ErrPermission) || !errors.Is(err, session.ErrForeign) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestGivenFiles: a run that starts a sandbox, which gets the files, reports its own changes only,
+// also if the session remembers an earlier owner.
+func TestGivenFiles(t *testing.T) {
+	if os.Geteuid() != 0 {
+		sandboxtest.Skip(t, "only root can give files away")
+	}
+	b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+		for _, name := range strings.Fields(string(p.Code)) {
+			if err := os.WriteFile(filepath.Join(p.Spec.Workspace, name), p.Code, 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+		return wire.Exit{}
+	}}
+	uid := 70000
+	b.OnStart = func(ctx context.Context, spec sandbox.Spec) error {
+		uid++
+		ws, err := workspace.Open(spec.Workspace, workspace.Owner{UID: uid, GID: uid})
+		if err != nil {
+			return err
+		}
+		defer ws.Close()
+		return ws.Adopt(ctx)
+	}
+	m := newManager(t, b, func(c *session.Config) {
+		c.Owner = workspace.Owner{First: 70000, End: 80000}
+		c.Quota = workspace.Usage{Bytes: 1 << 30}
+	})
+	put(t, m, "x", "sub/sales.csv", "1,2")
+	put(t, m, "x", "old", "")
+	for i, code := range []string{"", "old new", "old", "", ""} {
+		s := open(t, m, session.Local, "x") // keeps what it remembers
+		defer s.Release()
+		if i%2 == 0 {
+			if _, err := m.StopSession(t.Context(), s.Key()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, want := changes(t, m, code), strings.Join(slices.Sorted(slices.Values(strings.Fields(code))), " "); got != want {
+			t.Errorf("run %d of %q reports %q", i, code, got)
+		}
+	}
+	if b.Started() != 3 {
+		t.Errorf("%d sandboxes", b.Started())
 	}
 }
 

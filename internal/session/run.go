@@ -164,6 +164,11 @@ func (s *Session) run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 			continue
 		}
 		defer s.m.release(sb)
+		if before != nil && s.ws.HasNewOwner(before) { // the sandbox, whose code has yet to start
+			if before, err = s.snapshot(ctx); err != nil {
+				return notStarted(ctx, err)
+			}
+		}
 		defer s.addActive(req.Background)()
 		if req.Persistent {
 			sb.addInterpreter(interpreterKey{r.Name, req.Network})

@@ -29,6 +29,7 @@ type Scan struct {
 	truncated bool
 	oldest    time.Time // of the listed files, once the list is full
 
+	uid     int  // of the workspace's owner when the scan began
 	partial bool // the walk was incomplete
 	seed    maphash.Seed
 	index   map[uint64]uint64 // from the hash of a place to that of the file's version
@@ -52,7 +53,11 @@ type version struct {
 // Scan walks the workspace once. If the workspace exceeds the bounds of a walk, the result is
 // partial.
 func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
-	s := &Scan{}
+	self, err := w.self.Stat()
+	if err != nil {
+		return nil, err
+	}
+	s := &Scan{uid: uidOf(self)}
 	var before map[uint64]uint64
 	if since := opt.Since; since != nil {
 		s.truncated, s.seed, before = since.partial, since.seed, since.index
@@ -64,7 +69,7 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 	}
 	var m meter
 	dir, at := "/", place{} // the directory visited last; initially a name that no directory has
-	err := w.walk(ctx, max(maxEntries, opt.Limit.Files+1), func(in string, fi fs.FileInfo) error {
+	err = w.walk(ctx, max(maxEntries, opt.Limit.Files+1), func(in string, fi fs.FileInfo) error {
 		m.add(fi)
 		if !isFile(in, fi) {
 			return nil

@@ -24,6 +24,14 @@ func onDisk(fi fs.FileInfo) (bytes int64, id fileID, links uint64) {
 	return int64(st.Blocks) * 512, fileID{uint64(st.Dev), uint64(st.Ino)}, uint64(st.Nlink)
 }
 
+// uidOf returns the uid that a file belongs to.
+func uidOf(fi fs.FileInfo) int {
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		return int(st.Uid)
+	}
+	return -1
+}
+
 func (o Owner) owns(fi fs.FileInfo) bool {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	return ok && int(st.Uid) == o.UID && int(st.Gid) == o.GID

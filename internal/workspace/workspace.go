@@ -103,6 +103,13 @@ func (w *Workspace) Owned() (bool, error) {
 	return owner.UID < 0 && owner.GID < 0 || owner.owns(fi), nil
 }
 
+// HasNewOwner reports whether the workspace was given to another owner after a scan has begun.
+// Then every file differs from what the scan has seen, although nobody has written to it.
+func (w *Workspace) HasNewOwner(since *Scan) bool {
+	fi, err := w.self.Stat()
+	return err == nil && uidOf(fi) != since.uid
+}
+
 // give gives a file or directory that the server has made to the owner. If that is or may become a
 // sandbox, the server's user must be able to read it: the directory above is closed to all others.
 func (w *Workspace) give(f *os.File) error {
