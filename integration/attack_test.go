@@ -156,6 +156,7 @@ for fd in range(3): os.close(fd)
 time.sleep(1000)
 `},
 		{"waits for input", "shell", `echo here; mkfifo -m 600 /tmp/f; cat /tmp/f`},
+		{"stops itself", "javascript", "console.log('here'); process.kill(process.pid, 'SIGSTOP')"},
 		{"stops itself and its parent", "shell", `echo here; kill -STOP $PPID; kill -STOP $$`},
 		{"forks a bomb", "shell", `echo here; b() { b | b & }; b; while :; do wait; done 2>/dev/null`},
 	} {

@@ -15,9 +15,10 @@ const path = require('node:path');
 const binary = path.join(__dirname, 'node_modules', '@esbuild', `${process.platform}-${process.arch}`, 'bin', 'esbuild');
 const maxCode = 64 << 20;
 
-// compile returns {code}, {error}, or {fatal} if esbuild could not finish.
-function compile(args, source) {
-  const code = waiting.compile(args, source);
+// compile returns {code}, {error}, or {fatal} if esbuild could not finish. It calls meanwhile, if any,
+// while the waiting esbuild compiles.
+function compile(args, source, meanwhile) {
+  const code = waiting.compile(args, source, meanwhile);
   return code === undefined ? compileInNewProcess(args, source) : { code };
 }
 
@@ -61,10 +62,11 @@ const waiting = {
   },
 
   // compile returns undefined if it cannot.
-  compile(args, source) {
+  compile(args, source, meanwhile) {
     if (!this.isConnected()) return undefined;
     try {
       this.send(encode({ command: 'transform', flags: args, inputFS: false, input: Buffer.from(source) }));
+      meanwhile?.();
       const { code, errors } = decode(this.receive());
       return errors?.length === 0 ? code : undefined;
     } catch {

@@ -51,23 +51,22 @@ function mayStop() {
     process._getActiveRequests().length === 0 && process.kill === kill && state.stop && state.drained;
 }
 
-// awaitRun returns the file. A prestarted process has none: it rehearses, then waits for the file and
-// the environment on stdin, a socket. The run must not notice any of this.
+// awaitRun returns the file and the environment. A prestarted process has no file: it rehearses, then
+// waits for both on stdin, a socket. The run must not notice any of this.
 function awaitRun(file) {
-  if (fs.existsSync(file) || !fs.fstatSync(0).isSocket()) return file;
+  if (fs.existsSync(file) || !fs.fstatSync(0).isSocket()) return { file, env: process.env };
   esbuild.waiting.connect(3);
   try {
     rehearse(file);
   } catch {} // the program reports it
   fs.writeSync(0, 'ready\n');
-  const { file: given, env, stop } = JSON.parse(fs.readFileSync(0, 'utf8'));
-  state.stop = stop;
+  const run = JSON.parse(fs.readFileSync(0, 'utf8'));
+  state.stop = run.stop;
   fs.writeSync(0, 'taken\n');
   fs.closeSync(0);
   fs.openSync('/dev/null'); // becomes 0, the lowest free descriptor
   process.chdir(process.cwd()); // the workspace may have been attached during the wait
-  setEnvironment(env);
-  return given;
+  return run;
 }
 
 // rehearse does what most programs do: Node loads and compiles most of its own code on first use.
@@ -81,13 +80,13 @@ function rehearse(file) {
   compileScript('', file);
   const code = 'const numbers: number[] = [1];\nexport { numbers };\n';
   ready(textModule(esbuild.waiting.isConnected() ? compileTypeScript(code, file) : '', file)).catch(() => {});
-  process._tickCallback?.(); // settles promises now
   // Like process.stdout, but without a descriptor. With colorMode 'auto' it would open process.stderr.
   const stdout = new Socket({ handle: { writeUtf8String: () => 0 }, readable: false, writable: true });
   new Console({ stdout, colorMode: false }).log('text', 1, { a: [1] });
   mayStop();
   process.kill(process.pid, 0);
   process.chdir(process.cwd());
+  process._tickCallback?.(); // settles promises now
 }
 
 function setEnvironment(env) {
@@ -101,13 +100,19 @@ function setEnvironment(env) {
 
 function start() {
   const args = process.argv.slice(3);
-  const given = awaitRun(path.resolve(process.argv[2]));
-  const file = path.join(process.cwd(), path.basename(given));
-  const text = fs.readFileSync(given, 'utf8');
+  const run = awaitRun(path.resolve(process.argv[2]));
+  const file = path.join(process.cwd(), path.basename(run.file));
+  const text = fs.readFileSync(run.file, 'utf8');
   sources.set(file, text);
-  const known = becomeMain(file, args);
+  let known;
+  const prepare = () => {
+    if (known) return;
+    setEnvironment(run.env);
+    known = becomeMain(file, args);
+  };
 
-  const source = isTypeScript(file) ? compileTypeScript(text, file) : text;
+  const source = isTypeScript(file) ? compileTypeScript(text, file, { meanwhile: prepare }) : text;
+  prepare();
   // "await (x)" is a call in a script and an await in a module. Users mean the latter.
   const asModule = isTypeScript(file) || /\.mjs$/.test(file) || /(^|[^.\w$])await\s*[([`+\-/]/.test(source);
   let script = asModule ? undefined : compileScript(source, file);

@@ -43,10 +43,11 @@ function legacyDecorators(source) {
 }
 
 // keepImports is for cells: a later one may use the import.
-function compileWithEsbuild(source, file, { format, language, keepImports }) {
+function compileWithEsbuild(source, file, { format, language, keepImports, meanwhile }) {
   let tsconfig = '';
   try {
-    tsconfig = fs.readFileSync(path.join(process.cwd(), 'tsconfig.json'), 'utf8');
+    const config = path.join(process.cwd(), 'tsconfig.json');
+    if (fs.existsSync(config)) tsconfig = fs.readFileSync(config, 'utf8'); // an exception takes 0.1 ms
   } catch {}
   const compile = (loader, legacy) => {
     const args = [`--loader=${loader}`, `--sourcefile=${file}`, `--target=node${process.versions.node}`, '--sourcemap=inline',
@@ -55,7 +56,7 @@ function compileWithEsbuild(source, file, { format, language, keepImports }) {
     let options = tsconfig || `{"compilerOptions":{"experimentalDecorators":${legacy}}}`;
     if (keepImports) options = options.replace(/"compilerOptions"\s*:\s*\{/, '$&"verbatimModuleSyntax":true,');
     args.push(`--tsconfig-raw=${options}`);
-    return esbuild.compile(args, source);
+    return esbuild.compile(args, source, meanwhile);
   };
 
   // A .ts file may hold JSX, where "<T>x" has another meaning: try the more likely one first.
@@ -75,7 +76,8 @@ function compileWithEsbuild(source, file, { format, language, keepImports }) {
   throw new CompileError(failure.error ?? `${file}: ${failure.fatal}`);
 }
 
-// compileTypeScript returns JavaScript for the file and keeps the map of its positions.
+// compileTypeScript returns JavaScript for the file and keeps the map of its positions. It may call
+// options.meanwhile, even twice.
 function compileTypeScript(source, file, options = {}) {
   const code = compileWithEsbuild(source, file, options);
   const at = code.lastIndexOf('//# sourceMappingURL=');
