@@ -202,6 +202,30 @@ func TestOuterNamespacePrivate(t *testing.T) {
 		t.Errorf("the server with the user's id has lost its files: %+v", r)
 	}
 	checkOwner(t, files, sandboxtest.UserAlone)
+
+	u.endSandboxes(t, s.Root, files)
+	if r := s.run(t, "story", "shell", "cat log"); !r.Success {
+		t.Errorf("after sessions stop: %+v", r)
+	}
+	second := u.serve(t)
+	if r := second.run(t, "story", "shell", "cat log"); r.Success || !strings.Contains(r.Output, why+", and the two have no directory below /run") {
+		t.Errorf("beside a server with other uids, without a place for locks: %+v", r)
+	}
+	u.endSandboxes(t, s.Root, files)
+	if r := second.run(t, "story", "shell", "cat log"); !r.Success {
+		t.Errorf("after sessions stop: %+v", r)
+	}
+}
+
+// endSandboxes calls sessions stop for the session with a workspace.
+func (u *user) endSandboxes(t *testing.T, root, files string) {
+	t.Helper()
+	cmd := exec.Command(binary, "sessions", "stop", filepath.Base(filepath.Dir(files)))
+	cmd.Env = append(baseEnv(), "SANDBOX_ROOT="+root)
+	u.become(cmd)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("sessions stop: %v\n%s", err, out)
+	}
 }
 
 // TestOuterNamespaceTwoServers: a second server of a user with subordinate ids leaves a session's

@@ -133,7 +133,12 @@ func newIdentities() *identities {
 // check reports whether each sandbox has a uid of its own.
 func (ids *identities) check() sandbox.Check {
 	if ids.why == "" {
-		return sandbox.Check{Name: "uids", Detail: fmt.Sprintf("each sandbox has a uid of its own, from %d on", ids.ids.first)}
+		detail := fmt.Sprintf("each sandbox has a uid of its own, from %d on", ids.ids.first)
+		if ids.locks == nil {
+			detail += "; two servers cannot use a session at the same time, since they have no directory below /run " +
+				"for their locks (loginctl enable-linger makes one)"
+		}
+		return sandbox.Check{Name: "uids", Detail: detail}
 	}
 	c := sandbox.Check{
 		Name: "uids", Status: sandbox.Warn,

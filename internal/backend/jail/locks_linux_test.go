@@ -3,7 +3,10 @@ package jail
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"mcp-code-sandbox/internal/sandbox"
 )
 
 // TestReserve: no two servers use a uid at the same time, and a server that ends gives up its own.
@@ -35,5 +38,26 @@ func TestReserve(t *testing.T) {
 	b.close()
 	if !a.reserve(uid) || !a.reserve(uid+2) {
 		t.Error("a server that has ended keeps its uids")
+	}
+}
+
+// TestNoLocks: servers without a place for locks say so, and name what works.
+func TestNoLocks(t *testing.T) {
+	const linger = "loginctl enable-linger"
+	ids := &identities{}
+	if c := ids.check(); c.Status != sandbox.OK || !strings.Contains(c.Detail, linger) {
+		t.Errorf("%+v", c)
+	}
+	ids.locks = os.Stdin
+	if c := ids.check(); c.Status != sandbox.OK || strings.Contains(c.Detail, linger) {
+		t.Errorf("with locks: %+v", c)
+	}
+	for _, err := range []*sandbox.Error{errInUse, errNoAgreement} {
+		if !strings.Contains(err.Fix, "mcp-code-sandbox sessions stop KEY") || !strings.Contains(err.Fix, "stop that server") {
+			t.Error(err)
+		}
+	}
+	if !strings.Contains(errNoAgreement.Fix, linger) {
+		t.Error(errNoAgreement)
 	}
 }

@@ -54,11 +54,12 @@ var errTaken = errors.New("a sandbox with another uid uses the workspace")
 var (
 	errInUse = &sandbox.Error{
 		Op: "share the session", Err: errors.New("another server uses the session's files, with a uid that this one's sandboxes cannot have"),
-		Fix: "end its sandbox with mcp-code-sandbox sessions stop, or stop that server",
+		Fix: "end its sandbox with mcp-code-sandbox sessions stop KEY (sessions list shows it), or stop that server",
 	}
 	errNoAgreement = &sandbox.Error{
 		Op: "share the session", Err: errors.New("another server uses the session's files, and the two have no directory below /run to agree on a uid"),
-		Fix: "stop that server, or call loginctl enable-linger for its user",
+		Fix: "end its sandbox with mcp-code-sandbox sessions stop KEY (sessions list shows it), or stop that server; " +
+			"or run loginctl enable-linger as its user and start both servers again",
 	}
 )
 
