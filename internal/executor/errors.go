@@ -177,6 +177,9 @@ func describeUsed(used *session.CallerError) string {
 	case used.TooManySessions:
 		return fmt.Sprintf("You have %d sessions, the most that a user of this server may have. "+
 			"Close some with close_session; list_sessions lists them. Nothing was lost.", used.Sessions)
+	case used.Unmeasured > 0:
+		return fmt.Sprintf("Not enough space: a session that cannot be measured counts as full, and you have %d. "+
+			"list_sessions says which, and what to do. Nothing was lost.", used.Unmeasured)
 	case used.TooManyFiles:
 		return fmt.Sprintf("Your sessions hold %d files and directories, and a user of this server may have %d. "+
 			"Delete some (delete_file, or code that does) or close sessions (close_session); "+

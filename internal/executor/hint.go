@@ -146,6 +146,8 @@ func (e *Executor) quotaHint(res Result) string {
 	case res.diskShort:
 		return "The run was stopped because the disk of the server, which all users share, is nearly full, and your runs are among those that fill it. " +
 			"Your own quota is not the reason. Delete files that you no longer need, or close sessions; the operator of the server can free space."
+	case res.unmeasured != "":
+		return what + " files in /data cannot be measured: " + res.unmeasured + ". Until then code can write no file there."
 	case res.callerFull:
 		return what + " files of all your sessions together exceed what a user of this server may store. Delete some, or close sessions; " +
 			"list_sessions shows what each holds. Until then a run is stopped when its files grow."
@@ -250,12 +252,15 @@ func (e *Executor) imagesHint(shown images) string {
 		return ""
 	}
 	why := "the server could not write to /data"
+	unmeasured, isUnmeasured := errors.AsType[*workspace.UnmeasuredError](shown.err)
 	used, overShare := errors.AsType[*session.CallerError](shown.err)
 	switch {
 	case overShare && used.TooManyFiles:
 		why = fmt.Sprintf("all your sessions together may have %d files and directories. Delete some or close sessions", used.MaxFiles)
 	case overShare:
 		why = fmt.Sprintf("all your sessions together may store %s. Delete files or close sessions", size(used.MaxBytes))
+	case isUnmeasured:
+		why = unmeasured.Error()
 	case errors.Is(shown.err, workspace.ErrQuota):
 		why = fmt.Sprintf("/data may hold %s. Delete files in it", e.quota())
 	case errors.Is(shown.err, syscall.ENOSPC):

@@ -30,11 +30,12 @@ type Result struct {
 	Stopped    bool   // the server stopped and ended the run; Cause is sandbox_lost
 	Hint       string // what to do about a known failure, in a sentence or two; may be empty
 
-	callerFull  bool  // all sessions of the caller together have reached their limit
-	callerBytes int64 // the caller's limit, if it bounded the size of the run's files
-	oomKilled   bool  // a process was killed at the memory limit and the run continued
-	diskShort   bool  // the run was stopped because the disk of /data is nearly full
-	diskFull    bool  // the disk of /data is full
+	callerFull  bool   // all sessions of the caller together have reached their limit
+	callerBytes int64  // the caller's limit, if it bounded the size of the run's files
+	oomKilled   bool   // a process was killed at the memory limit and the run continued
+	diskShort   bool   // the run was stopped because the disk of /data is nearly full
+	unmeasured  string // why the files in /data cannot be measured, and what to do
+	diskFull    bool   // the disk of /data is full
 
 	// Each stream is complete, or consists of its head, a line about the omission, and its tail.
 	Stdout, Stderr                   []byte
@@ -84,6 +85,7 @@ func (r *Result) setEnd(end session.RunResult) {
 	r.StateLost, r.Forgotten, r.Evicted, r.Switched = end.StateLost, end.Forgotten, end.Evicted, end.Switched
 	r.Preemption, r.Operator = end.Preemption, end.Operator
 	r.callerFull, r.diskShort, r.oomKilled = end.CallerFull, end.DiskShort, end.OOMKilled
+	r.unmeasured = end.Unmeasured
 }
 
 // Success reports whether the program ended by itself with exit code 0.

@@ -31,7 +31,7 @@ type SessionInfo struct {
 	Bytes     int64
 	MoreFiles bool   // there are more than were counted
 	Live      bool   // the session has a sandbox in this server
-	Problem   string // why the session cannot be used; then Bytes are as last measured
+	Problem   string // why the session cannot be used, and Bytes are as last measured; or only measured
 }
 
 // ListSessions lists the caller's sessions, last used first, at most limit of them. It lists the
@@ -108,6 +108,9 @@ func (e *Executor) openInfo(ctx context.Context, caller session.Caller, id strin
 	info := SessionInfo{ID: id, LastUsed: s.LastUsed(), Live: s.Live()}
 	if at := e.activity.lastUsed(caller, id); at.After(info.LastUsed) {
 		info.LastUsed = at
+	}
+	if why := s.Unmeasured(); why != "" {
+		info.Problem = "This session's files cannot be measured: " + why + "."
 	}
 	info.Files, info.Bytes, info.MoreFiles, err = s.Workspace().Count(ctx, countedEntries)
 	return info, err

@@ -55,3 +55,26 @@ func TestForeign(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestUnmeasuredSession: a list says which session cannot be measured, and counts what it finds.
+func TestUnmeasuredSession(t *testing.T) {
+	r := newRig(t, nil, nil)
+	r.put(t, ann, "deep", "file")
+	r.put(t, ann, "other", "file")
+	if err := os.MkdirAll(filepath.Join(r.root, r.key(t, ann, "deep"), "files", strings.Repeat("d/", 130)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Run(t.Context(), ann, Request{Session: "deep", Runner: "python"}); err != nil {
+		t.Fatal(err)
+	}
+	list, _, err := r.ListSessions(t.Context(), ann, 10)
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for _, s := range list {
+		deep := s.ID == "deep"
+		if strings.Contains(s.Problem, "cannot be measured: directories are nested more than 128 levels deep") != deep || s.MoreFiles != deep || s.Files != 1 {
+			t.Errorf("%+v", s)
+		}
+	}
+}

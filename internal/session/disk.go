@@ -54,7 +54,7 @@ func (s *Session) setUsage(u workspace.Usage) {
 func (s *Session) addFile(bytes int64) bool {
 	s.usageMu.Lock()
 	defer s.usageMu.Unlock()
-	if s.usage == nil || s.usage.Unknown() {
+	if s.usage == nil || s.usage.Unmeasured != "" {
 		return false
 	}
 	s.usage = &workspace.Usage{Bytes: s.usage.Bytes + bytes, Files: s.usage.Files + 1}
@@ -72,7 +72,8 @@ func (m *Manager) countable(u workspace.Usage) workspace.Usage {
 	if q := m.cfg.Quota.Files; q > 0 {
 		most.Files = 2*q + overshootFiles
 	}
-	return workspace.Usage{Bytes: min(u.Bytes, most.Bytes), Files: min(u.Files, most.Files)}
+	u.Bytes, u.Files = min(u.Bytes, most.Bytes), min(u.Files, most.Files)
+	return u
 }
 
 // measure walks the workspace before a run if its usage is unknown or exceeds the quota: somebody
@@ -128,11 +129,10 @@ func (s *Session) checkQuota(ctx context.Context, persistent bool) error {
 	ctx, cancel := context.WithTimeout(ctx, lastWalk)
 	defer cancel()
 	u, err := s.ws.Usage(ctx, most)
-	tooMuch := u.Exceeds(most)
-	if u.Unknown() {
-		tooMuch = persistent
-	}
-	if err != nil || !tooMuch {
+	switch {
+	case err == nil && u.Unmeasured != "" && persistent:
+		return &workspace.UnmeasuredError{Why: u.Unmeasured}
+	case err != nil || u.Unmeasured != "" || !u.Exceeds(most):
 		return nil
 	}
 	return fmt.Errorf("%w: the session's files take more than twice the allowed space, so no code can run. "+
@@ -179,7 +179,7 @@ func (s *Session) runLimits(req RunRequest, full bool) (limits wire.RunLimits, c
 		return limits, false
 	}
 	fullLimit := max(fullFileBytes, 2*int64(len(req.Code)))
-	if u, _ := s.knownUsage(); u.Unknown() {
+	if u, _ := s.knownUsage(); u.Unmeasured != "" {
 		fullLimit = 1
 	}
 	if full {

@@ -37,6 +37,7 @@ type meta struct {
 	Generation string     `json:"generation,omitempty"` // see links.go
 	Bytes      *int64     `json:"bytes,omitempty"`      // size of the files as last measured
 	Files      *int       `json:"files,omitempty"`      // their number as last measured
+	Unmeasured string     `json:"unmeasured,omitempty"` // why they cannot be measured; then they count as the most there can be
 	State      []string   `json:"state,omitempty"`      // interpreters that the session has had
 	Evicted    []string   `json:"evicted,omitempty"`    // those evicted since their last run
 }
@@ -51,7 +52,11 @@ func (md meta) usage() *workspace.Usage {
 	if md.Bytes == nil || md.Files == nil {
 		return nil
 	}
-	return &workspace.Usage{Bytes: *md.Bytes, Files: *md.Files}
+	return &workspace.Usage{Bytes: *md.Bytes, Files: *md.Files, Unmeasured: md.Unmeasured}
+}
+
+func (md *meta) setUsage(u workspace.Usage) {
+	md.Bytes, md.Files, md.Unmeasured = &u.Bytes, &u.Files, u.Unmeasured
 }
 
 // generation returns the generation of the session's links. Sessions of early releases lack one and
@@ -161,7 +166,7 @@ func (s *Session) isSizeStale() bool {
 		return false
 	}
 	now, old := s.m.countable(*s.usage), s.savedUsage
-	return max(now.Bytes-old.Bytes, old.Bytes-now.Bytes) > staleBytes ||
+	return now.Unmeasured != old.Unmeasured || max(now.Bytes-old.Bytes, old.Bytes-now.Bytes) > staleBytes ||
 		max(now.Files-old.Files, old.Files-now.Files) > staleFiles
 }
 
@@ -170,7 +175,7 @@ func (s *Session) putSize(md *meta) {
 	s.usageMu.Lock()
 	defer s.usageMu.Unlock()
 	if s.usage != nil {
-		use := s.m.countable(*s.usage)
-		md.Bytes, md.Files, s.savedUsage = &use.Bytes, &use.Files, use
+		s.savedUsage = s.m.countable(*s.usage)
+		md.setUsage(s.savedUsage)
 	}
 }

@@ -34,7 +34,7 @@ func (m *Manager) Infos() []Info {
 	}
 	m.mu.Unlock()
 	for i, s := range sessions {
-		if u, ok := s.knownUsage(); ok {
+		if u, ok := s.knownUsage(); ok && u.Unmeasured == "" {
 			infos[i].Bytes = &u.Bytes
 		}
 	}
@@ -116,5 +116,9 @@ func (m *Manager) Stored(caller Caller, id string) (info Info, ok bool) {
 }
 
 func (md meta) info(key string) Info {
-	return Info{Key: key, Caller: md.Caller, ID: md.ID, Bytes: md.Bytes, LastUsed: md.LastUsed.UTC()}
+	info := Info{Key: key, Caller: md.Caller, ID: md.ID, Bytes: md.Bytes, LastUsed: md.LastUsed.UTC()}
+	if md.Unmeasured != "" {
+		info.Bytes = nil // it is what counts, not what there is
+	}
+	return info
 }

@@ -90,9 +90,10 @@ type RunResult struct {
 	Switched  bool // the run before it used the other interpreter, with or without network
 
 	// Set with the cause disk_quota only, except for CallerBound:
-	CallerBound bool // the file size limit was what remained of the caller's quota
-	CallerFull  bool // the caller's limit is reached, not only the session's
-	DiskShort   bool // the disk was nearly full, and this caller's usage had grown the most
+	CallerBound bool   // the file size limit was what remained of the caller's quota
+	CallerFull  bool   // the caller's limit is reached, not only the session's
+	DiskShort   bool   // the disk was nearly full, and this caller's usage had grown the most
+	Unmeasured  string // why the files cannot be measured, and what to do; empty if they can
 
 	Scan       *workspace.Scan // the requested files after the run; nil if they could not be read
 	Preemption *Preemption     // set with the cause preempted

@@ -93,6 +93,10 @@ func (s *Session) lastUsedLocked() time.Time {
 	return s.lastUsed
 }
 
+// Unmeasured says why the session's files cannot be measured, and what to do. It is empty if they
+// can.
+func (s *Session) Unmeasured() string { return s.account.Usage().Unmeasured }
+
 // Live reports whether the session has a sandbox in this server, and so may have interpreters.
 func (s *Session) Live() bool {
 	s.m.mu.Lock()

@@ -162,8 +162,8 @@ func (m *Manager) countDir(dir, key string, closed time.Time, first bool) (ok bo
 	use := md.usage()
 	if inUse && closed.IsZero() {
 		use = nil // this server knows it better
-	} else if _, err := os.Readlink(filepath.Join(dir, userLink)); err == nil && first {
-		use = nil // it was in use when its server died
+	} else if _, err := os.Readlink(filepath.Join(dir, userLink)); first && (err == nil || md.Unmeasured != "") {
+		use = nil // it was in use when its server died, or perhaps this server can measure it
 	}
 	m.stored.Put(dir, md.Caller, md.ID, closed, use)
 	return true
@@ -207,7 +207,7 @@ func (m *Manager) saveUsage(dir string, use workspace.Usage) {
 	lock.Lock()
 	defer lock.Unlock()
 	if md, ok := m.metaOf(dir, key); ok {
-		md.Bytes, md.Files = &use.Bytes, &use.Files
+		md.setUsage(use)
 		_ = writeMeta(dir, md) // the next start measures again
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
@@ -312,4 +313,79 @@ func TestUploadReserveFiles(t *testing.T) {
 	if err := store(t, m, session.Local, "x", 1); err != nil {
 		t.Errorf("the operator's upload: %v", err)
 	}
+}
+
+// TestUnmeasured: a session that cannot be measured has no size and a reason, and counts as full.
+// The next server measures it again.
+func TestUnmeasured(t *testing.T) {
+	const why = "128 levels"
+	synctest.Test(t, func(t *testing.T) {
+		root := t.TempDir()
+		server := func() (*session.Manager, func()) {
+			b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+				if err := os.MkdirAll(filepath.Join(p.Spec.Workspace, string(p.Code)), 0o700); err != nil {
+					t.Error(err)
+				}
+				return wire.Exit{}
+			}}
+			m := newManager(t, b, func(c *session.Config) {
+				c.Root, c.Quota, c.CallerBytes = root, workspace.Usage{Bytes: 1 << 30, Files: 1000}, 1<<30
+			})
+			synctest.Wait()
+			return m, func() { closeManager(t, m, b) }
+		}
+		check := func(when string, m *session.Manager) {
+			t.Helper()
+			synctest.Wait()
+			if st := m.Storage(annie); st.Unmeasured != 1 || st.Sessions != 2 || st.Bytes >= 1<<20 || st.Files >= 100 {
+				t.Errorf("%s: %+v", when, st)
+			}
+			full, ok := errors.AsType[*session.CallerError](store(t, m, annie, "other", 1))
+			if !ok || full.Unmeasured != 1 {
+				t.Errorf("%s: it does not count: %v", when, full)
+			}
+			infos, err := session.Stored(root)
+			for _, info := range append(infos, m.Infos()...) {
+				if info.ID == "deep" && info.Bytes != nil {
+					t.Errorf("%s: %d bytes", when, *info.Bytes)
+				}
+			}
+			if err != nil || len(infos) != 2 {
+				t.Errorf("%s: %+v, %v", when, infos, err)
+			}
+		}
+		m, stop := server()
+		if err := store(t, m, annie, "other", 1); err != nil {
+			t.Fatal(err)
+		}
+		s := open(t, m, annie, "deep")
+		res, err := s.Run(t.Context(), python, session.RunRequest{Code: strings.Repeat("d/", 130)})
+		if err != nil || res.Cause != sandbox.CauseDiskQuota || !strings.Contains(res.Unmeasured, why) || !strings.Contains(s.Unmeasured(), why) {
+			t.Errorf("%+v, %v", res, err)
+		}
+		persistent := python
+		persistent.Persistent = []string{"driver"}
+		_, err = s.Run(t.Context(), persistent, session.RunRequest{Persistent: true})
+		if text := fmt.Sprint(err); !errors.Is(err, workspace.ErrQuota) || !strings.Contains(text, why) || strings.Contains(text, "without code") {
+			t.Error(err)
+		}
+		check("at first", m)
+		s.Release()
+		stop()
+
+		m, stop = server()
+		check("after a restart", m)
+		stop()
+		if err := os.RemoveAll(filepath.Join(root, m.Key(annie, "deep"), "files", "d")); err != nil {
+			t.Fatal(err)
+		}
+		m, _ = server()
+		synctest.Wait()
+		if st := m.Storage(annie); st.Unmeasured != 0 || st.Bytes >= 1<<20 {
+			t.Errorf("without the directories: %+v", st)
+		}
+		if err := store(t, m, annie, "other", 1); err != nil {
+			t.Error(err)
+		}
+	})
 }

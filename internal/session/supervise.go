@@ -202,6 +202,9 @@ func (s *Session) scanAfter(
 	if res.Cause == "" && (use.Exceeds(watch.limit) || watch.exceedsCaller(use)) {
 		res.Cause = sandbox.CauseDiskQuota
 	}
+	if res.Cause == sandbox.CauseDiskQuota {
+		res.Unmeasured = use.Unmeasured
+	}
 	if res.Cause == sandbox.CauseDiskQuota && s.limitsUsage() {
 		over := s.m.excess(s.caller)
 		res.CallerFull = over.Bytes >= -fileSlack || over.Files >= 0

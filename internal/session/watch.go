@@ -202,7 +202,7 @@ func (w *diskWatch) measure(ctx context.Context, limit workspace.Usage) (workspa
 	w.grownBytes.Store(use.Bytes - w.base.Bytes)
 	w.grownFiles.Store(int64(use.Files - w.base.Files))
 	w.s.account.Set(use)
-	if !u.Unknown() {
+	if u.Unmeasured == "" {
 		u.Bytes = use.Bytes
 	}
 	return u, true

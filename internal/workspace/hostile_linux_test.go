@@ -14,6 +14,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/proc"
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
 // plants are what hostile code can leave in its workspace, each made at path. The file "secret" is
@@ -95,6 +98,31 @@ func TestPlants(t *testing.T) {
 	}
 }
 
+// TestHiddenFromServer: what a server without the files' ids cannot read is not measured, and it
+// says why.
+func TestHiddenFromServer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		sandboxtest.Skip(t, "only root can give files away")
+	}
+	w, dir := open(t)
+	closed := filepath.Join(dir, "closed")
+	if err := errors.Join(os.Mkdir(closed, 0o700), os.Chown(closed, 70000, 70000)); err != nil {
+		t.Fatal(err)
+	}
+	var u Usage
+	var err error
+	proc.OnNewThread(func() {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err = unix.Capset(&header, &none[0]); err == nil { // of this thread only
+			u, err = w.Usage(t.Context(), Usage{})
+		}
+	})
+	if err != nil || u.Unmeasured != string(hidden) {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
 func TestHardLinks(t *testing.T) {
 	w, dir := open(t)
 	put(t, filepath.Join(dir, "a"), strings.Repeat("x", 100_000))
@@ -105,7 +133,7 @@ func TestHardLinks(t *testing.T) {
 	if err := os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "b")); err != nil {
 		t.Fatal(err)
 	}
-	if two, err := w.Usage(t.Context(), Usage{}); two != (Usage{one.Bytes, 2}) || err != nil {
+	if two, err := w.Usage(t.Context(), Usage{}); two != (Usage{Bytes: one.Bytes, Files: 2}) || err != nil {
 		t.Errorf("Usage = %+v, %v; a file with two links occupies %d bytes", two, err, one.Bytes)
 	}
 	if s, err := read(w, "b"); len(s) != 100_000 || err != nil {

@@ -107,8 +107,8 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 		return nil
 	})
 	s.usage = m.Usage
-	if err == errIncomplete {
-		s.partial, s.truncated, s.usage, err = true, true, infinite, nil
+	if isIncomplete(err) {
+		s.partial, s.truncated, s.usage, err = true, true, unmeasured(err), nil
 	}
 	if err != nil {
 		return nil, err
@@ -145,8 +145,7 @@ func (s *Scan) cut(most int) {
 	}
 }
 
-// Usage returns what the workspace holds. A tree that cannot be measured counts as infinitely
-// large, so that quotas hold.
+// Usage returns what the workspace holds.
 func (s *Scan) Usage() Usage { return s.usage }
 
 // Files returns the listed files, newest first and then by name. truncated says that there may be

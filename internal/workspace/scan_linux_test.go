@@ -133,7 +133,7 @@ func TestScanOfTooMuch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if files, truncated := deep.Files(); names(files) != "seen" || !truncated || deep.Usage() != infinite {
+	if files, truncated := deep.Files(); names(files) != "seen" || !truncated || deep.Usage() != unmeasured(tooDeep) {
 		t.Errorf("too deep: %s, truncated %t, %+v", names(files), truncated, deep.Usage())
 	}
 	if err := os.RemoveAll(filepath.Join(root, "d")); err != nil {

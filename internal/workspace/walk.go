@@ -16,13 +16,36 @@ const (
 	maxDepth   = 128 // also bounds the descriptors that a walk opens
 )
 
-// errIncomplete means that a walk missed entries: the tree exceeds the bounds, or hides a part.
-var errIncomplete = errors.New("workspace cannot be walked completely")
+// incomplete says why a walk missed entries, and what to do.
+type incomplete string
+
+const (
+	tooDeep incomplete = "directories are nested more than 128 levels deep. Remove them with shell code (rm -rf)"
+	tooMany incomplete = "there are too many files and directories. Remove some with shell code (rm -rf)"
+	hidden  incomplete = "the server may not read some directories, because they belong to ids that it lacks. " +
+		"mcp-code-sandbox doctor tells the operator what to do"
+)
+
+func (why incomplete) Error() string { return string(why) }
+
+// isIncomplete reports whether a walk has ended with err because it missed entries.
+func isIncomplete(err error) bool {
+	_, ok := err.(incomplete)
+	return ok
+}
 
 // Usage is what a workspace holds.
 type Usage struct {
 	Bytes int64 // on disk; a file with several links counts once
 	Files int   // files, directories and everything else
+	// Unmeasured says why the tree cannot be measured, and what to do. Then it counts as infinitely
+	// large, so that quotas hold.
+	Unmeasured string
+}
+
+// unmeasured returns the usage of a tree that cannot be measured.
+func unmeasured(why error) Usage {
+	return Usage{Bytes: math.MaxInt64, Files: math.MaxInt, Unmeasured: why.Error()}
 }
 
 // Disk is the size and free space of a file system. Files is zero if their number is unlimited
@@ -37,8 +60,7 @@ func (u Usage) Exceeds(limit Usage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Files > 0 && u.Files > limit.Files
 }
 
-// Usage measures the workspace. It stops early when a nonzero field of stopAt is exceeded. A tree
-// that is too deep or too large counts as infinitely large, so that quotas hold.
+// Usage measures the workspace. It stops early when a nonzero field of stopAt is exceeded.
 func (w *Workspace) Usage(ctx context.Context, stopAt Usage) (Usage, error) {
 	var m meter
 	errEnough := errors.New("enough")
@@ -49,20 +71,14 @@ func (w *Workspace) Usage(ctx context.Context, stopAt Usage) (Usage, error) {
 		}
 		return nil
 	})
-	switch err {
-	case nil, errEnough:
+	switch {
+	case err == nil || err == errEnough:
 		return m.Usage, nil
-	case errIncomplete:
-		return infinite, nil
+	case isIncomplete(err):
+		return unmeasured(err), nil
 	}
 	return Usage{}, err
 }
-
-// infinite is the Usage of a tree that cannot be measured.
-var infinite = Usage{Bytes: math.MaxInt64, Files: math.MaxInt}
-
-// Unknown reports whether u is the usage of a tree that cannot be measured.
-func (u Usage) Unknown() bool { return u == infinite }
 
 // meter sums a Usage.
 type meter struct {
@@ -110,7 +126,7 @@ func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64
 		}
 		return nil
 	})
-	if err == errIncomplete {
+	if isIncomplete(err) {
 		return files, bytes, true, nil
 	}
 	return files, bytes, false, err
@@ -139,7 +155,7 @@ func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
 	var below []string
 	for fi, err := range entries(dir) {
 		if errors.Is(err, fs.ErrPermission) {
-			return errIncomplete
+			return hidden
 		}
 		if err == nil {
 			err = w.ctx.Err()
@@ -148,7 +164,7 @@ func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
 			return err
 		}
 		if w.left--; w.left < 0 {
-			return errIncomplete
+			return tooMany
 		}
 		if err := w.visit(prefix, fi); err != nil {
 			return err
@@ -158,7 +174,7 @@ func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
 		}
 	}
 	if len(below) > 0 && depth == maxDepth {
-		return errIncomplete
+		return tooDeep
 	}
 	for _, name := range below {
 		sub, err := openDir(dir, name)
@@ -172,7 +188,7 @@ func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
 		case serverFault(err):
 			return err
 		case errors.Is(err, fs.ErrPermission):
-			return errIncomplete
+			return hidden
 		}
 		// Otherwise it was removed or replaced after the visit.
 	}

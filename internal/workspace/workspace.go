@@ -87,7 +87,7 @@ func (w *Workspace) Adopt(ctx context.Context) error {
 		}
 		return w.root.Lchown(dir+fi.Name(), w.owner.UID, w.owner.GID)
 	})
-	if err != nil && err != errIncomplete { // entries too deep for a walk keep their owner
+	if err != nil && !isIncomplete(err) { // entries too deep for a walk keep their owner
 		return err
 	}
 	return w.owner.chown(w.self) // last, so that Owned implies that the rest is done

@@ -20,6 +20,16 @@ var (
 	ErrQuota    = errors.New("workspace is full")
 )
 
+// UnmeasuredError says that a workspace cannot be measured. It matches ErrQuota.
+type UnmeasuredError struct {
+	Why string // and what to do
+}
+
+func (e *UnmeasuredError) Error() string { return "the workspace cannot be measured: " + e.Why }
+
+// Is reports whether target is ErrQuota.
+func (e *UnmeasuredError) Is(target error) bool { return target == ErrQuota }
+
 // WriteOptions configure a Write.
 type WriteOptions struct {
 	Overwrite bool
@@ -139,6 +149,8 @@ func (w *Workspace) room(quota Usage, extra int) (int64, error) {
 	switch {
 	case err != nil:
 		return 0, err
+	case u.Unmeasured != "":
+		return 0, &UnmeasuredError{u.Unmeasured}
 	case u.Exceeds(allowed):
 		return 0, full(quota)
 	case quota.Bytes <= 0:

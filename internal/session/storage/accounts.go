@@ -29,6 +29,7 @@ type Storage struct {
 	ClosedBytes    int64
 	Files          int // including directories
 	ClosedFiles    int
+	Unmeasured     int // sessions, open and closed, that cannot be measured: the sums lack them
 
 	// The limits apply to open and closed sessions together. Zero: no limit.
 	MaxSessions int
@@ -58,7 +59,7 @@ type Entry struct {
 }
 
 type account struct {
-	Storage
+	Storage                 // what counts towards the limits, unmeasured sessions included
 	uploads workspace.Usage // in progress
 	growth  recentGrowth
 	entries map[string]*Entry // by directory
@@ -82,7 +83,7 @@ func (a *Accounts) Of(caller string) (st Storage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if acc := a.callers[caller]; acc != nil {
-		st = acc.Storage
+		st = acc.measured()
 	}
 	limits := a.Limits(caller)
 	st.MaxSessions, st.MaxBytes, st.MaxFiles = limits.Sessions, limits.Bytes, limits.Files
@@ -285,8 +286,27 @@ func (a *Accounts) accountLocked(caller string) *account {
 	return acc
 }
 
+// measured returns the sums without the sessions that cannot be measured.
+func (acc *account) measured() Storage {
+	if acc.Unmeasured == 0 {
+		return acc.Storage
+	}
+	sums := account{Storage: acc.Storage}
+	for _, e := range acc.entries {
+		if e.use.Unmeasured != "" {
+			sums.add(e, -1)
+			sums.add(&Entry{closed: e.closed}, 1)
+		}
+	}
+	sums.Unmeasured = acc.Unmeasured
+	return sums.Storage
+}
+
 // add adds an entry to the sums, or subtracts it if sign is -1.
 func (acc *account) add(e *Entry, sign int) {
+	if e.use.Unmeasured != "" {
+		acc.Unmeasured += sign
+	}
 	if e.closed.IsZero() {
 		acc.Sessions += sign
 		acc.Bytes += int64(sign) * e.use.Bytes
