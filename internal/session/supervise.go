@@ -20,6 +20,9 @@ const (
 	killGrace = 2 * time.Second
 	// cancelGrace replaces killGrace for a cancelled run, which must be dead within a second.
 	cancelGrace = 500 * time.Millisecond
+	// crowdedGrace replaces killGrace for an agent among hundreds of processes that fork. It is
+	// enough to pass on what the code has printed, unless the machine is busy.
+	crowdedGrace = 50 * time.Millisecond
 	// interruptGrace is how long an interpreter may take to obey an interrupt, which keeps its
 	// state, before the server kills it.
 	interruptGrace = 2 * time.Second
@@ -82,7 +85,7 @@ func (r *supervised) killLocked() {
 	grace := killGrace
 	switch {
 	case r.sb.weight.IsCrowded():
-		grace = 0 // an agent among hundreds of processes that fork would be late
+		grace = crowdedGrace
 	case r.cause == sandbox.CauseCancelled:
 		grace = cancelGrace
 	}
