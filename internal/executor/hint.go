@@ -147,7 +147,7 @@ func (e *Executor) quotaHint(res Result) string {
 		return "The run was stopped because the disk of the server, which all users share, is nearly full, and your runs are among those that fill it. " +
 			"Your own quota is not the reason. Delete files that you no longer need, or close sessions; the operator of the server can free space."
 	case res.unmeasured != "":
-		return what + " files in /data cannot be measured: " + res.unmeasured + ". Until then code can write no file there."
+		return what + " files in /data cannot be measured, so they count as over the quota: " + res.unmeasured + ". Until then code can write no file there."
 	case res.callerFull:
 		return what + " files of all your sessions together exceed what a user of this server may store. Delete some, or close sessions; " +
 			"list_sessions shows what each holds. Until then a run is stopped when its files grow."

@@ -122,7 +122,7 @@ func TestHint(t *testing.T) {
 		{"out of memory", Result{ExitCode: 137, Cause: sandbox.CauseOutOfMemory}, python, false, "512 MB"},
 		{"short disk", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota, diskShort: true, callerFull: true}, python, false, "Your own quota is not the reason"},
 		{"quota", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota}, python, false, "The run was stopped: the files in /data, deleted ones that are still open included, exceed the quota (1 MB in 100 files) or the disk."},
-		{"deep", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota, callerFull: true, unmeasured: "deep. Remove it"}, python, false, "The run was stopped: the files in /data cannot be measured: deep. Remove it. Until then code can write no file there."},
+		{"deep", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota, callerFull: true, unmeasured: "deep. Remove it"}, python, false, "The run was stopped: the files in /data cannot be measured, so they count as over the quota: deep. Remove it. Until then code can write no file there."},
 		{"quota at the end", Result{Cause: sandbox.CauseDiskQuota}, python, false, "The code ran to its end, but the files in /data"},
 		{"pids", Result{ExitCode: 1, Cause: sandbox.CausePIDsLimit}, python, false, "64"},
 		{"output", Result{ExitCode: -1, Cause: sandbox.CauseOutputLimit}, python, false, "printed too much"},
