@@ -167,7 +167,7 @@ export class Visitor {
   }
 
   async download(name) {
-    const [download] = await Promise.all([this.page.waitForEvent("download"), this.row(name).getByTestId("file-download").click({ force: true })]);
+    const [download] = await Promise.all([this.page.waitForEvent("download"), this.row(name).getByTestId("file-download").click()]);
     assert.equal(download.suggestedFilename(), name.split("/").at(-1));
     return readFileSync(await download.path());
   }

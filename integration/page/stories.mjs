@@ -158,7 +158,7 @@ const stories = {
     await v.row("numbers.csv").getByTestId("file-preview").click();
     await v.at("preview-body").getByRole("cell", { name: "41" }).waitFor();
     await v.at("preview-close").click();
-    await v.row("other.txt").getByTestId("file-delete").click({ force: true });
+    await v.row("other.txt").getByTestId("file-delete").click();
     await v.at("confirm-yes").click();
     await v.row("other.txt").waitFor({ state: "detached" });
     const { artifacts } = await call("list_artifacts", { session_id: "files" });
@@ -193,7 +193,7 @@ const stories = {
     assert.match(await v.runToEnd("python", "x + 1", { keep: false, state: "failed" }), /NameError/);
     assert.equal(await v.at("status").getAttribute("data-exit-code"), "1");
     assert.equal(await v.at("history-item").count(), 3);
-    await v.at("history-item").filter({ hasText: "x = 41" }).getByTestId("history-rerun").click({ force: true });
+    await v.at("history-item").filter({ hasText: "x = 41" }).getByTestId("history-rerun").click();
     await v.ended("ok");
     assert.equal(await v.at("history-item").count(), 4);
     await v.leave();
