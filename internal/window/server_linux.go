@@ -142,6 +142,17 @@ func (s *Server) sayStopped() {
 	}
 }
 
+// flushLogs sends the windows the log lines that wait for them. It does not wait long either.
+func (s *Server) flushLogs() {
+	var flushed sync.WaitGroup
+	s.mu.Lock()
+	for c := range s.windows {
+		flushed.Go(c.logs.Close)
+	}
+	s.mu.Unlock()
+	flushed.Wait()
+}
+
 // awaitEnd returns when nobody needs the server.
 func (s *Server) awaitEnd(ctx context.Context, linger time.Duration) {
 	check := time.NewTicker(checkInterval)
@@ -201,8 +212,9 @@ func (s *Server) removeSocket() {
 	}
 }
 
-// Close ends the connections of all windows.
+// Close ends the connections of all windows, after the last log lines.
 func (s *Server) Close() error {
+	s.flushLogs()
 	s.cancel()
 	s.handlers.Wait()
 	s.end()
