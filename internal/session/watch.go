@@ -49,6 +49,7 @@ type diskWatch struct {
 	grownBytes atomic.Int64 // since the start, as last measured
 	grownFiles atomic.Int64
 	starved    atomic.Bool // over was called because the disk is short
+	hid        atomic.Bool // the last measurement found a process that hides its files
 
 	cancel context.CancelFunc // nil: nothing is watched
 	timer  *time.Timer
@@ -191,12 +192,13 @@ func (w *diskWatch) measure(ctx context.Context, limit workspace.Usage) (workspa
 	}
 	held := w.s.held(ctx)
 	if held.Hidden {
-		// A process that is about to exec hides for a moment. One that means to hide still does.
 		held = w.s.held(ctx)
 	}
 	use := w.s.m.countable(u)
 	use.Bytes += held.Bytes
-	if held.Hidden {
+	// A process that is about to exec hides for a moment. One that means to hide still does at the
+	// next walk.
+	if w.hid.Swap(held.Hidden) && held.Hidden {
 		use.Bytes = max(use.Bytes, w.base.Bytes+w.unexplained())
 	}
 	w.grownBytes.Store(use.Bytes - w.base.Bytes)
@@ -235,7 +237,8 @@ func (w *diskWatch) growth(sh storage.Shortage) int64 {
 }
 
 // unexplained returns by how much the disk has filled since the watch began, less what other
-// sessions have written. It is the estimate for a run that hides its open files.
+// sessions have written, or 0 if that is little: other programs write to the disk, too. It is the
+// estimate for a run that hides its open files.
 func (w *diskWatch) unexplained() int64 {
 	disk, err := w.s.ws.Disk()
 	if err != nil || w.free == 0 {
@@ -254,7 +257,10 @@ func (w *diskWatch) unexplained() int64 {
 	for _, grown := range others {
 		taken -= grown
 	}
-	return max(taken, 0)
+	if !storage.OfBytes.IsGrowth(taken) {
+		return 0
+	}
+	return taken
 }
 
 // held returns the size of deleted files that are open in the session's sandboxes.
@@ -356,6 +362,7 @@ func (m *Manager) holdIdleInterpreters() (sessions []*Session) {
 func (m *Manager) checkIdle(s *Session, disk workspace.Disk) {
 	w := s.newDiskWatch()
 	w.free = disk.FreeBytes
+	w.hid.Store(true) // nothing is about to start
 	ctx, cancel := context.WithTimeout(m.ctx, lastWalk)
 	defer cancel()
 	over := w.isOver(ctx, w.began)
