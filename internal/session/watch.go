@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,10 @@ const (
 	minWalk   = 250 * time.Millisecond // between two walks
 	quietWalk = time.Second            // the same while the disk seems to lose nothing
 	walkShare = 10                     // walks take at most 1/walkShare of the time
+
+	// storedSlack is by how much files may grow when the file system stores what was written: an
+	// ext4 file in many pieces needs blocks for the list of them.
+	storedSlack = 64 << 10
 
 	// heldTimeout is how long an agent may take to count the open files of its runs.
 	heldTimeout = 2 * time.Second
@@ -62,7 +67,7 @@ func (s *Session) newDiskWatch() *diskWatch {
 	if u, ok := s.knownUsage(); ok {
 		w.base = s.m.countable(u)
 		if limit.Bytes > 0 {
-			w.was.Bytes = max(limit.Bytes, u.Bytes)
+			w.was.Bytes = max(limit.Bytes, min(u.Bytes, math.MaxInt64-storedSlack)+storedSlack)
 		}
 		if limit.Files > 0 {
 			w.was.Files = max(limit.Files, u.Files)
