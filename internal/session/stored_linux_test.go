@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/sandbox/sandboxtest"
@@ -207,6 +209,60 @@ func TestHeldFiles(t *testing.T) {
 	m := newManager(t, b, func(c *session.Config) { c.Quota = workspace.Usage{Bytes: 1 << 20} })
 	if res := run(t, m, "x", ""); res.Cause != sandbox.CauseDiskQuota {
 		t.Errorf("%+v", res)
+	}
+}
+
+// TestFullWorkspaceIsPatient: in a full workspace, neither the metadata of files nor a process that
+// hides for a moment, while others write to the disk, stops a run. One that hides on is stopped.
+func TestFullWorkspaceIsPatient(t *testing.T) {
+	const patience = 700 * time.Millisecond // for three walks
+	for name, tt := range map[string]struct {
+		grows  int
+		hides  int64 // answers; the server asks twice in a walk
+		others int   // bytes that others write
+		want   sandbox.Cause
+	}{
+		"metadata":            {grows: 4 << 10},
+		"growth":              {grows: 1 << 20, want: sandbox.CauseDiskQuota},
+		"hides for a moment":  {hides: 2, others: 8 << 20},
+		"hides, nobody wrote": {hides: 1000},
+		"hides":               {hides: 1000, others: 8 << 20, want: sandbox.CauseDiskQuota},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			root := t.TempDir()
+			if err := syscall.Mount("tmpfs", root, "tmpfs", 0, "size=8g"); err != nil {
+				sandboxtest.Skip(t, fmt.Sprintf("cannot mount a disk: %v", err))
+			}
+			t.Cleanup(func() { _ = syscall.Unmount(root, syscall.MNT_DETACH) })
+			b := &sessiontest.Backend{Program: func(p *sessiontest.Process) wire.Exit {
+				p.Sandbox.Hidden.Store(tt.hides)
+				if err := errors.Join(
+					os.WriteFile(filepath.Join(p.Spec.Workspace, "more"), make([]byte, tt.grows), 0o600),
+					os.WriteFile(filepath.Join(root, "others"), make([]byte, tt.others), 0o600),
+				); err != nil {
+					t.Error(err)
+				}
+				select {
+				case <-p.Done():
+					return sessiontest.SIGKILL
+				case <-time.After(patience):
+				}
+				if err := os.Remove(filepath.Join(p.Spec.Workspace, "full")); err != nil {
+					t.Error(err)
+				}
+				return wire.Exit{}
+			}}
+			m := newManager(t, b, func(c *session.Config) { c.Root, c.Quota = root, workspace.Usage{Bytes: 2 << 20} })
+			s := open(t, m, annie, "x")
+			defer s.Release()
+			if _, err := s.Write("full", bytes.NewReader(make([]byte, 3<<20)), workspace.WriteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			res, err := s.Run(t.Context(), shell, session.RunRequest{})
+			if err != nil || res.Cause != tt.want {
+				t.Errorf("%s: %+v, %v; want the cause %q", name, res, err, tt.want)
+			}
+		})
 	}
 }
 

@@ -86,10 +86,15 @@ func (f *fake) start(l, _ *os.File) error {
 			}
 			return nil
 		})
+		for i := range lastLines {
+			fmt.Fprintf(s, "server %d ends: %d\n", n, i)
+		}
 		s.Close()
 	}()
 	return nil
 }
+
+const lastLines = 100 // of a server's log
 
 func (f *fake) join(d *Dir, logs io.Writer) *Conn {
 	f.t.Helper()
@@ -146,7 +151,8 @@ func TestShare(t *testing.T) {
 		if _, err := c.Receive(); err == nil || !c.Stopped() {
 			t.Errorf("window %d: %v, stopped %v", i, err, c.Stopped())
 		}
-		if log := logs[i].String(); !strings.HasPrefix(log, "server 1 starts\n") || !strings.Contains(log, "log of line 7\n") {
+		last := fmt.Sprintf("server 1 ends: %d\n", lastLines-1)
+		if log := logs[i].String(); !strings.HasPrefix(log, "server 1 starts\n") || !strings.Contains(log, "log of line 7\n") || !strings.HasSuffix(log, last) {
 			t.Errorf("log of window %d: %s", i, log)
 		}
 	}

@@ -118,6 +118,7 @@ type Sandbox struct {
 	PIDs, Forks           atomic.Int64 // all processes, and those that fork
 	HeldBytes             atomic.Int64 // size of deleted files that are open
 	Measured              atomic.Int64 // how often the server has asked for HeldBytes
+	Hidden                atomic.Int64 // how many of the next answers say that there may be more
 	CPU                   atomic.Int64 // nanoseconds
 
 	weight atomic.Value // float64
@@ -247,7 +248,8 @@ func (s *Sandbox) run(stream *wire.Stream, f wire.Frame) {
 	}()
 	if f.Run.Held {
 		s.Measured.Add(1)
-		_ = stream.Send(ctx, wire.Frame{Type: wire.TypeExit, Exit: &wire.Exit{HeldBytes: s.HeldBytes.Load()}})
+		held := &wire.Exit{HeldBytes: s.HeldBytes.Load(), HeldMore: s.Hidden.Add(-1) >= 0}
+		_ = stream.Send(ctx, wire.Frame{Type: wire.TypeExit, Exit: held})
 		return
 	}
 	p := &Process{Context: ctx, Run: f.Run, Spec: s.spec, Sandbox: s, stream: stream}
