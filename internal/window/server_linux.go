@@ -274,6 +274,7 @@ func (s *Server) handle(conn *net.UnixConn) {
 		_ = c.say(status{Failed: s.failed})
 		return
 	}
+	c.logs.Flush() // a window may leave at once, and its client wants to know how the server started
 	if c.say(status{Ready: true}) == nil {
 		_ = s.serve(s.ctx, c, c)
 	}

@@ -29,13 +29,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fake starts servers in this process. They answer each line with "<n> <line>", n being the number
 // of the server.
 type fake struct {
-	t       *testing.T
-	path    string
-	linger  time.Duration
-	fail    error // of the start
-	starts  atomic.Int32
-	ended   chan struct{} // one for each server that has ended
-	timeout time.Duration // of writes
+	t          *testing.T
+	path       string
+	linger     time.Duration
+	fail       error // of the start
+	starts     atomic.Int32
+	ended      chan struct{} // one for each server that has ended
+	timeout    time.Duration // of writes
+	firstLines int           // of its log, beside the first
 }
 
 func newFake(t *testing.T) *fake {
@@ -72,6 +73,9 @@ func (f *fake) start(l, _ *os.File) error {
 	go func() {
 		defer func() { f.ended <- struct{}{} }()
 		fmt.Fprintf(s, "server %d starts\n", n)
+		for i := range f.firstLines {
+			fmt.Fprintf(s, "server %d starts: %d\n", n, i)
+		}
 		if f.fail != nil {
 			s.Fail(f.fail)
 			return
@@ -162,6 +166,21 @@ func TestShare(t *testing.T) {
 	ask(t, f.join(d, io.Discard), "again", "2 again")
 	f.stop(d, 1)
 	f.stop(d, 0)
+}
+
+// TestStartLog: a window that leaves as soon as it can has the whole log of the start.
+func TestStartLog(t *testing.T) {
+	f := newFake(t)
+	f.firstLines = 200
+	d := f.dir()
+	for range 20 {
+		log := &logtest.Buffer{}
+		f.join(d, log).Close()
+		if want := fmt.Sprintf("server 1 starts: %d\n", f.firstLines-1); !strings.HasSuffix(log.String(), want) {
+			t.Fatalf("the log ends with %q", log.String()[max(0, len(log.String())-60):])
+		}
+	}
+	f.stop(d, 1)
 }
 
 // TestLinger: a server ends when the last window has been gone for the time of linger.
