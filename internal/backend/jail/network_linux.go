@@ -32,8 +32,9 @@ const tun = "/dev/net/tun"
 type userNet struct {
 	cmd    *exec.Cmd
 	output sandbox.Tail
-	exit   *os.File // slirp4netns ends when this is closed, also by the server's death
-	done   chan struct{}
+	exit   *os.File      // slirp4netns ends when this is closed, also by the server's death
+	done   chan struct{} // closed when it has ended; guards err
+	err    error
 	nets   *userNets
 	tap    int // a descriptor of slirp4netns's tap, to change its filter; -1: none
 }
@@ -105,7 +106,7 @@ func (b *Backend) startSlirp(pid int, ns *os.File) (*userNet, error) {
 	}
 	go func() {
 		defer close(n.done)
-		_ = n.cmd.Wait()
+		n.err = n.cmd.Wait()
 	}()
 	_ = ready.SetReadDeadline(time.Now().Add(startTimeout))
 	if _, err := ready.Read(make([]byte, 1)); err != nil {
@@ -113,6 +114,25 @@ func (b *Backend) startSlirp(pid int, ns *os.File) (*userNet, error) {
 		return nil, fmt.Errorf("%w: %s", errSlirpFailed, cmp.Or(strings.TrimSpace(n.output.String()), err.Error()))
 	}
 	return n, nil
+}
+
+// watchNetwork ends the sandbox if slirp4netns ends before it, so that the session gets a new one.
+// Another slirp4netns would let packets out before it has a filter.
+func (s *jailed) watchNetwork(n *userNet) {
+	<-n.done
+	if s.isOver() {
+		return
+	}
+	reason := "exit status 0"
+	if n.err != nil {
+		reason = n.err.Error()
+	}
+	s.backend.log.Warn("slirp4netns has ended, so its sandbox ends, too", "sandbox", s.id, "error", reason,
+		"output", strings.TrimSpace(n.output.String()))
+	s.mu.Lock()
+	s.netLost = "its network ended: slirp4netns: " + reason
+	s.mu.Unlock()
+	s.end()
 }
 
 func (n *userNet) close() {
@@ -181,7 +201,7 @@ func (b *Backend) refilter() {
 	}
 	for n := range u.live {
 		if err := filterTap(n.tap, tapFilter(closed)); err != nil {
-			b.log.Error("cannot close a new address to a sandbox; it loses its network", "error", err)
+			b.log.Error("cannot close a new address to a sandbox; it ends", "error", err)
 			_ = n.exit.Close()
 		}
 	}

@@ -2,10 +2,12 @@ package jail_test
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
 	"mcp-code-sandbox/internal/sandbox"
@@ -15,26 +17,66 @@ import (
 // TestSlirpDescriptors: slirp4netns, which parses hostile packets, has no namespace open.
 func TestSlirpDescriptors(t *testing.T) {
 	needMachineRoot(t, "looks at descriptors of another uid")
+	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), networked(t))
+	for _, fd := range descriptors(t, fmt.Sprintf("/proc/%d", slirpOf(t, b))) {
+		if strings.Contains(fd, ":[") && !strings.HasPrefix(fd, "pipe:") && !strings.HasPrefix(fd, "socket:") {
+			t.Errorf("it has %s", fd)
+		}
+	}
+}
+
+// TestSlirpEnds: a sandbox ends with its slirp4netns. The log says why.
+func TestSlirpEnds(t *testing.T) {
+	needMachineRoot(t, "kills a process of another uid")
+	log := &lockedLog{wrote: make(chan struct{}, 1)}
+	backend, err := openLogging(t.TempDir(), sandboxtest.ID(), slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(backend.Close)
+	b := sandboxtest.Start(t, harness(t, backend), networked(t))
+	b.Alive(t)
+	if err := syscall.Kill(slirpOf(t, b), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	exit, err := b.Wait(t.Context())
+	if err != nil || exit.Cause != sandbox.CauseLost || !strings.Contains(exit.Detail, "slirp4netns: signal: killed") {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	<-log.wrote
+	if said := log.String(); !strings.Contains(said, "level=WARN") || !strings.Contains(said, `error="signal: killed"`) {
+		t.Errorf("the log says %q", said)
+	}
+	// One that is closed says nothing.
+	ended := sandboxtest.Start(t, harness(t, backend), networked(t))
+	if err := ended.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	backend.Close()
+	if n := strings.Count(log.String(), "level="); n != 1 {
+		t.Errorf("%d lines: %s", n, log)
+	}
+}
+
+// networked is the spec of a sandbox with network.
+func networked(t *testing.T) sandbox.Spec {
+	t.Helper()
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		sandboxtest.Skip(t, err.Error())
 	}
-	b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{Network: true})
-	found := false
+	return sandbox.Spec{Network: true}
+}
+
+// slirpOf returns the pid of a sandbox's slirp4netns.
+func slirpOf(t *testing.T, b *sandboxtest.Sandbox) int {
+	t.Helper()
 	for _, pid := range processes(t, b.Workspace) {
-		proc := fmt.Sprintf("/proc/%d", pid)
-		if status(proc, "Name") != "slirp4netns" {
-			continue
-		}
-		found = true
-		for _, fd := range descriptors(t, proc) {
-			if strings.Contains(fd, ":[") && !strings.HasPrefix(fd, "pipe:") && !strings.HasPrefix(fd, "socket:") {
-				t.Errorf("it has %s", fd)
-			}
+		if status(fmt.Sprintf("/proc/%d", pid), "Name") == "slirp4netns" {
+			return pid
 		}
 	}
-	if !found {
-		t.Error("slirp4netns was not found")
-	}
+	t.Fatal("slirp4netns was not found")
+	return 0
 }
 
 // TestNetwork checks what a sandbox with network reaches. Servers listen on every address that

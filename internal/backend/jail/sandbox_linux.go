@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -26,10 +27,11 @@ type jailed struct {
 	attach   *os.File // to the agent, for its workspace; nil if the sandbox was started with one
 	group    *cgroup.Group
 
-	mu     sync.Mutex
-	net    *userNet
-	killed bool
-	over   bool // bubblewrap has ended
+	mu      sync.Mutex
+	net     *userNet
+	netLost string // why the sandbox was ended, if its network ended first
+	killed  bool
+	over    bool // bubblewrap has ended
 
 	closing sync.Once
 	ended   chan struct{} // closed when nothing is left
@@ -65,6 +67,10 @@ func (s *jailed) kill() {
 	s.mu.Lock()
 	s.killed = true
 	s.mu.Unlock()
+	s.end()
+}
+
+func (s *jailed) end() {
 	s.proc.kill()
 	// Kill the others directly: the kernel does so only when process 1 is scheduled, which takes
 	// too long among hundreds of forking processes. bubblewrap ends last.
@@ -77,7 +83,7 @@ func (s *jailed) wait() {
 	err := s.proc.wait()
 	s.mu.Lock()
 	s.over = true
-	net, killed := s.net, s.killed
+	net, netLost, killed := s.net, s.netLost, s.killed
 	s.mu.Unlock()
 	net.close()
 	_ = s.conn.Close()
@@ -96,7 +102,7 @@ func (s *jailed) wait() {
 	default:
 		s.exit.Cause = sandbox.CauseLost
 	}
-	s.exit.Detail = strings.TrimSpace(s.proc.output.String())
+	s.exit.Detail = cmp.Or(netLost, strings.TrimSpace(s.proc.output.String()))
 	if s.exit.Detail == "" && err != nil {
 		s.exit.Detail = err.Error()
 	}

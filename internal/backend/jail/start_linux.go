@@ -250,7 +250,9 @@ func (s *jailed) awaitAgent(network bool) error {
 	s.mu.Unlock()
 	if over {
 		net.close()
+		return nil
 	}
+	go s.watchNetwork(net)
 	return nil
 }
 
