@@ -59,7 +59,7 @@ lint: ## gofmt, vet for every platform, staticcheck, shellcheck, govulncheck
 bench: bench-tool ## Compare root's and an ordinary user's server with plain processes, bwrap and docker, into bench/RESULTS.md and the figures of README and docs; BENCH='-run pandas' prints a part
 	@scripts/engine run $(CACHE)/bench/bench -server $(SERVER) -root $(CACHE)/bench -runners $(CACHE)/runners $(BENCH)
 
-guard: bench-tool ## Fail if runs are slower than allowed, compared with plain processes
+guard: bench-tool ## Fail if runs are slower or larger than allowed, compared with plain processes
 	@$(CACHE)/bench/bench -server $(SERVER) -root $(CACHE)/bench -runners $(CACHE)/runners -guard
 
 bench-tool:

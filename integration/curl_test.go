@@ -273,7 +273,7 @@ func checkTools(t *testing.T, r reply) {
 		if got := tool.InputSchema.Properties["environment"].AdditionalProperties["type"]; got != "string" {
 			t.Errorf("the environment's values are of type %v", got)
 		}
-		for _, part := range []string{"Supports: [python, typescript, javascript, shell]", "\n\nAvailable libraries:\n- python: [", "\n- typescript: [postgres, pg, csv-parser, papaparse]", "psycopg2"} {
+		for _, part := range []string{"Supports: [python, typescript, javascript, shell]", "\n\nAvailable libraries:\n- python: [", "\n- typescript: [postgres, pg, csv-parser, papaparse, zod, lodash, date-fns, cheerio]", "psycopg2"} {
 			if !strings.Contains(tool.Description, part) {
 				t.Errorf("run_code's description lacks %q:\n%s", part, tool.Description)
 			}

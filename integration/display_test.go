@@ -74,7 +74,7 @@ with open("/data/expected.txt", "w") as expected:
     for i in range(1000):
         shuffle_options()
         x = frame()
-        expected.write(repr(x) + "\n")
+        expected.write("\n".join(repr(x).splitlines()) + "\n")  # as Jupyter
         display(x)
 pd.reset_option("display")`)
 	want, err := os.ReadFile(filepath.Join(s.workspaceOf(t, "frames"), "expected.txt"))
@@ -91,7 +91,7 @@ pd.reset_option("display")`)
 		t.Fatalf("%d lines, want %d", len(a), len(b))
 	}
 	for range 20 { // as the value of a cell
-		r := s.cell(t, "frames", "python", "shuffle_options(); x = frame(); open('/data/expected.txt', 'w').write(repr(x) + '\\n')\nx")
+		r := s.cell(t, "frames", "python", "shuffle_options(); x = frame(); open('/data/expected.txt', 'w').write('\\n'.join(repr(x).splitlines()) + '\\n')\nx")
 		want, err := os.ReadFile(filepath.Join(s.workspaceOf(t, "frames"), "expected.txt"))
 		if err != nil || r.Stdout != string(want) {
 			t.Errorf("%q, want %q: %v %s", r.Stdout, want, err, r.Stderr)
@@ -109,8 +109,8 @@ func TestValuesAsTheInterpreterPrintsThem(t *testing.T) {
 		{"pd.Series([99999999.5])", "0    99999999.5\ndtype: float64\n"},
 		{"pd.Index([1, 2], name='n')", "Index([1, 2], dtype='int64', name='n')\n"},
 		{"pd.set_option('display.float_format', '{:.1f}'.format)\npd.Series([1/3], name='x')", "0   0.3\nName: x, dtype: float64\n"},
-		{"pd.reset_option('display')\n[pd.Series([0.1])]", "[0    0.1\ndtype: float64]\n"},
-		{"{'f': pd.DataFrame({'a': [1]})}", "{'f':    a\n0  1}\n"},
+		{"pd.reset_option('display')\n[pd.Series([0.1])]", "[0    0.1\n dtype: float64]\n"},
+		{"{'f': pd.DataFrame({'a': [1]})}", "{'f':    a\n 0  1}\n"},
 		{"display(pd.DataFrame({'a': [1]}), pd.DataFrame({'b': [2]}))", "   a\n0  1\n   b\n0  2\n"},
 		{"pd.DataFrame(np.zeros((100, 2)))", "      0    1\n0   0.0  0.0\n1   0.0  0.0\n2   0.0  0.0\n3   0.0  0.0\n4   0.0  0.0\n..  ...  ...\n95  0.0  0.0\n96  0.0  0.0\n97  0.0  0.0\n98  0.0  0.0\n99  0.0  0.0\n\n[100 rows x 2 columns]\n"},
 		{"np.set_printoptions(precision=2)\nnp.array([1/3, 2e6])", "array([3.33e-01, 2.00e+06])\n"},

@@ -29,6 +29,7 @@ var sameAnswers = []string{
 	"TestExecutionProxy", "TestForked", "TestTenNotebooks", "TestCallerWithMostMakesRoom", "TestOneUserHoldsEverything", "TestQueuedRun",
 	"TestFullWorkspace", "TestUnlinkedFilesCount", "TestWritesBetweenCells", "TestLargestWriterIsStopped", "TestCallersStorage",
 	"TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage", "TestCPython",
+	"TestMagics", "TestRichValues", "TestFonts", "TestUnsavedFigure",
 }
 
 // TestSameAnswersOnDocker runs them again on the Docker backend.

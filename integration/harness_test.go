@@ -278,6 +278,9 @@ type runResult struct {
 	Files   []struct {
 		Name, URL string
 	} `json:"files"`
+	Images []struct {
+		Name, URL string
+	} `json:"images"`
 	FilesTruncated bool   `json:"files_truncated"`
 	ExitCode       int    `json:"exit_code"`
 	Cause          string `json:"cause"`

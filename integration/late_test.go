@@ -132,7 +132,7 @@ import matplotlib.pyplot
 				t.Errorf("interrupted: %+v", r)
 			}
 			r := s.cell(t, session, "python", "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2]); kept, len(plt.gca().lines)")
-			if len(r.Artifacts) != 1 || r.Artifacts[0].MIMEType != "image/png" || r.Stdout != "(1, 1)\n" || r.ExitCode != 0 {
+			if len(r.Images) != 1 || !strings.HasSuffix(r.Images[0].Name, ".png") || r.Stdout != "(1, 1)\n" || r.ExitCode != 0 {
 				t.Errorf("the next plot: %+v", r)
 			}
 		})

@@ -63,13 +63,13 @@ func TestEveryToolWithAClient(t *testing.T) {
 			if text, _, _ := call("run", map[string]any{"env": "python", "session": id, "code": "import pandas as pd\ndf = pd.read_csv('a.csv')\ndf"}); text != "   x  y\n0  1  2\n" {
 				t.Errorf("run: %q", text)
 			}
-			if text, images, links := call("run", map[string]any{"env": "python", "session": id, "code": plot + "len(df)"}); !strings.HasPrefix(text, "1\n") || !strings.Contains(text, "files: run_") || !strings.Contains(text, ".png <http") || images != 1 || links != 0 {
+			if text, images, links := call("run", map[string]any{"env": "python", "session": id, "code": plot + "len(df)"}); text != "1\n" || images != 1 || links != 0 {
 				t.Errorf("run with a plot: %q, %d images, %d links", text, images, links)
 			}
 			if text, images, links := call("run_python", map[string]any{"session_id": id, "code": plot}); !strings.Contains(text, `"exit_code": 0`) || images != 1 || links != 0 {
 				t.Errorf("run_python: %s, %d images, %d links", text, images, links)
 			}
-			if _, images, _ := call("run_code", map[string]any{"conversationId": id, "language": "python", "code": plot + "plt.plot([1])\nplt.savefig('chart.png')"}); images != 1 {
+			if _, images, _ := call("run_code", map[string]any{"conversationId": id, "language": "python", "code": plot + "plt.plot([1])\nplt.savefig('chart.png')"}); images != 2 { // one shown, one saved
 				t.Errorf("run_code: %d images", images)
 			}
 			if text, images, _ := call("read_artifact", map[string]any{"session_id": id, "path": "/mnt/data/chart.png"}); images != 1 || strings.Contains(text, "content_base64") {

@@ -122,7 +122,7 @@ func TestResources(t *testing.T) {
 				}
 			}
 			templates, err := cs.ListResourceTemplates(t.Context(), nil)
-			if err != nil || len(templates.ResourceTemplates) != 1 {
+			if err != nil || len(templates.ResourceTemplates) != 2 {
 				t.Errorf("templates: %+v, %v", templates, err)
 			}
 			for _, uri := range []string{

@@ -26,6 +26,7 @@ type cellResult struct {
 		MIMEType       string `json:"mime_type"`
 		DownloadURL    string `json:"download_url"`
 	} `json:"artifacts"`
+	Images []struct{ Name, URL string } `json:"images"`
 }
 
 // cell calls run with or without a session.
@@ -44,6 +45,11 @@ func (s *server) cellWith(t *testing.T, session, env, code string, environment m
 	if environment != nil {
 		args["environment"] = environment
 	}
+	return s.callRun(t, args)
+}
+
+func (s *server) callRun(t *testing.T, args map[string]any) cellResult {
+	t.Helper()
 	res := s.call(t, "run", args)
 	if res.Error != nil || res.IsError || len(res.Content) != 1 {
 		t.Fatalf("run: %+v", res)
@@ -69,7 +75,7 @@ func TestNotebook(t *testing.T) {
 		"left open": "import matplotlib.pyplot as plt\n_ = plt.plot([2, 1])",
 	} {
 		r := s.cell(t, "nb", "python", code)
-		if len(r.Artifacts) != 1 || r.Artifacts[0].MIMEType != "image/png" || r.Stderr != "" {
+		if len(r.Images) != 1 || !strings.HasSuffix(r.Images[0].Name, ".png") || len(r.Artifacts) > 0 || r.Stderr != "" {
 			t.Errorf("a plot that is %s: %+v", name, r)
 		}
 	}
@@ -141,22 +147,23 @@ func TestNodeNotebook(t *testing.T) {
 	}
 }
 
-// TestFigures checks that a fresh run returns its figures, and that a saved figure is returned
-// once, as a file.
+// TestFigures checks that a fresh run returns links to its figures, and that a saved figure is
+// returned once, as a file.
 func TestFigures(t *testing.T) {
 	s := serve(t)
 	for name, test := range map[string]struct {
-		code  string
-		files int
+		code          string
+		files, images int
 	}{
-		"shown":     {"plt.plot([1, 2])\nplt.show()", 1},
-		"left open": {"plt.plot([1, 2])\nplt.figure()\nplt.plot([2, 1])", 2},
-		"saved":     {"plt.plot([1, 2])\nplt.savefig('/data/a.png')", 1},
-		"empty":     {"plt.figure()", 0},
-		"failed":    {"plt.plot([1, 2])\nraise SystemExit(3)", 1},
+		"shown":           {"plt.plot([1, 2])\nplt.show()", 0, 1},
+		"left open":       {"plt.plot([1, 2])\nplt.figure()\nplt.plot([2, 1])", 0, 2},
+		"saved":           {"plt.plot([1, 2])\nplt.savefig('/data/a.png')", 1, 0},
+		"saved elsewhere": {"plt.plot([1, 2])\nplt.savefig('/mnt/data/a.png')\nplt.savefig('/workspace/b.png')", 2, 0},
+		"empty":           {"plt.figure()", 0, 0},
+		"failed":          {"plt.plot([1, 2])\nraise SystemExit(3)", 0, 1},
 	} {
 		r := s.run(t, "figures-"+strings.ReplaceAll(name, " ", "-"), "python", "import matplotlib.pyplot as plt\n"+test.code)
-		if len(r.Files) != test.files {
+		if len(r.Files) != test.files || len(r.Images) != test.images {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}

@@ -88,7 +88,7 @@ func TestOwnKernel(t *testing.T) {
 	}
 	timed("plot", func() {
 		r := s.cell(t, "notebook", "python", "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
-		if len(r.Artifacts) != 1 || r.Artifacts[0].MIMEType != "image/png" {
+		if len(r.Images) != 1 || !strings.HasSuffix(r.Images[0].Name, ".png") {
 			t.Errorf("a plot: %+v", r)
 		}
 	})

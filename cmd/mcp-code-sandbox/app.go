@@ -152,7 +152,7 @@ func (a *app) openSessions() {
 	a.executor = executor.New(executor.Config{
 		Sessions: a.sessions, Runners: a.environments.runners, Services: a.services.granter(), Signer: a.signer, Store: a.store,
 		ExecTimeout: s.ExecTimeout, MaxExecTimeout: s.maxExecTimeout(), MaxCodeBytes: int(s.MaxCodeBytes),
-		MaxOutputBytes: int(s.MaxOutputBytes), ResultMemory: int64(s.ResultMemory.byteSize), MaxUploadBytes: int(s.MaxUploadBytes),
+		MaxOutputBytes: int(s.MaxOutputBytes), SpoolAfter: int(min(s.ResultBytes, s.MaxOutputBytes)), ResultMemory: int64(s.ResultMemory.byteSize), MaxUploadBytes: int(s.MaxUploadBytes),
 		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 		Metrics: executor.NewMetrics(a.metrics), Logger: a.log,

@@ -90,9 +90,10 @@ The server offers every tool. ` + "`SANDBOX_TOOLS`" + ` narrows the list to tool
 ` + "`list_services`" + ` and the argument ` + "`services`" + ` exist only with ` + "`SANDBOX_CONFIG`" + `; every preset
 includes them.
 
-MCP clients get the result of ` + "`run`" + ` as text; the table below shows what plain callers (curl)
-get as JSON. While a run is in the background, results have ` + "`status`" + `, ` + "`cursor`" + ` and, if it
-waits, ` + "`queued_behind`" + `. Any result may have ` + "`warnings`" + ` about ignored arguments.
+MCP clients get the result of ` + "`run`" + ` as [text and images](sessions.md#what-a-model-reads); the
+table below shows what plain callers (curl) get as JSON. While a run is in the background, results
+have ` + "`status`" + `, ` + "`cursor`" + ` and, if it waits, ` + "`queued_behind`" + `. Any result may have
+` + "`warnings`" + ` about ignored arguments.
 
 | preset | tools |
 |---|---|

@@ -8,12 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/workspace"
 )
 
 type runCmd struct {
@@ -59,7 +62,7 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 
 	stdout, stderr := newSpool(inv.stdout), newSpool(inv.stderr)
 	res, err := a.executor.Run(ctx, session.Local, executor.Request{
-		Session: c.Session, Runner: language, Code: code, Network: c.Net, Env: c.Env,
+		Session: c.Session, Runner: language, Code: code, Network: c.Net, Env: c.Env, Artifacts: true, FailedArtifacts: true,
 		Output: func(stream executor.Stream, p []byte) {
 			if stream == executor.Stderr {
 				stderr.write(p)
@@ -91,8 +94,39 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 	case res.Cause == "" && res.Hint != "":
 		a.printMissing(inv.stderr, language)
 	}
+	if names := writtenFiles(res); names != "" {
+		fmt.Fprintf(inv.stderr, "mcp-code-sandbox: wrote %s in %s\n", names, a.sessions.FilesDir(session.Local, c.Session))
+	}
 	inv.code = exitCode(res)
 	return nil
+}
+
+// maxNamed bounds the files that a message names.
+const maxNamed = 20
+
+// writtenFiles names the files that a run has written, and the images that it has shown.
+func writtenFiles(res executor.Result) string {
+	var names []string
+	for _, d := range res.Displays {
+		if strings.HasPrefix(d.File, workspace.PlotsDir+"/") {
+			names = append(names, d.File)
+		}
+	}
+	for _, f := range res.Files {
+		names = append(names, f.Name)
+	}
+	total := len(names) - len(res.Files) + max(len(res.Files), res.FilesTotal)
+	names = names[:min(len(names), maxNamed)]
+	for i, name := range names {
+		if strings.ContainsFunc(name, func(r rune) bool { return !strconv.IsPrint(r) || r == utf8.RuneError }) {
+			names[i] = strconv.Quote(name) // the terminal would execute it
+		}
+	}
+	list := strings.Join(names, ", ")
+	if total > len(names) {
+		list += fmt.Sprintf(" and %d more", total-len(names))
+	}
+	return list
 }
 
 // printMissing prints what is not installed for a language, or for any if the language is unknown.

@@ -72,7 +72,7 @@ func openFrontend(ctx context.Context, inv *invocation, page *httpapi.Page) (_ *
 	if f.app, err = newApp(ctx, inv, f.base); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	if f.mcp, err = newMCP(f.app); err != nil {
+	if f.mcp, err = newMCP(f.app, page == nil); err != nil {
 		return nil, errors.Join(err, f.app.Close(), listener.Close())
 	}
 	var overHTTP http.Handler
@@ -89,15 +89,15 @@ func openFrontend(ctx context.Context, inv *invocation, page *httpapi.Page) (_ *
 	return f, nil
 }
 
-// newMCP makes the MCP server with the tools.
-func newMCP(a *app) (*mcpserver.Server, error) {
+// newMCP makes the MCP server with the tools. Over stdio, it ends soon after its client.
+func newMCP(a *app, overStdio bool) (*mcpserver.Server, error) {
 	wanted, err := wantedTools(a.settings.Tools)
 	if err != nil {
 		return nil, fmt.Errorf("SANDBOX_TOOLS: %w", err)
 	}
 	opt := tools.Options{
 		Logger: a.log, Tools: wanted, MaxTimeout: a.settings.maxExecTimeout(), Handover: a.settings.Handover,
-		ResourceLinks: a.settings.ResourceLinks == "on", Services: a.services.forTools(),
+		ResourceLinks: a.settings.ResourceLinks == "on", LinksEnd: overStdio && a.settings.PublicBaseURL == "", ResultBytes: int(a.settings.ResultBytes), Services: a.services.forTools(),
 	}
 	return mcpserver.New(mcpserver.Config{
 		Version:      version.String(),

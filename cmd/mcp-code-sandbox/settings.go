@@ -73,6 +73,7 @@ type settings struct {
 	MaxRunsPerSession int           `name:"max-runs-per-session" environ:"SANDBOX_MAX_RUNS_PER_SESSION" default:"4" min:">0" group:"runs" help:"Concurrent runs of one session."`
 	MaxCodeBytes      byteSize      `name:"max-code-bytes" environ:"SANDBOX_MAX_CODE_BYTES" default:"100KB" min:">0" group:"runs" help:"Longest code of a run."`
 	MaxOutputBytes    byteSize      `name:"max-output-bytes" environ:"SANDBOX_MAX_OUTPUT_BYTES" default:"100KB" min:">0" group:"runs" help:"How much of stdout, and of stderr, a result keeps. The server cuts the middle."`
+	ResultBytes       byteSize      `name:"result-bytes" environ:"SANDBOX_RESULT_BYTES" default:"24KB" min:"1KB" group:"runs" help:"How much of a run's output the tool run gives to a model. The server cuts the middle; the whole output can be read as a resource."`
 	ResultMemory      optionalSize  `name:"result-memory" environ:"SANDBOX_RESULT_MEMORY" placeholder:"SIZE" group:"runs" help:"Server memory for the results of all runs: output, plots, answers being sent. Callers share it; without room, plots and output are omitted. Default: 1/16 of the memory, between 64MB and 1GB."`
 
 	MaxSessions     int           `name:"max-sessions" environ:"SANDBOX_MAX_SESSIONS" default:"10" min:">0" group:"sessions" help:"Sessions that have a live sandbox at the same time."`

@@ -84,6 +84,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SESSION_MAX_LIFETIME", "3600", func(s *settings) any { return time.Duration(s.MaxLifetime) }, time.Duration(0), time.Hour},
 		{"SANDBOX_MAX_UPLOAD_BYTES", "1048576", func(s *settings) any { return int64(s.MaxUploadBytes) }, int64(50 << 20), int64(1 << 20)},
 		{"SANDBOX_MAX_OUTPUT_BYTES", "5KB", func(s *settings) any { return int64(s.MaxOutputBytes) }, int64(100 << 10), int64(5 << 10)},
+		{"SANDBOX_RESULT_BYTES", "5KB", func(s *settings) any { return int64(s.ResultBytes) }, int64(24 << 10), int64(5 << 10)},
 		{"SANDBOX_RESULT_MEMORY", "32MB", func(s *settings) any { return int64(s.ResultMemory.byteSize) }, defaultResultMemory(doctor.System().Memory()), int64(32 << 20)},
 		{"SANDBOX_MAX_CODE_BYTES", "5kb", func(s *settings) any { return int64(s.MaxCodeBytes) }, int64(100 << 10), int64(5 << 10)},
 		{"SANDBOX_MAX_ARTIFACT_READ_BYTES", "1MB", func(s *settings) any { return int64(s.MaxReadBytes) }, int64(10 << 20), int64(1 << 20)},

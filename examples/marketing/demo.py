@@ -76,18 +76,19 @@ class Failed(Exception):
 
 
 async def call(client, tool, **arguments):
-    """Call a tool and return its JSON and images."""
+    """Call a tool and return its JSON and what it has besides text."""
     result = await client.call_tool(tool, arguments)
-    text = "".join(c.text for c in result.content if c.type == "text")
+    text = result.content[0].text
     if result.is_error:
         raise Failed(f"{tool}: {text}")
-    return json.loads(text), [c for c in result.content if c.type == "image"]
+    return json.loads(text), [c for c in result.content if c.type != "text"]
 
 
 async def run(client, session, what, code, error=None):
     """Run code, which must succeed or fail with error."""
     facts, _ = await call(client, "run_python", session_id=session, code=code)
-    last = (facts["stderr"].splitlines() or [None])[-1] if facts["exit_code"] else None
+    lines = [line for line in facts["stderr"].splitlines() if not line.startswith("Hint: ")]
+    last = (lines or [None])[-1] if facts["exit_code"] else None
     print(f"\n== {what}: exit code {facts['exit_code']}, {facts['duration_ms']} ms")
     print((facts["stdout"] or str(last)).rstrip())
     for artifact in facts["artifacts"]:
@@ -108,8 +109,8 @@ async def make_report(client, out):
 
     _, images = await call(client, "read_artifact", session_id=session, path="/mnt/data/roas.png")
     print(f"\n== the chart came as {images[0].mime_type}, for the model to see")
-    pdf, _ = await call(client, "read_artifact", session_id=session, path="/mnt/data/report.pdf")
-    out.write_bytes(base64.b64decode(pdf["content_base64"]))
+    _, files = await call(client, "read_artifact", session_id=session, path="/mnt/data/report.pdf")
+    out.write_bytes(base64.b64decode(files[0].resource.blob))
     closed, _ = await call(client, "close_session", session_id=session)
     print(f"== {out} written; session {closed['status']}")
 

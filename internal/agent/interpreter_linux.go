@@ -55,6 +55,11 @@ func (a *agent) interpreter(s *wire.Stream, r *wire.Run) (in *interpreter, fresh
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if in = a.interpreters[r.Interpreter]; in != nil {
+		if r.Restart {
+			in.run.Kill()
+			<-in.lost
+			_ = in.conn.Close()
+		}
 		select {
 		case <-in.lost: // it died between cells
 		default:

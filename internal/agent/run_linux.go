@@ -60,20 +60,20 @@ func (a *agent) runProgram(s *wire.Stream, r *wire.Run) (exit wire.Exit, release
 	}
 	go runinit.ForwardSignals(s, run.Kill, run.Interrupt)
 
+	out := runinit.NewOutput(s)
 	var pumps sync.WaitGroup
-	pumps.Go(func() { runinit.Pump(s, wire.TypeStdout, run.Stdout) })
-	pumps.Go(func() { runinit.Pump(s, wire.TypeStderr, run.Stderr) })
+	if r.Displays {
+		pumps.Go(func() { run.Show(out.Show) })
+	}
+	pumps.Go(func() { out.Pump(wire.TypeStdout, run.Stdout) })
+	pumps.Go(func() { out.Pump(wire.TypeStderr, run.Stderr) })
 
 	status, err := run.Wait()
 	now := time.Now()
 	_ = run.Stdout.SetReadDeadline(now)
 	_ = run.Stderr.SetReadDeadline(now)
+	_ = run.Channel.SetReadDeadline(now)
 	pumps.Wait()
-	for _, d := range status.Displays {
-		if s.Send(context.Background(), wire.Frame{Type: wire.TypeDisplay, MIME: d.MIME, Data: d.Data}) != nil {
-			break
-		}
-	}
 	if run.Exiting {
 		return status.Exit, run.Close, err
 	}

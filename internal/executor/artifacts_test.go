@@ -157,11 +157,24 @@ func TestReadAndListArtifacts(t *testing.T) {
 		}
 	}
 
-	files, truncated, err := r.ListArtifacts(ctx, session.Local, "x")
-	if err != nil || truncated || len(files) != 2 || !slices.ContainsFunc(files, func(f FileLink) bool { return f.Name == "sub/a.csv" && f.Size == 10 }) {
-		t.Errorf("%+v, %t, %v", files, truncated, err)
+	all, err := r.ListArtifacts(ctx, session.Local, "x", ListOptions{})
+	if err != nil || all.More || all.Total != 2 || len(all.Files) != 2 ||
+		!slices.ContainsFunc(all.Files, func(f FileLink) bool { return f.Name == "sub/a.csv" && f.Size == 10 }) {
+		t.Errorf("%+v, %v", all, err)
 	}
-	if _, _, err := r.ListArtifacts(ctx, mallory, "x"); codeOf(err) != CodeSessionNotFound {
+	one, err := r.ListArtifacts(ctx, session.Local, "x", ListOptions{Limit: 1})
+	if err != nil || !one.More || one.Total != 2 || len(one.Files) != 1 || one.Files[0].Name != all.Files[0].Name {
+		t.Errorf("one of them: %+v, %v", one, err)
+	}
+	rest, err := r.ListArtifacts(ctx, session.Local, "x", ListOptions{After: positionOf(one.Files[0])})
+	if err != nil || rest.More || rest.Total != 1 || len(rest.Files) != 1 || rest.Files[0].Name != all.Files[1].Name {
+		t.Errorf("the rest: %+v, %v", rest, err)
+	}
+	below, err := r.ListArtifacts(ctx, session.Local, "x", ListOptions{Prefix: "sub/"})
+	if err != nil || below.More || below.Total != 1 || len(below.Files) != 1 || below.Files[0].Name != "sub/a.csv" {
+		t.Errorf("below sub: %+v, %v", below, err)
+	}
+	if _, err := r.ListArtifacts(ctx, mallory, "x", ListOptions{}); codeOf(err) != CodeSessionNotFound {
 		t.Errorf("another caller's list: %v", err)
 	}
 }
@@ -221,7 +234,7 @@ func TestCloseSession(t *testing.T) {
 	}
 	for what, err := range map[string]error{
 		"close": r.CloseSession(ctx, session.Local, "x"),
-		"list":  second(r.ListArtifacts(ctx, session.Local, "x")),
+		"list":  first(r.ListArtifacts(ctx, session.Local, "x", ListOptions{})),
 		"read":  first(r.ReadArtifact(ctx, session.Local, "x", "a")),
 	} {
 		if codeOf(err) != CodeSessionNotFound {
@@ -241,5 +254,3 @@ func TestCloseSession(t *testing.T) {
 }
 
 func first[T any](_ T, err error) error { return err }
-
-func second[T, U any](_ T, _ U, err error) error { return err }

@@ -5,15 +5,18 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
+	"strings"
 	"sync"
 
+	"mcp-code-sandbox/internal/mediatype"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/workspace"
 )
 
 // imageExtensions are the image types that a display may have.
-var imageExtensions = map[string]string{"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
+var imageExtensions = map[string]string{
+	"image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif", "image/webp": ".webp", "image/svg+xml": ".svg",
+}
 
 // bundleMIME is the type of a display with a text version: a JSON object with markup and
 // text/plain.
@@ -29,8 +32,11 @@ const (
 type Display struct {
 	MIME string
 	// Data and Plain hold the results of Content in a stored Result.
-	Data  []byte `json:",omitempty"`
-	File  string `json:",omitempty"` // the name of the image's file in the workspace, if it was saved
+	Data []byte `json:",omitempty"`
+	// File is the name of the image's file in the workspace, if it has one: the code saved it, or
+	// saveImages did, in workspace.PlotsDir.
+	File  string `json:",omitempty"`
+	URL   string `json:"-"` // the download link of File
 	Plain []byte `json:",omitempty"`
 
 	kept *shown // shared by the copies of a Result of this process
@@ -107,6 +113,7 @@ func (s *shown) discard() {
 type displays struct {
 	memory *memory
 	redact func([]byte) []byte
+	shown  func() // called for each display that is listed
 
 	current *shown // the incomplete display, if any
 	list    []Display
@@ -134,16 +141,16 @@ func (d *displays) add(part session.Display) {
 	switch {
 	case part.Beyond:
 		d.beyond++
-	case kept && d.finish(part.MIME, s):
+	case kept && d.finish(part, s):
 	default:
 		d.dropped++
 	}
 }
 
 // finish lists a complete display. Without memory for it, it reports false.
-func (d *displays) finish(mime string, s *shown) bool {
+func (d *displays) finish(part session.Display, s *shown) bool {
 	s.mu.Lock()
-	data := s.data
+	mime, data := part.MIME, s.data
 	s.mu.Unlock()
 	var plain []byte
 	if mime == bundleMIME {
@@ -162,7 +169,8 @@ func (d *displays) finish(mime string, s *shown) bool {
 		return false
 	}
 	s.data, s.plain = data, plain
-	d.list = append(d.list, Display{MIME: mime, kept: s})
+	d.list = append(d.list, Display{MIME: mime, File: part.File, kept: s})
+	d.shown()
 	return true
 }
 
@@ -170,7 +178,7 @@ func (d *displays) finish(mime string, s *shown) bool {
 func unbundle(data []byte) (mime string, markup, plain []byte) {
 	var bundle map[string]string
 	if json.Unmarshal(data, &bundle) == nil {
-		for _, mime := range []string{"text/html", "text/markdown"} {
+		for _, mime := range []string{"text/html", "text/markdown", "text/latex"} {
 			if text := bundle[mime]; text != "" {
 				return mime, []byte(text), []byte(bundle["text/plain"])
 			}
@@ -179,36 +187,64 @@ func unbundle(data []byte) (mime string, markup, plain []byte) {
 	return bundleMIME, data, nil
 }
 
-// images are the images that a run showed.
-type images struct {
-	files  []workspace.File // those that were saved, last one first
-	failed int              // how many were not saved
-	err    error            // why the last of them was not
+// isSaved reports whether the code has saved an image in the workspace, as it claims.
+func isSaved(s *session.Session, file string) bool {
+	name, err := workspace.CleanName(file)
+	if err != nil || name != file || !strings.HasPrefix(mediatype.ByName(name), "image/") {
+		return false
+	}
+	f, _, err := s.Workspace().Open(name)
+	if err != nil {
+		return false
+	}
+	_ = f.Close()
+	return true
 }
 
-// saveImages saves the images that a run showed as files named after the run, and sets their names
-// in the displays. If the workspace is full, the result lacks only the file.
-func (e *Executor) saveImages(ctx context.Context, r *run, s *session.Session, list []Display) (saved images) {
+// unsaved counts images that a run showed and that have no file.
+type unsaved struct {
+	count int
+	err   error // why the last of them has none
+}
+
+// saveImages saves the images that a run showed and did not save, and sets the file of each
+// display. If the workspace is full, the result lacks only the file.
+func (e *Executor) saveImages(ctx context.Context, r *run, s *session.Session, list []Display) (failed unsaved) {
 	n := 0
-	for i, d := range list {
-		ext, ok := imageExtensions[d.MIME]
-		if !ok {
+	for i := range list {
+		d := &list[i]
+		ext, isImage := imageExtensions[d.MIME]
+		if isImage {
+			n++
+		}
+		if d.File != "" && isImage && isSaved(s, d.File) {
 			continue
 		}
-		n++
+		d.File = ""
 		data, _ := d.Content()
-		if d.Dropped() {
+		if !isImage || d.Dropped() {
 			continue
 		}
-		name := fmt.Sprintf("%s-%d%s", r.id, n, ext)
-		f, err := s.Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota})
-		if err != nil {
+		name := fmt.Sprintf("%s/%s-%d%s", workspace.PlotsDir, r.id, n, ext)
+		if _, err := s.Write(name, bytes.NewReader(data), workspace.WriteOptions{Quota: e.cfg.Quota}); err != nil {
 			r.log.WarnContext(ctx, "cannot save an image that a run showed", "error", err)
-			saved.failed, saved.err = saved.failed+1, err
+			failed.count, failed.err = failed.count+1, err
 			continue
 		}
-		list[i].File = f.Name
-		saved.files = slices.Insert(saved.files, 0, f)
+		d.File = name
 	}
-	return saved
+	return failed
+}
+
+// signOutput sets the links of a result's displays and of its whole output, as far as there are
+// files of them.
+func (e *Executor) signOutput(caller session.Caller, res *Result) {
+	for i, d := range res.Displays {
+		if d.File != "" {
+			res.Displays[i].URL = e.url(caller, res.Session, d.File)
+		}
+	}
+	if res.Spooled {
+		res.OutputURL = e.url(caller, res.Session, outputName(res.RunID))
+	}
 }

@@ -39,6 +39,7 @@ const (
 	CodeLinkExpired        Code = "link_expired"   // of an upload
 	CodeLinksPermanent     Code = "links_permanent"
 	CodeRunNotFound        Code = "run_not_found"
+	CodeRunActive          Code = "run_active"    // it has not ended
 	CodeRunElsewhere       Code = "run_elsewhere" // another process has it
 	CodeInvalidTimeout     Code = "invalid_timeout"
 

@@ -34,6 +34,7 @@ type Config struct {
 	MaxExecTimeout time.Duration // the most that a run may set
 	MaxCodeBytes   int
 	MaxOutputBytes int // kept of each stream; zero: 100 KB
+	SpoolAfter     int // what a run prints beyond this is kept in a file; zero: never
 	MaxUploadBytes int
 	MaxReadBytes   int             // the largest file that ReadArtifact reads; zero: 10 MB
 	Quota          workspace.Usage // of one workspace

@@ -99,8 +99,8 @@ func TestRun(t *testing.T) {
 		if res.Success() != (exit == 0) || res.ExitCode != exit || res.Cause != "" || res.Session != "x" || res.Runner != "python" || res.MaxRSSBytes != 7 || res.NotStarted {
 			t.Errorf("result %+v", res)
 		}
-		if string(res.Stdout) != "out" || res.StdoutTruncated || !res.StderrTruncated || len(res.Stderr) > 1100 {
-			t.Errorf("stdout %q, %d bytes of stderr, truncated %t", res.Stdout, len(res.Stderr), res.StderrTruncated)
+		if string(res.Stdout) != "out" || res.StdoutCut != nil || res.StderrCut == nil || len(res.Stderr) > 1100 {
+			t.Errorf("stdout %q, %d bytes of stderr, truncated %t", res.Stdout, len(res.Stderr), res.StderrCut != nil)
 		}
 		if streamed[Stdout].String() != "out" || streamed[Stderr].Len() != 5000 {
 			t.Errorf("streamed %q and %d bytes", &streamed[Stdout], streamed[Stderr].Len())

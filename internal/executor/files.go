@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"mcp-code-sandbox/internal/session"
@@ -18,10 +19,12 @@ import (
 	"mcp-code-sandbox/internal/workspace"
 )
 
+// MaxArtifacts bounds a list of a session's files.
+const MaxArtifacts = 1000
+
 const (
-	maxArtifacts     = 1000 // files in a list of a session's files
-	recentSessions   = 20   // sessions that RecentFiles covers
-	recentCandidates = 100  // sessions looked up to find them, since some are closed
+	recentSessions   = 20  // sessions that RecentFiles covers
+	recentCandidates = 100 // sessions looked up to find them, since some are closed
 
 	readWait  = 10 * time.Second // how long a call waits for its turn to read files
 	readRetry = 5 * time.Second  // when a client should retry after readWait
@@ -89,21 +92,43 @@ func (r *contextReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// ListArtifacts returns the files of a session that exists, newest first. truncated means that
-// there are more. Refusals are invalid_id, session_not_found and busy.
+// ListOptions selects files of a session.
+type ListOptions struct {
+	Prefix string   // of their names
+	After  Position // of the last file that is known; zero: from the start
+	Limit  int      // at most this many, and at most MaxArtifacts; zero: MaxArtifacts
+}
+
+// FileList is a part of the files of a session, newest first.
+type FileList struct {
+	Files []FileLink
+	Total int  // how many there are from After on, at least
+	More  bool // there are more than Files
+}
+
+// ListArtifacts returns the files of a session that exists. Refusals are invalid_id,
+// session_not_found and busy.
 func (e *Executor) ListArtifacts(
-	ctx context.Context, caller session.Caller, sessionID string,
-) (files []FileLink, truncated bool, err error) {
+	ctx context.Context, caller session.Caller, sessionID string, opt ListOptions,
+) (FileList, error) {
 	s, done, err := e.openToRead(ctx, caller, sessionID)
 	if err != nil {
-		return nil, false, e.wrapSession(sessionID, err)
+		return FileList{}, e.wrapSession(sessionID, err)
 	}
 	defer done()
-	list, truncated, err := s.Workspace().List(maxArtifacts)
-	if err != nil {
-		return nil, false, err
+	limit := MaxArtifacts
+	if opt.Limit > 0 {
+		limit = min(limit, opt.Limit)
 	}
-	return e.links(caller, sessionID, list), truncated, nil
+	found, err := s.Workspace().Scan(ctx, workspace.ScanOptions{Files: limit, Match: func(f workspace.File) bool {
+		at := Position{f.ModTime, sessionID, f.Name}
+		return strings.HasPrefix(f.Name, opt.Prefix) && (opt.After == Position{} || at.compare(opt.After) > 0)
+	}})
+	if err != nil {
+		return FileList{}, err
+	}
+	files, more := found.Files()
+	return FileList{Files: e.links(caller, sessionID, files), Total: found.Total(), More: more}, nil
 }
 
 // ReadArtifact reads a file of a session that exists. Refusals are invalid_id, invalid_path,
@@ -285,7 +310,7 @@ func (e *Executor) sessionFiles(ctx context.Context, caller session.Caller, id s
 		return nil, err
 	}
 	defer done()
-	found, _, err := s.Workspace().List(maxArtifacts)
+	found, _, err := s.Workspace().List(MaxArtifacts)
 	if err != nil {
 		return nil, err
 	}

@@ -33,11 +33,17 @@ var (
 // NoNetworkHint is the hint of a run that failed because it did not ask for network.
 const NoNetworkHint = "This run had no network access. Set network to true to enable it."
 
+// CancelledHint is the hint of a run that its caller cancelled.
+const CancelledHint = "The run was cancelled."
+
+// notPrinted is the hint of a fresh run that ended in a value, as a cell does, and printed nothing.
+const notPrinted = "Nothing was printed. A fresh process does not show the value of the last line: print it."
+
 // noWorkspace comes with every result of an environment that isolates itself.
 const noWorkspace = "This environment has no /data: it sees no file of the session, and files it writes are not kept."
 
 // hint says in a sentence or two what to do about a failure that the output does not explain.
-func (e *Executor) hint(res Result, r runner.Runner, network bool) string {
+func (e *Executor) hint(res Result, r runner.Runner, req Request) string {
 	limits := e.cfg.Sessions.Limits()
 	if r.MemoryMB > 0 {
 		limits.MemoryBytes = int64(r.MemoryMB) << 20
@@ -45,7 +51,7 @@ func (e *Executor) hint(res Result, r runner.Runner, network bool) string {
 	stderr := res.Stderr[max(0, len(res.Stderr)-hintWindow):]
 	hint := e.causeHint(res, limits)
 	if res.Cause == "" && !res.Success() {
-		hint = e.stderrHint(res, stderr, r, network, limits)
+		hint = e.stderrHint(res, stderr, r, req.Network, limits)
 		if hint == "" && res.Signal != 0 {
 			hint = "The program was ended by " + signalName(res.Signal) + "."
 		}
@@ -56,10 +62,36 @@ func (e *Executor) hint(res Result, r runner.Runner, network bool) string {
 	if res.oomKilled {
 		hint = childKilledHint(res, r, limits, hint)
 	}
+	if hint == "" && res.Success() && !res.Persistent && res.isSilent() && valueLanguages[r.Name] && showsValue(req.Code) {
+		hint = notPrinted
+	}
 	if r.Wrapper != "" {
 		hint = strings.TrimSpace(hint + " " + noWorkspace)
 	}
 	return hint
+}
+
+// isSilent reports whether the run printed and showed nothing.
+func (r Result) isSilent() bool { return len(r.Stdout)+len(r.Stderr)+len(r.Displays) == 0 }
+
+// valueLanguages are the runners whose live interpreters show the value of a cell.
+var valueLanguages = map[string]bool{"python": true, "javascript": true, "typescript": true}
+
+// Last lines of Python and JavaScript. Most calls are made for their effect; a few are not.
+var (
+	statement = regexp.MustCompile(`^(?:\s|[)\]}#/@]|(?:import|from|def|class|if|for|while|with|try|return|pass|del|assert|raise|global|async|const|let|var|function|export|throw)\b)`)
+	assigns   = regexp.MustCompile(`[^=!<>]=[^=>]`)
+	valueCall = regexp.MustCompile(`(?:^(?:len|sum|min|max|sorted|round|type|str|repr|list)|\.(?:head|tail|describe|sum|mean|value_counts))\([^()]*\)$`)
+)
+
+// showsValue reports whether the last line of code is an expression whose value a notebook shows.
+func showsValue(code string) bool {
+	lines := strings.Split(strings.TrimSpace(code), "\n")
+	last := strings.TrimRight(lines[len(lines)-1], "; \t\r")
+	if last == "" || statement.MatchString(last) {
+		return false
+	}
+	return valueCall.MatchString(last) || !assigns.MatchString(last) && !strings.HasSuffix(last, ")")
 }
 
 // causeHint explains why the server ended a run.
@@ -75,7 +107,7 @@ func (e *Executor) causeHint(res Result, limits sandbox.Limits) string {
 		if res.Operator {
 			return "The operator of the server ended the run."
 		}
-		return "The run was cancelled."
+		return CancelledHint
 	case sandbox.CausePreempted:
 		return preemptedHint(res)
 	case sandbox.CauseOutOfMemory:
@@ -247,13 +279,13 @@ func signalName(n int) string {
 }
 
 // imagesHint says why images that a run showed were not saved.
-func (e *Executor) imagesHint(shown images) string {
-	if shown.err == nil {
+func (e *Executor) imagesHint(failed unsaved) string {
+	if failed.err == nil {
 		return ""
 	}
 	why := "the server could not write to /data"
-	unmeasured, isUnmeasured := errors.AsType[*workspace.UnmeasuredError](shown.err)
-	used, overShare := errors.AsType[*session.CallerError](shown.err)
+	unmeasured, isUnmeasured := errors.AsType[*workspace.UnmeasuredError](failed.err)
+	used, overShare := errors.AsType[*session.CallerError](failed.err)
 	switch {
 	case overShare && used.TooManyFiles:
 		why = fmt.Sprintf("all your sessions together may have %d files and directories. Delete some or close sessions", used.MaxFiles)
@@ -261,14 +293,14 @@ func (e *Executor) imagesHint(shown images) string {
 		why = fmt.Sprintf("all your sessions together may store %s. Delete files or close sessions", size(used.MaxBytes))
 	case isUnmeasured:
 		why = unmeasured.Error()
-	case errors.Is(shown.err, workspace.ErrQuota):
+	case errors.Is(failed.err, workspace.ErrQuota):
 		why = fmt.Sprintf("/data may hold %s. Delete files in it", e.quota())
-	case errors.Is(shown.err, syscall.ENOSPC):
+	case errors.Is(failed.err, syscall.ENOSPC):
 		why = "the disk of the server is full"
 	}
 	what := "1 image that the code showed was not saved as a file"
-	if shown.failed > 1 {
-		what = fmt.Sprintf("%d images that the code showed were not saved as files", shown.failed)
+	if failed.count > 1 {
+		what = fmt.Sprintf("%d images that the code showed were not saved as files", failed.count)
 	}
 	return what + ": " + why + "."
 }

@@ -41,8 +41,8 @@ func (e *Executor) answer(ctx context.Context, caller session.Caller, res Result
 		}
 	}
 	res.Displays = nil
-	res.Stdout, res.StdoutTruncated = shorten(res.Stdout, res.stdoutTotal)
-	res.Stderr, res.StderrTruncated = shorten(res.Stderr, res.stderrTotal)
+	res.Stdout, res.StdoutCut = shorten(res.Stdout, res.stdoutTotal)
+	res.Stderr, res.StderrCut = shorten(res.Stderr, res.stderrTotal)
 	res.Recent = res.Recent.last(freeOutput)
 	return res
 }
@@ -68,7 +68,7 @@ func (e *Executor) room(ctx context.Context, caller session.Caller, n int64, wai
 }
 
 // shorten leaves out more of the middle of a stream of total bytes, of which p was kept.
-func shorten(p []byte, total int64) ([]byte, bool) {
+func shorten(p []byte, total int64) ([]byte, *Cut) {
 	c := newCollector(freeOutput, &memory{})
 	c.write(p)
 	c.total = total

@@ -121,8 +121,8 @@ func TestOutputIsShared(t *testing.T) {
 		t.Fatalf("the first caller holds %d", held)
 	}
 	res, err := r.Run(t.Context(), ann, Request{Session: "a", Runner: "python", Code: "x"})
-	if err != nil || res.StdoutTruncated || len(res.Stdout) != 100<<10 {
-		t.Errorf("%v: %d bytes, truncated %t", err, len(res.Stdout), res.StdoutTruncated)
+	if err != nil || res.StdoutCut != nil || len(res.Stdout) != 100<<10 {
+		t.Errorf("%v: %d bytes, truncated %t", err, len(res.Stdout), res.StdoutCut != nil)
 	}
 	close(end)
 	cut := false
@@ -131,8 +131,8 @@ func TestOutputIsShared(t *testing.T) {
 		if err != nil || res.Running {
 			t.Fatalf("%v %+v", err, res)
 		}
-		cut = cut || res.StdoutTruncated
-		wantExact(t, res.Stdout, res.StdoutTruncated, printed+3)
+		cut = cut || res.StdoutCut != nil
+		wantExact(t, res.Stdout, res.StdoutCut != nil, printed+3)
 		if got := res.Recent.Missed + int64(len(res.Recent.Data)); got != printed+3 {
 			t.Errorf("the tape tells of %d bytes", got)
 		}
@@ -191,7 +191,7 @@ func TestEveryLeaseIsReleased(t *testing.T) {
 				if err != nil {
 					t.Errorf("%s: %v", caller.ID, err)
 				} else {
-					wantExact(t, res.Stdout, res.StdoutTruncated, 150<<10)
+					wantExact(t, res.Stdout, res.StdoutCut != nil, 150<<10)
 				}
 				if s := r.Executor.memory.Stats(); s.Used < 0 || s.Used > s.Capacity {
 					t.Errorf("stats %+v", s)
@@ -277,7 +277,7 @@ func TestNoRoomForAnswer(t *testing.T) {
 		}
 		res := r.answer(t.Context(), ann, Result{Stdout: make([]byte, 1<<20), stdoutTotal: 1 << 20, Displays: []Display{{MIME: "text/html", Data: []byte("x")}},
 			Recent: Output{Data: make([]byte, 1<<20), Cursor: 1 << 20, Stderr: [][2]int{{0, 5}, {1<<20 - 5, 1 << 20}}}}, 0)
-		if res.Dropped() != 1 || !res.StdoutTruncated || res.StderrTruncated || len(res.Recent.Data) != freeOutput ||
+		if res.Dropped() != 1 || res.StdoutCut == nil || res.StderrCut != nil || len(res.Recent.Data) != freeOutput ||
 			res.Recent.Missed != 1<<20-freeOutput || len(res.Recent.Stderr) != 1 || res.Recent.Stderr[0][1] != freeOutput {
 			t.Errorf("%d dropped, %d and %d bytes, %+v", res.Dropped(), len(res.Stdout), len(res.Recent.Data), res.Recent.Stderr)
 		}
@@ -303,8 +303,8 @@ func TestCollectorCut(t *testing.T) {
 				c.hold.taken()
 			}
 		}
-		out, truncated := c.bytes()
-		wantExact(t, out, truncated, len(all))
+		out, cut := c.bytes()
+		wantExact(t, out, cut != nil, len(all))
 		head, tail := all[:min(len(all), 4)], all[max(0, len(all)-4):]
 		if !bytes.HasPrefix(out, head) || !bytes.HasSuffix(out, tail) {
 			t.Errorf("seed %d: the ends are not those of the output", seed)

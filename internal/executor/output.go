@@ -16,15 +16,22 @@ type capture struct {
 	stdout, stderr *collector
 	redactors      map[Stream]*redactor
 	displays       displays
+	order          order
+	spool          *spool
 }
 
-func newCapture(r *run, limit int) *capture {
-	c := &capture{stdout: newCollector(limit, &r.memory), stderr: newCollector(limit, &r.memory)}
-	c.redactors = map[Stream]*redactor{
-		Stdout: {out: func(p []byte) { c.stdout.write(p); r.output(Stdout, p) }},
-		Stderr: {out: func(p []byte) { c.stderr.write(p); r.output(Stderr, p) }},
+func newCapture(r *run, limit int, sp *spool) *capture {
+	c := &capture{stdout: newCollector(limit, &r.memory), stderr: newCollector(limit, &r.memory), spool: sp}
+	out := func(stream Stream, kept *collector) *redactor {
+		return &redactor{out: func(p []byte) {
+			kept.write(p)
+			c.order.printed(stream, int64(len(p)))
+			c.spool.add(p)
+			r.output(stream, p)
+		}}
 	}
-	c.displays = displays{memory: &r.memory, redact: c.redactors[Stdout].redact}
+	c.redactors = map[Stream]*redactor{Stdout: out(Stdout, c.stdout), Stderr: out(Stderr, c.stderr)}
+	c.displays = displays{memory: &r.memory, redact: c.redactors[Stdout].redact, shown: c.order.shown}
 	return c
 }
 
@@ -44,10 +51,16 @@ func (c *capture) flush() {
 
 // fill copies what was collected into a Result.
 func (c *capture) fill(res *Result) {
-	res.Stdout, res.StdoutTruncated = c.stdout.bytes()
-	res.Stderr, res.StderrTruncated = c.stderr.bytes()
+	res.Stdout, res.StdoutCut = c.stdout.bytes()
+	res.Stderr, res.StderrCut = c.stderr.bytes()
 	res.stdoutTotal, res.stderrTotal = c.stdout.total, c.stderr.total
 	res.Displays, res.DisplaysDropped, res.DisplaysBeyond = c.displays.list, c.displays.dropped, c.displays.beyond
+	res.Order = c.order.spans
+	last := map[string]int{} // a file that was saved again is shown as it is now
+	for i, d := range res.Displays {
+		last[d.File] = i
+	}
+	res.removeDisplays(func(i int) bool { file := res.Displays[i].File; return file != "" && last[file] != i })
 }
 
 // redacted replaces an execution token.
@@ -248,16 +261,16 @@ func (c *collector) split(p []byte) {
 }
 
 // bytes returns the stream, or its head and tail with a line between them. It splits no character.
-func (c *collector) bytes() (out []byte, truncated bool) {
+func (c *collector) bytes() (out []byte, cut *Cut) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.total <= int64(2*c.half()) && c.isComplete() {
-		return slices.Concat(c.head, c.tail), false
+		return slices.Concat(c.head, c.tail), nil
 	}
 	head, tail := cutEnd(c.head), cutStart(c.tail[max(0, len(c.tail)-c.half()):])
 	omitted := c.total - int64(len(head)) - int64(len(tail))
 	out = fmt.Appendf(slices.Clip(head), "\n… [%d bytes omitted] …\n", omitted)
-	return append(out, tail...), true
+	return append(out, tail...), &Cut{Head: len(head), Tail: len(tail), Omitted: omitted}
 }
 
 // cutEnd removes an incomplete character at the end.

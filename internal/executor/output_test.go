@@ -31,7 +31,8 @@ func TestCollector(t *testing.T) {
 				c.write(rest[:n])
 				rest = rest[n:]
 			}
-			got, truncated := c.bytes()
+			got, cut := c.bytes()
+			truncated := cut != nil
 			if string(got) != tt.want || truncated != tt.truncated {
 				t.Errorf("%s in pieces of %d: %q, %t, want %q, %t", tt.name, piece, got, truncated, tt.want, tt.truncated)
 			}
@@ -51,7 +52,8 @@ func FuzzCollector(f *testing.F) {
 		if cap(c.tail) > 16*(c.half()+len(piece))+64 {
 			t.Errorf("a tail of %d bytes for a limit of %d", cap(c.tail), limit)
 		}
-		got, truncated := c.bytes()
+		got, cut := c.bytes()
+		truncated := cut != nil
 		if utf8.Valid(whole) && !utf8.Valid(got) {
 			t.Errorf("%q became %q", whole, got)
 		}
@@ -132,8 +134,25 @@ func TestHint(t *testing.T) {
 		{"lost", Result{ExitCode: -1, Cause: sandbox.CauseLost}, python, false, "may have been executed"},
 		{"lost before", Result{ExitCode: -1, Cause: sandbox.CauseLost, NotStarted: true}, python, false, "Nothing has been executed"},
 	}
+	for code, want := range map[string]bool{
+		"7*6": true, "x = 1\nx": true, "df.head()": true, "len(x);\n\n": true, "a == b": true, "[1, 2]": true, "f'{x}'": true,
+		"x = 7*6": false, "x += 1": false, "f()": false, "open('x', 'w').write('y')": false, "import os": false, "for x in y:\n    x": false, "": false, "# 7*6": false,
+		"foo(\n  1\n)": false, "const x = 1": false, "x => 1": true, "raise ValueError": false, "@decorator": false,
+	} {
+		if got := r.hint(Result{}, python, Request{Code: code}); (got == notPrinted) != want {
+			t.Errorf("%q printed nothing: %q", code, got)
+		}
+		for what, res := range map[string]Result{"output": {Stdout: []byte("x")}, "an error": {ExitCode: 1}, "a cell": {Persistent: true}, "a plot": {Displays: make([]Display, 1)}} {
+			if got := r.hint(res, python, Request{Code: code}); got != "" {
+				t.Errorf("%q with %s: %q", code, what, got)
+			}
+		}
+	}
+	if got := r.hint(Result{}, runner.Runner{Definition: runner.Definition{Name: "shell"}}, Request{Code: "true"}); got != "" {
+		t.Errorf("shell: %q", got)
+	}
 	for _, tt := range tests {
-		if got := r.hint(tt.res, tt.runner, tt.network); !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
+		if got := r.hint(tt.res, tt.runner, Request{Network: tt.network}); !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
 	}

@@ -31,7 +31,10 @@ func TestReadsAreShared(t *testing.T) {
 			turns = append(turns, turn)
 		}
 		for name, call := range map[string]func(session.Caller) error{
-			"list_artifacts": func(c session.Caller) error { _, _, err := r.ListArtifacts(t.Context(), c, "x"); return err },
+			"list_artifacts": func(c session.Caller) error {
+				_, err := r.ListArtifacts(t.Context(), c, "x", ListOptions{})
+				return err
+			},
 			"list_sessions":  func(c session.Caller) error { _, _, err := r.ListSessions(t.Context(), c, 10); return err },
 			"resources/list": func(c session.Caller) error { _, _, err := r.RecentFiles(t.Context(), c, Position{}, 10); return err },
 		} {
@@ -57,7 +60,7 @@ func TestReadsAreShared(t *testing.T) {
 		}
 		synctest.Wait()
 		wg.Go(func() {
-			if _, _, err := r.ListArtifacts(t.Context(), bob, "x"); err != nil {
+			if _, err := r.ListArtifacts(t.Context(), bob, "x", ListOptions{}); err != nil {
 				t.Errorf("bob, who holds nothing, while ann reads: %v", err)
 			}
 		})

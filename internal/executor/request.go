@@ -38,6 +38,8 @@ type Request struct {
 	// variables. Such runs queue: background runs without a limit, others for a minute. After that
 	// they are refused with session_busy.
 	Persistent bool
+	// Restart starts a new interpreter for it.
+	Restart bool
 	// Artifacts asks for the files that the run creates or changes instead of all files. While
 	// another run of the session is active, the request is refused with session_busy.
 	Artifacts bool
@@ -55,6 +57,8 @@ type Request struct {
 	Once bool
 	// Tag is the caller's own name for the run. RecentRuns reports it; it is not stored.
 	Tag string
+	// Internal marks a run that the server itself needs. It is neither listed nor stored.
+	Internal bool
 	// Tool is copied to every Result of the run.
 	Tool string
 	// Observer is notified about the stages of the run. It may be nil.
@@ -127,7 +131,21 @@ func (e *Executor) check(ctx context.Context, caller session.Caller, req *Reques
 	if req.Observer == nil {
 		req.Observer = silent{}
 	}
+	req.Code = unfence(req.Code)
 	return rn, nil
+}
+
+// unfence returns code that is as a whole in a Markdown fence without the fence: models write it
+// so, and in no language does code begin with one.
+func unfence(code string) string {
+	const fence = "```"
+	text, opened := strings.CutPrefix(strings.TrimSpace(code), fence)
+	language, body, _ := strings.Cut(text, "\n")
+	body, closed := strings.CutSuffix("\n"+body, "\n"+fence)
+	if !opened || !closed || strings.ContainsAny(language, "`\"'()=;") || strings.Contains(body, "\n"+fence) {
+		return code
+	}
+	return strings.TrimPrefix(body+"\n", "\n")
 }
 
 func unknownRunner(name string, runners runner.Set) error {

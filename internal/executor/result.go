@@ -38,9 +38,12 @@ type Result struct {
 	diskFull    bool   // the disk of /data is full
 
 	// Each stream is complete, or consists of its head, a line about the omission, and its tail.
-	Stdout, Stderr                   []byte
-	StdoutTruncated, StderrTruncated bool
-	stdoutTotal, stderrTotal         int64 // bytes printed; not stored
+	Stdout, Stderr           []byte
+	StdoutCut, StderrCut     *Cut   `json:",omitempty"` // what is missing; nil if the stream is complete
+	Order                    []Span `json:",omitempty"` // of what was printed and shown; see Pieces
+	Spooled                  bool   `json:",omitempty"` // OutputFile has all of it
+	OutputURL                string `json:"-"`          // the download link of OutputFile
+	stdoutTotal, stderrTotal int64  // bytes printed; not stored
 
 	Started     time.Time
 	Duration    time.Duration
@@ -50,6 +53,7 @@ type Result struct {
 	// Files are the workspace's files, newest first. If the request asks for Artifacts, they are
 	// only those, and only of a run with exit code 0 unless it asks for FailedArtifacts.
 	Files          []FileLink
+	FilesTotal     int `json:",omitempty"` // how many there are, at least
 	FilesTruncated bool
 
 	// Displays are what the code showed in addition to its output, such as plots. Images are also

@@ -142,7 +142,7 @@ func (e *Executor) storeRunning(r *run) {
 
 // storeResult stores the result of a run: at once for a background run, otherwise a little later.
 func (e *Executor) storeResult(r *run, background bool) {
-	if e.recorder == nil || r.err != nil && !background {
+	if e.recorder == nil || r.req.Internal || r.err != nil && !background {
 		return
 	}
 	var rec record
@@ -189,19 +189,21 @@ func (e *Executor) pack(r *run, sr storedRun) (*store.Result, error) {
 	for i := range sr.Result.Files {
 		sr.Result.Files[i].URL = "" // storedResult signs it again
 	}
-	var displays []Display
-	total := 0
 	sr.Result.DisplaysDropped = sr.Result.Dropped()
-	for _, d := range sr.Result.Displays {
+	sr.Result.Displays = slices.Clone(sr.Result.Displays)
+	total := 0
+	for i, d := range sr.Result.Displays {
 		data, plain := d.Content()
-		if size := len(data) + len(plain); size > 0 && total+size <= keptDisplays {
-			total += size
-			displays = append(displays, Display{MIME: d.MIME, File: d.File, Data: data, Plain: plain})
-		} else if d.File != "" {
-			displays = append(displays, Display{MIME: d.MIME, File: d.File})
+		if total += len(data) + len(plain); total > keptDisplays {
+			total -= len(data) + len(plain)
+			data, plain = nil, nil
 		}
+		sr.Result.Displays[i] = Display{MIME: d.MIME, File: d.File, Data: data, Plain: plain}
 	}
-	sr.Result.Displays = displays
+	sr.Result.removeDisplays(func(i int) bool {
+		d := sr.Result.Displays[i]
+		return d.File == "" && len(d.Data)+len(d.Plain) == 0
+	})
 	data, err := json.Marshal(sr)
 	if err != nil {
 		return nil, err
@@ -251,6 +253,7 @@ func (e *Executor) storedResult(ctx context.Context, caller session.Caller, id s
 	for i, f := range res.Files {
 		res.Files[i].URL = e.url(caller, row.Session, f.Name)
 	}
+	e.signOutput(caller, &res)
 	t := tape{start: sr.Start, data: sr.Tape, marks: sr.Marks}
 	res.Recent = t.since(cursor, true)
 	return res, nil

@@ -176,12 +176,14 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 		defer release()
 	}
 
-	output := newCapture(r, e.cfg.MaxOutputBytes)
+	output := newCapture(r, e.cfg.MaxOutputBytes, e.newSpool(r, s))
+	defer output.spool.discard() // unless it is finished
 	revoke := sync.OnceFunc(func() { e.revoke(r, req) })
 	defer revoke() // even after a panic
-	var shown images
+	var failed unsaved
 	ended, err := s.Run(ctx, rn, session.RunRequest{
-		ID: r.id, Code: req.Code, Env: req.Env, Network: req.Network, Timeout: req.Timeout, Persistent: req.Persistent,
+		ID: r.id, Code: req.Code, Env: req.Env, Network: req.Network, Timeout: req.Timeout,
+		Persistent: req.Persistent, Restart: req.Restart,
 		Files: maxListed, Changes: req.Artifacts, KeepWaiting: r.inBackground, Background: r.inBackground,
 		Queued: func(b *session.Behind) {
 			if b == nil {
@@ -199,13 +201,14 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 		Started: r.begin,
 		Output:  output.write,
 		Display: output.displays.add,
-		Ended:   func() { shown = e.saveImages(ctx, r, s, output.displays.list) },
+		Ended:   func() { failed = e.saveImages(ctx, r, s, output.displays.list) },
 	})
 	revoke()
 	output.flush()
 	if err != nil {
 		return Result{}, e.failed(ctx, r, res, err)
 	}
+	res.Spooled = output.spool.finish(ctx, r)
 
 	if r.queue() == nil { // otherwise it was cancelled before its turn
 		res.Duration = time.Since(res.Started)
@@ -217,45 +220,44 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 	}
 	r.memory.fix(func() { e.runs.forget(r) }, output.stdout.hold, output.stderr.hold)
 	output.fill(&res)
+	e.signOutput(r.caller, &res)
 	res.diskFull = !res.Success() && s.DiskIsFull()
 	if ended.CallerBound {
 		res.callerBytes = e.Storage(r.caller).MaxBytes
 	}
-	res.Hint = strings.TrimSpace(e.hint(res, rn, req.Network) + " " + e.imagesHint(shown))
+	res.Hint = strings.TrimSpace(e.hint(res, rn, req) + " " + e.imagesHint(failed))
 	req.Observer.Ended(res)
 	e.cfg.Metrics.ran(r.caller, rn.Name, outcome(res), res.Duration, res.stdoutTotal+res.stderrTotal)
 
-	files, truncated := e.filesOf(ctx, r, s, ended.Scan)
-	if len(shown.files) > 0 {
-		files = append(shown.files, files...)
-		files, truncated = files[:min(len(files), maxListed)], truncated || len(files) > maxListed
-	}
+	files, total, truncated := e.filesOf(ctx, r, s, ended.Scan)
 	changed = ended.Scan == nil ||
 		len(files) > 0 && (req.Artifacts || !files[0].ModTime.Before(res.Started.Add(-clockSlack)))
 	if req.Artifacts && !req.FailedArtifacts && res.ExitCode != 0 {
 		return res, nil
 	}
-	res.Files, res.FilesTruncated = e.links(r.caller, res.Session, files), truncated
+	res.Files, res.FilesTotal, res.FilesTruncated = e.links(r.caller, res.Session, files), total, truncated
 	req.Observer.Listed(res)
 	return res, nil
 }
 
-// filesOf returns the files for a run's result. If the sandbox was lost, scan is nil, and the run's
-// changes are unknown.
-func (e *Executor) filesOf(ctx context.Context, r *run, s *session.Session, scan *workspace.Scan) ([]workspace.File, bool) {
-	if scan != nil {
-		return scan.Files()
+// filesOf returns the files for a run's result, and how many there are, at least. If the sandbox
+// was lost, scan is nil, and the run's changes are unknown.
+func (e *Executor) filesOf(
+	ctx context.Context, r *run, s *session.Session, scan *workspace.Scan,
+) (files []workspace.File, total int, truncated bool) {
+	if scan == nil && r.req.Artifacts {
+		return nil, 0, true
 	}
-	if r.req.Artifacts {
-		return nil, true
+	if scan == nil {
+		var err error
+		if scan, err = s.Workspace().Scan(ctx, workspace.ScanOptions{Files: maxListed}); err != nil {
+			// The code has run: keep its output.
+			r.log.ErrorContext(ctx, "cannot list the files of a session", "error", err)
+			return nil, 0, true
+		}
 	}
-	files, truncated, err := s.Workspace().List(maxListed)
-	if err != nil {
-		// The code has run: keep its output.
-		r.log.ErrorContext(ctx, "cannot list the files of a session", "error", err)
-		return nil, true
-	}
-	return files, truncated
+	files, truncated = scan.Files()
+	return files, scan.Total(), truncated
 }
 
 // failed counts a run that could not start, logs why, and returns the error for the caller. It does

@@ -242,7 +242,7 @@ func (e *Executor) noteUsed(caller session.Caller, id string, changed bool) {
 // noteStarted lists a run. It leaves out a run that closes its session: nobody can ask for that
 // session's runs.
 func (e *Executor) noteStarted(r *run) {
-	if r.req.Once {
+	if r.req.Once || r.req.Internal {
 		return
 	}
 	e.activity.update(usedKey{r.caller, r.req.Session}, func(u *use) {
@@ -254,7 +254,7 @@ func (e *Executor) noteStarted(r *run) {
 
 // noteEnded records how a run ended, and removes a refused run.
 func (e *Executor) noteEnded(r *run) {
-	if r.req.Once {
+	if r.req.Once || r.req.Internal {
 		return
 	}
 	e.activity.endRun(r)

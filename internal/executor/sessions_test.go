@@ -169,7 +169,7 @@ func TestListSessions(t *testing.T) {
 	want("one", session.Local, 1, "ran:0:0*", true)
 	r.put(t, session.Local, "old", "c.txt")
 	want("after use", session.Local, 10, "old:3:15 ran:0:0*", false)
-	if _, _, err := r.ListArtifacts(t.Context(), session.Local, "ran"); err != nil {
+	if _, err := r.ListArtifacts(t.Context(), session.Local, "ran", ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	want("looking is no use", session.Local, 10, "old:3:15 ran:0:0*", false)

@@ -14,6 +14,30 @@ type Output struct {
 	Cursor int64    // where the next part begins
 }
 
+// RecentPieces returns Recent in order; see Pieces.
+func (r Result) RecentPieces() []Piece {
+	if r.Persistent {
+		return r.Recent.pieces()
+	}
+	return wholeLines(r.Recent.pieces())
+}
+
+func (o Output) pieces() (pieces []Piece) {
+	at := 0
+	add := func(stream Stream, to int) {
+		if to > at {
+			pieces = append(pieces, Piece{Stream: stream, Text: o.Data[at:to]})
+			at = to
+		}
+	}
+	for _, r := range o.Stderr {
+		add(Stdout, r[0])
+		add(Stderr, r[1])
+	}
+	add(Stdout, len(o.Data))
+	return pieces
+}
+
 // last returns the last n bytes of an output, and counts the others as missed.
 func (o Output) last(n int) Output {
 	if len(o.Data) <= n {

@@ -35,6 +35,8 @@ func TestLongWork(t *testing.T) {
 		Recent: executor.Output{Data: []byte("so far\n"), Cursor: 7}}
 	ended := executor.Result{RunID: "run_1", Session: "s", Tool: "run_code", Stdout: []byte("so far\nall\n"), Duration: time.Second,
 		Recent: executor.Output{Data: []byte("all\n"), Cursor: 11}}
+	beyond, foreground := ended, ended
+	beyond.Recent.Data, foreground.Recent = nil, executor.Output{}
 	cancelled := ended
 	cancelled.Tool, cancelled.ExitCode, cancelled.Cause = "run_python", -1, sandbox.CauseCancelled
 	queued := executor.Result{Running: true, RunID: "run_1", Session: "s", Runner: "python", Tool: "run", Timeout: time.Minute,
@@ -61,8 +63,11 @@ func TestLongWork(t *testing.T) {
 		{"the rest", "sandbox.wait_run", `{"run_id":"run_1","cursor":7}`, ended, nil,
 			`{"status":"completed","run_id":"run_1","session_id":"s","output":"all\n","cursor":11,"message":"output contains what is new since the cursor; result does not repeat it.",` +
 				`"result":` + strings.Replace(runCode, `so far\nall\n`, "", 1) + `}`},
-		{"a cursor that is not the run's", "wait_run", `{"run_id":"run_1","cursor":12}`, ended, nil,
-			`{"status":"completed","run_id":"run_1","session_id":"s","cursor":11,"result":` + runCode + `}`},
+		{"a cursor beyond the end", "wait_run", `{"run_id":"run_1","cursor":12}`, beyond, nil,
+			`{"status":"completed","run_id":"run_1","session_id":"s","output":"","cursor":11,"message":"output contains what is new since the cursor; result does not repeat it.",` +
+				`"result":` + strings.Replace(runCode, `so far\nall\n`, "", 1) + `,"warnings":["cursor 12 is beyond the output of this run, which ends at 11"]}`},
+		{"a cursor of a run that was never in the background", "wait_run", `{"run_id":"run_1","cursor":12}`, foreground, nil,
+			`{"status":"completed","run_id":"run_1","session_id":"s","cursor":0,"result":` + runCode + `}`},
 		{"cancelled", "cancel_run", `{"run_id":"run_1"}`, cancelled, nil,
 			`{"status":"cancelled","run_id":"run_1","session_id":"s","cursor":11,"result":{"session_id":"s","run_id":"run_1","exit_code":-1,"stdout":"so far\nall\n","stderr":"",` +
 				`"stdout_truncated":false,"stderr_truncated":false,"artifacts":[],"duration_ms":1000,"cause":"cancelled"}}`},
@@ -131,6 +136,8 @@ func TestLongWork(t *testing.T) {
 	p.executor.result = ended
 	failed, missed, silent := ended, ended, ended
 	failed.ExitCode, missed.Recent.Missed, silent.Recent.Data = 3, 5, nil
+	stopped := ended
+	stopped.Persistent, stopped.ExitCode, stopped.Cause, stopped.Hint = true, -1, sandbox.CauseCancelled, executor.CancelledHint
 	for _, tt := range []struct {
 		cursor int
 		result executor.Result
@@ -141,7 +148,8 @@ func TestLongWork(t *testing.T) {
 		{7, failed, "all\n[status: completed; exit code 3; run_1]"},
 		{7, missed, "all\n[status: completed; 5 bytes before this output were skipped; run_1]"},
 		{11, silent, "[status: completed; run_1]"},
-		{12, ended, "so far\nall\n[status: completed; run_1]"}, // a cursor of another run
+		{12, silent, "[status: completed; cursor 12 is beyond the output of this run, which ends at 11; run_1]"},
+		{7, stopped, "all\n[status: cancelled; the code was interrupted; the variables are kept; run_1]"}, // said once
 	} {
 		p.executor.result = tt.result
 		if got := strings.Join(texts("wait_run", map[string]any{"run_id": "run_1", "cursor": tt.cursor}), "|"); got != tt.want {

@@ -68,7 +68,7 @@ func TestContract4(t *testing.T) {
 		{
 			name: "failure", tool: "run_python", args: `{"session_id":"sess_1","code":"1"}`,
 			result: run(func(r *executor.Result) {
-				r.ExitCode, r.Stderr, r.StderrTruncated = 1, []byte("KeyError: 'sales_amount'\xff"), true
+				r.ExitCode, r.Stderr, r.StderrCut = 1, []byte("KeyError: 'sales_amount'\xff"), &executor.Cut{}
 			}),
 			want: `{"session_id":"sess_1","run_id":"run_20260206T123456Z_a1b2","exit_code":1,"stdout":"","stderr":"KeyError: 'sales_amount'` + "\uFFFD" + `",` +
 				`"stdout_truncated":false,"stderr_truncated":true,"artifacts":[],"duration_ms":1340}`,
@@ -153,18 +153,20 @@ func TestContract4(t *testing.T) {
 	}
 }
 
-// TestReadImage: an MCP client gets an image as an image, or as base64 if it asks for that.
-func TestReadImage(t *testing.T) {
+// TestReadFile: an MCP client gets an image as an image and text as text, or as base64 if it asks
+// for that. Anything else is base64.
+func TestReadFile(t *testing.T) {
 	forClients(t, func(t *testing.T, transport, version string) {
 		p := newProduct(t)
 		cs := p.connect(t, transport, version, nil)
 		for _, tt := range []struct {
 			name, content, encoding string
-			image                   string // its type; "": none
+			image                   string // its type; "text": text; "": base64
 		}{
 			{"a.png", pixel, "", "image/png"}, {"a.png", pixel, "auto", "image/png"}, {"a.png", pixel, "base64", ""},
 			{"a.jpg", pixel, "", "image/png"}, // the content decides
-			{"a.png", "<html>", "", ""}, {"a.png", "", "", ""}, {"a.svg", "<svg/>", "", ""}, {"a.bin", pixel, "", ""}, {"a.csv", "a,b", "", ""},
+			{"a.png", "<html>", "", "text"}, {"a.png", "", "", ""}, {"a.svg", "<svg/>", "", "text"}, {"a.bin", pixel, "", ""}, {"a.csv", "a,b", "", "text"},
+			{"a.csv", "a,b", "base64", ""}, {"ä", "ä\n", "auto", "text"}, {"a.txt", "a\x00b", "", ""}, {"latin.csv", "\xe4,b", "", "text"}, {"latin", "\xe4,b", "", ""}, {"a.pdf", "%PDF-\xff", "", ""},
 		} {
 			p.executor.artifact = executor.Artifact{FileLink: link(tt.name, int64(len(tt.content))), Content: []byte(tt.content)}
 			args := map[string]any{"session_id": "a", "path": tt.name}
@@ -181,6 +183,10 @@ func TestReadImage(t *testing.T) {
 			}
 			if _, has := facts["content_base64"]; has != (tt.image == "") || len(got.Content) == 2 != (tt.image != "") {
 				t.Errorf("%+v: %d items, %v", tt, len(got.Content), facts)
+			} else if tt.image == "text" {
+				if text, ok := got.Content[1].(*mcp.TextContent); !ok || text.Text != strings.Replace(tt.content, "\xe4", "[not UTF-8, shown as Latin-1]\nä", 1) {
+					t.Errorf("%+v: %+v", tt, got.Content[1])
+				}
 			} else if tt.image != "" {
 				if i, ok := got.Content[1].(*mcp.ImageContent); !ok || i.MIMEType != tt.image || string(i.Data) != tt.content {
 					t.Errorf("%+v: %+v", tt, got.Content[1])

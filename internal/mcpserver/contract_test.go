@@ -36,6 +36,7 @@ type fakeExecutor struct {
 	upload   executor.UploadRequest
 	result   executor.Result
 	artifact executor.Artifact
+	listed   executor.ListOptions
 	sessions []executor.SessionInfo
 	recent   []executor.RunInfo
 	revoked  string // the session of CloseAndRevoke
@@ -83,11 +84,27 @@ func (e *fakeExecutor) ReadArtifact(_ context.Context, caller session.Caller, id
 	return e.artifact, e.err
 }
 
-func (e *fakeExecutor) ListArtifacts(_ context.Context, caller session.Caller, id string) ([]executor.FileLink, bool, error) {
+func (e *fakeExecutor) ListArtifacts(
+	_ context.Context, caller session.Caller, id string, opt executor.ListOptions,
+) (executor.FileList, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.caller, e.session = caller, id
-	return e.result.Files, false, e.err
+	e.caller, e.session, e.listed = caller, id, opt
+	files := e.result.Files
+	if opt.Limit > 0 {
+		files = files[:min(len(files), opt.Limit)]
+	}
+	return executor.FileList{Files: files, Total: len(e.result.Files), More: len(files) < len(e.result.Files)}, e.err
+}
+
+func (e *fakeExecutor) RunOutput(_ context.Context, caller session.Caller, id string, offset, limit int64) (executor.OutputPart, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.caller = caller
+	all := e.result.Stdout
+	size := int64(len(all))
+	next := min(offset+limit, size)
+	return executor.OutputPart{Text: all[min(offset, size):next], Next: next, Size: size}, e.err
 }
 
 func (e *fakeExecutor) DeleteFile(_ context.Context, caller session.Caller, id, path string) error {

@@ -83,11 +83,12 @@ func TestDetails(t *testing.T) {
 			}
 			return executor.Result{
 				RunID: "run_1", Session: "s", Runner: "python", Tool: req.Tool, ExitCode: 137, Signal: 9, Cause: sandbox.CauseOutOfMemory, Hint: "Use less.",
-				Duration: 1500 * time.Millisecond, MaxRSSBytes: 5 << 20, Stdout: []byte("a𝄞!"), Stderr: []byte("wrong\xff"), StderrTruncated: true,
+				Duration: 1500 * time.Millisecond, MaxRSSBytes: 5 << 20, Stdout: []byte("a𝄞!"), Stderr: []byte("wrong\xff"), StderrCut: &executor.Cut{Head: 3, Tail: 3, Omitted: 7},
 				Persistent: req.Persistent, StateLost: req.Persistent,
 				Displays: []executor.Display{
 					{MIME: "text/html", Data: []byte("<b>1</b>")}, {MIME: "image/png", Data: []byte(pixel)},
-					{MIME: "text/html", Data: make([]byte, 600<<10)}, {MIME: "image/svg+xml", Data: []byte("<svg/>")},
+					{MIME: "text/html", Data: make([]byte, 600<<10)}, {MIME: "image/svg+xml", Data: []byte("<svg/>"), File: ".plots/2.svg", URL: "u"},
+					{MIME: "image/png", File: ".plots/3.png", URL: "v"}, {MIME: "image/png", Data: []byte(pixel)},
 				},
 			}, nil
 		}
@@ -114,6 +115,13 @@ func TestDetails(t *testing.T) {
 				"run_id": "run_1", "session_id": "s", "runner": "python", "status": "completed", "exit_code": 137.0, "signal": 9.0, "cause": "out_of_memory",
 				"hint": "Use less.", "duration_ms": 1500.0, "memory_bytes": float64(5 << 20), "stdout": "a𝄞!", "stderr": "wrong\uFFFD", "stderr_truncated": true,
 				"displays": []any{map[string]any{"mime_type": "text/html", "text": "<b>1</b>"}, map[string]any{"mime_type": "image/svg+xml", "text": "<svg/>"}}, "displays_truncated": true,
+				"outputs": []any{
+					map[string]any{"type": "stdout", "text": "a𝄞!"}, map[string]any{"type": "stderr", "text": "wro"},
+					map[string]any{"type": "stderr", "omitted_bytes": 7.0}, map[string]any{"type": "stderr", "text": "ng\uFFFD"},
+					map[string]any{"type": "display", "index": 0.0}, map[string]any{"type": "image", "index": 0.0},
+					map[string]any{"type": "display", "index": 1.0, "file": ".plots/2.svg", "url": "u"},
+					map[string]any{"type": "image", "file": ".plots/3.png", "url": "v"}, map[string]any{"type": "image", "index": 1.0},
+				},
 			}
 			if name == "run" {
 				want["state"] = "the interpreter has ended: its variables are lost, and the next run starts a new one"

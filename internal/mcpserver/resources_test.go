@@ -161,7 +161,8 @@ func TestResources(t *testing.T) {
 			}
 		}
 		templates, err := cs.ListResourceTemplates(t.Context(), nil)
-		if err != nil || len(templates.ResourceTemplates) != 1 || templates.ResourceTemplates[0].URITemplate != "sandbox://sessions/{session}/{+path}" {
+		if err != nil || len(templates.ResourceTemplates) != 2 || templates.ResourceTemplates[0].URITemplate != "sandbox://runs/{run_id}/output" ||
+			templates.ResourceTemplates[1].URITemplate != "sandbox://sessions/{session}/{+path}" {
 			t.Errorf("templates: %+v, %v", templates, err)
 		}
 

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nodeDriver speaks to a Node driver as run-init does, without a sandbox.
-type nodeDriver struct {
+// testedDriver speaks to a driver as run-init does, without a sandbox.
+type testedDriver struct {
 	t       *testing.T
 	cmd     *exec.Cmd
 	channel *os.File
@@ -27,9 +27,13 @@ type nodeDriver struct {
 	data    string
 }
 
-func startDriver(t *testing.T, language string) *nodeDriver {
+func startNodeDriver(t *testing.T, language string) *testedDriver {
 	t.Helper()
-	command := append(nodeProgram(t, "driver.cjs", "--expose-internals"), language)
+	return startDriver(t, append(nodeProgram(t, "driver.cjs", "--expose-internals"), language))
+}
+
+func startDriver(t *testing.T, command []string, env ...string) *testedDriver {
+	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -39,10 +43,10 @@ func startDriver(t *testing.T, language string) *nodeDriver {
 	}
 	ours, theirs := os.NewFile(uintptr(fds[0]), "driver"), os.NewFile(uintptr(fds[1]), "test")
 	defer theirs.Close()
-	d := &nodeDriver{t: t, channel: ours, lines: bufio.NewScanner(ours), data: t.TempDir()}
+	d := &testedDriver{t: t, channel: ours, lines: bufio.NewScanner(ours), data: t.TempDir()}
 	d.cmd = exec.Command(command[0], command[1:]...)
 	d.cmd.Dir = d.data
-	d.cmd.Env = []string{"PATH=/usr/bin:/bin", "HOME=/tmp"}
+	d.cmd.Env = append([]string{"PATH=/usr/bin:/bin", "HOME=/tmp"}, env...)
 	d.cmd.ExtraFiles = []*os.File{theirs} // descriptor 3
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := d.cmd.Start(); err != nil {
@@ -58,7 +62,7 @@ func startDriver(t *testing.T, language string) *nodeDriver {
 }
 
 // expect reads one line within a deadline.
-func (d *nodeDriver) expect(want string) {
+func (d *testedDriver) expect(want string) {
 	d.t.Helper()
 	if got := d.line(); got != want {
 		d.t.Fatalf("the driver said %q, want %q", got, want)
@@ -66,7 +70,7 @@ func (d *nodeDriver) expect(want string) {
 }
 
 // line returns the driver's next line, or "" when it has ended.
-func (d *nodeDriver) line() string {
+func (d *testedDriver) line() string {
 	d.t.Helper()
 	if err := d.channel.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		d.t.Fatal(err)
@@ -82,7 +86,8 @@ func (d *nodeDriver) line() string {
 
 type cellResult struct {
 	stdout, stderr string
-	exit           int // -1: the interpreter has ended
+	shown          []string // MIME types
+	exit           int      // -1: the interpreter has ended
 }
 
 // marker in a cell's output asks for an interrupt.
@@ -90,7 +95,7 @@ const marker = "interrupt me\n"
 
 // run runs a cell to its end. Like the agent, it drops output that is not in the pipes when the
 // result comes.
-func (d *nodeDriver) run(code string) cellResult {
+func (d *testedDriver) run(code string) cellResult {
 	d.t.Helper()
 	d.n++
 	dir := d.t.TempDir()
@@ -139,12 +144,21 @@ func (d *nodeDriver) run(code string) cellResult {
 		d.t.Fatal(err)
 	}
 	line := d.line()
+	var shown []string
+	for ; strings.HasPrefix(line, "display ") || strings.HasPrefix(line, "settle "); line = d.line() {
+		f := strings.Fields(line)
+		if f[0] == "display" {
+			shown = append(shown, f[2])
+			f = f[1:]
+		}
+		_ = os.Remove(filepath.Join(dir, f[2]))
+	}
 	now := time.Now()
 	for _, r := range readers {
 		_ = r.SetReadDeadline(now)
 	}
 	pumps.Wait()
-	res := cellResult{stdout: out.String(), stderr: errs.String(), exit: -1}
+	res := cellResult{stdout: out.String(), stderr: errs.String(), shown: shown, exit: -1}
 	if line == "" || strings.HasPrefix(line, "exit ") {
 		return res
 	}
@@ -175,7 +189,7 @@ func leftover(r *os.File) string {
 	return all.String()
 }
 
-type nodeCell struct {
+type driverCell struct {
 	code   string
 	stdout string // exact
 	stderr string // must be contained; empty: stderr is empty
@@ -189,10 +203,10 @@ func TestNodeDriver(t *testing.T) {
 	const interrupted = "Interrupted.\n"
 	for _, c := range []struct {
 		name, language string
-		cells          []nodeCell
+		cells          []driverCell
 	}{
 		{"every kind of declaration, declared again as every other", js, redeclarations()},
-		{"state", js, []nodeCell{
+		{"state", js, []driverCell{
 			{"let a = 1, b; const {c, d: [e = 4]} = {c: 2, d: []}\nclass K { m() { return a } }\nf()\nfunction f() { return new K().m() }", "1\n", "", 0},
 			{"a = 7; [f(), b, c, e]", "[ 7, undefined, 2, 4 ]\n", "", 0},
 			{"for (var i = 0, j; i < 3; i++) { if (i) { var inner = i } }\nfor (var [k] of [[9]]);\nfor (const hidden of []);\n[i, j, k, inner, typeof hidden]", "[ 3, undefined, 9, 2, 'undefined' ]\n", "", 0},
@@ -201,7 +215,7 @@ func TestNodeDriver(t *testing.T) {
 			{"const Map = 1, Object = 2, crypto = require('crypto'); let Error = 3", "", "", 0},
 			{"Map + Object + crypto.randomUUID().length + Error", "42\n", "", 0},
 		}},
-		{"values", js, []nodeCell{
+		{"values", js, []driverCell{
 			{"1 + 1; // two", "2\n", "", 0},
 			{"({a: [1], b: 'x'})", "{ a: [ 1 ], b: 'x' }\n", "", 0},
 			{"'text'", "'text'\n", "", 0},
@@ -214,7 +228,7 @@ func TestNodeDriver(t *testing.T) {
 			{"process.exitCode = 3; undefined", "", "", 3},
 			{"return 4", "4\n", "", 0},
 		}},
-		{"modules", js, []nodeCell{
+		{"modules", js, []driverCell{
 			{"const fs = require('fs'); fs.writeFileSync('lib.js', 'import { k } from \"./x.json\"; export const v = k; export default function named() {}'); fs.writeFileSync('x.json', '{\"k\": 1}')", "", "", 0},
 			{"console.log(v, ns.v, named.name, j.k, sep)\nimport named, { v } from './lib.js'; import * as ns from './lib'\nimport j from './x.json' with { type: 'json' }\nimport { sep } from 'path'", "1 1 named 1 /\n", "", 0},
 			{"v + require('./x.json').k + (await import('./lib.js')).v", "3\n", "", 0},
@@ -229,7 +243,7 @@ func TestNodeDriver(t *testing.T) {
 			{"import { nothing } from './lib.js'", "", "SyntaxError: The requested module './lib.js' does not provide an export named 'nothing'", 1},
 			{"export const out = 1; export default class { }\nexport { out as o }\nout", "1\n", "", 0},
 		}},
-		{"TypeScript", ts, []nodeCell{
+		{"TypeScript", ts, []driverCell{
 			{"enum C { Red = 1, Blue }\ninterface I { a: number }\nnamespace N { export const x = 1 }\nconst i: I = { a: 2 }, id = <T,>(x: T): T => x;\n[C.Blue, C[1], i.a, N.x, id<number>(3)]", "[ 2, 'Red', 2, 1, 3 ]\n", "", 0},
 			{"enum C { Green }\nC", "{ '0': 'Green', Green: 0 }\n", "", 0},
 			{"require('fs').writeFileSync('lib.ts', 'export type T = string; export const add = (a: number, b: number): number => a + b;\\nexport function fail(): never { throw new Error(\"in lib\") }')", "", "", 0},
@@ -245,8 +259,8 @@ func TestNodeDriver(t *testing.T) {
 			{"v", "5\n", "", 0},
 			{"interface A {\n  x: number;\n}\nconst a: A = { x: 1 };\n\n  null!.foo;", "", "<cell 14>:6:9\n  null!.foo;\n        ^\n\nTypeError: Cannot read properties of null (reading 'foo')\n    at <cell 14>:6:9\n", 1},
 		}},
-		{"JSX in JavaScript", js, []nodeCell{{"const React = { createElement: (t) => t };\n<i>x</i>", "'i'\n", "", 0}}},
-		{"errors", js, []nodeCell{
+		{"JSX in JavaScript", js, []driverCell{{"const React = { createElement: (t) => t };\n<i>x</i>", "'i'\n", "", 0}}},
+		{"errors", js, []driverCell{
 			{"let a = 1\nlet b = ;", "", "<cell 1>:2:8:", 1},
 			{"typeof a", "'undefined'\n", "", 0},
 			{"function f() {\n  throw new RangeError('no');\n}", "", "", 0},
@@ -259,7 +273,7 @@ func TestNodeDriver(t *testing.T) {
 			{"u", "", "ReferenceError: u is not defined", 1},
 			{"await new Promise(() => {})", "", "never finished", 13},
 		}},
-		{"callbacks of other cells", js, []nodeCell{
+		{"callbacks of other cells", js, []driverCell{
 			{"setInterval(() => console.log('tick'), 50); setTimeout(() => { throw new Error('late') }, 50); undefined", "", "", 0},
 			{"await new Promise((r) => setTimeout(r, 200)); 'mine alone'", "'mine alone'\n", "<cell 1>:1:70", 0},
 			{"setTimeout(() => { throw new Error('own') }, 1); await new Promise(() => {})", "", "Error: own", 1},
@@ -268,7 +282,7 @@ func TestNodeDriver(t *testing.T) {
 			{"process.removeAllListeners('uncaughtException'); 0", "0\n", "", 0},
 			{"setTimeout(() => { throw new Error('still caught') }, 1); await new Promise((r) => setTimeout(r, 200))", "", "still caught", 1},
 		}},
-		{"output", js, []nodeCell{
+		{"output", js, []driverCell{
 			{"const { execSync, spawn } = require('child_process'); console.error('err'); process.stdout.write('out\\n'); require('fs').writeSync(1, 'raw\\n'); execSync('echo child', { stdio: 'inherit' })", "out\nraw\nchild\nnull\n", "err\n", 0},
 			{"process.stdout.end('ended\\n'); process.stdout.destroy(); console.log('not')", "ended\nnot\n", "", 0},
 			{"const w = new (require('worker_threads').Worker)(\"console.log('from a worker')\", { eval: true }); await new Promise((r) => w.on('exit', r))", "from a worker\n0\n", "", 0},
@@ -279,7 +293,7 @@ func TestNodeDriver(t *testing.T) {
 			{"require('fs').closeSync(0); require('fs').closeSync(2); console.error('closed')", "", "closed\n", 0},
 			{"require('fs').writeSync(1, 'and again\\n'); console.error('err')", "and again\n", "err\n", 0},
 		}},
-		{"interrupts", js, []nodeCell{
+		{"interrupts", js, []driverCell{
 			{"let kept = 'kept'; const sleep = (ms) => new Promise((r) => setTimeout(r, ms)); 0", "0\n", "", 0},
 			{ping + "while (true) {}", marker, interrupted, 130},
 			{ping + "await new Promise((r) => setTimeout(r, 60000))", marker, interrupted, 130},
@@ -294,34 +308,41 @@ func TestNodeDriver(t *testing.T) {
 			{"await sleep(1); kept", "'kept'\n", "", 0},
 			{"process.kill(process.pid, 'SIGINT'); await sleep(60000)", "", interrupted, 130},
 		}},
-		{"exit", js, []nodeCell{{"console.log('last words'); process.exit(7)", "last words\n", "", -1}}},
-		{"exit in a promise", ts, []nodeCell{{"process.on('exit', () => console.log('handler'));\nawait new Promise<void>(() => process.exit(0))", "handler\n", "", -1}}},
+		{"exit", js, []driverCell{{"console.log('last words'); process.exit(7)", "last words\n", "", -1}}},
+		{"exit in a promise", ts, []driverCell{{"process.on('exit', () => console.log('handler'));\nawait new Promise<void>(() => process.exit(0))", "handler\n", "", -1}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := startDriver(t, c.language)
-			for i, cell := range c.cells {
-				got := d.run(cell.code)
-				late := strings.Join(lateOutput.FindAllString(got.stdout, -1), "")
-				got.stdout = lateOutput.ReplaceAllString(got.stdout, "")
-				if got.stdout != cell.stdout || got.exit != cell.exit {
-					t.Errorf("cell %d: stdout %q, exit %d; want %q, %d\n%s\nstderr: %s", i+1, got.stdout, got.exit, cell.stdout, cell.exit, cell.code, got.stderr)
-				}
-				if want := strings.ReplaceAll(cell.stderr, "DATA", d.data); want == "" && got.stderr != "" || !strings.Contains(got.stderr+late, want) {
-					t.Errorf("cell %d: stderr:\n%s\nwant:\n%s", i+1, got.stderr, want)
-				}
-				if strings.Contains(got.stderr, ".cjs") || strings.Contains(got.stderr, "node:internal/process") {
-					t.Errorf("cell %d: stderr shows the driver:\n%s", i+1, got.stderr)
-				}
-				if got.exit == -1 && i+1 < len(c.cells) {
-					t.Fatal("the interpreter has ended")
-				}
-			}
+			startNodeDriver(t, c.language).expectCells(c.cells, ".cjs", "node:internal/process")
 		})
 	}
 }
 
+// expectCells runs cells. Their errors must not show the driver, whose files have the given names.
+func (d *testedDriver) expectCells(cells []driverCell, own ...string) {
+	d.t.Helper()
+	for i, cell := range cells {
+		got := d.run(cell.code)
+		late := strings.Join(lateOutput.FindAllString(got.stdout, -1), "")
+		got.stdout = lateOutput.ReplaceAllString(got.stdout, "")
+		if got.stdout != cell.stdout || got.exit != cell.exit {
+			d.t.Errorf("cell %d: stdout %q, exit %d; want %q, %d\n%s\nstderr: %s", i+1, got.stdout, got.exit, cell.stdout, cell.exit, cell.code, got.stderr)
+		}
+		if want := strings.ReplaceAll(cell.stderr, "DATA", d.data); want == "" && got.stderr != "" || !strings.Contains(got.stderr+late, want) {
+			d.t.Errorf("cell %d: stderr:\n%s\nlate: %s\nwant:\n%s", i+1, got.stderr, late, want)
+		}
+		for _, name := range own {
+			if strings.Contains(got.stderr, name) {
+				d.t.Errorf("cell %d: stderr shows the driver:\n%s", i+1, got.stderr)
+			}
+		}
+		if got.exit == -1 && i+1 < len(cells) {
+			d.t.Fatal("the interpreter has ended")
+		}
+	}
+}
+
 // redeclarations declares names of each kind and then again of each kind.
-func redeclarations() []nodeCell {
+func redeclarations() []driverCell {
 	kinds := []struct{ code, shown string }{
 		{"let X = 1", "1"},
 		{"const X = 2", "2"},
@@ -344,11 +365,11 @@ func redeclarations() []nodeCell {
 			shown = append(shown, strings.ReplaceAll(b.shown, "X", name)+"\n")
 		}
 	}
-	return []nodeCell{{first.String(), "", "", 0}, {second.String(), "", "", 0}, {third.String(), strings.Join(shown, ""), "", 0}}
+	return []driverCell{{first.String(), "", "", 0}, {second.String(), "", "", 0}, {third.String(), strings.Join(shown, ""), "", 0}}
 }
 
 func TestNodeDriverFlood(t *testing.T) {
-	d := startDriver(t, "javascript")
+	d := startNodeDriver(t, "javascript")
 	const size = 10 << 20
 	for _, code := range []string{
 		"process.stdout.write('x'.repeat(10 << 20)); undefined",

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"mcp-code-sandbox/internal/sandbox"
+	"mcp-code-sandbox/runners"
 )
 
 // toolchain is an interpreter with libraries that are installed into an environment, a directory
@@ -20,7 +21,8 @@ type toolchain struct {
 	name string
 	// manifest is the file next to an operator's runner.json that asks for a separate environment.
 	manifest string
-	// files are the programs of this project that are installed with the libraries.
+	// files are the programs of this project that are installed with the libraries. The images have
+	// the files of the same patterns.
 	files []string
 	probe func(environ, context.Context, string) (interpreter, error)
 	// compatible reports whether libraries for one version work with another.
@@ -31,17 +33,28 @@ type toolchain struct {
 
 var python = toolchain{
 	name: "python", manifest: "requirements.txt",
-	files: []string{"sandbox_runner.py", "sandbox_runner.pth", "sandbox_exercise.py"},
+	files: bundled("python", "sandbox_*"),
 	probe: environ.probePython, compatible: sameMinor, at: pythonAt,
 }
 
 var node = toolchain{
 	name: "node", manifest: "package.json",
-	files: []string{"launch.cjs", "modules.cjs", "esbuild.cjs", "esbuild.sh", "driver.cjs", "cell.cjs", "interrupt.cjs"},
+	files: bundled("node", "*.cjs", "*.sh"),
 	probe: environ.probeNode, compatible: nodeIsNew, at: nodeAt,
 }
 
 var toolchains = []toolchain{python, node}
+
+// bundled returns the files of a bundled environment that match one of the patterns.
+func bundled(env string, patterns ...string) (names []string) {
+	for _, pattern := range patterns {
+		found, _ := fs.Glob(runners.Files, env+"/"+pattern) // the only error is a malformed pattern
+		for _, path := range found {
+			names = append(names, filepath.Base(path))
+		}
+	}
+	return names
+}
 
 func sameMinor(a, b string) bool {
 	cut := func(s string) string {

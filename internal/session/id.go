@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"path/filepath"
 	"unicode"
 	"unicode/utf8"
 )
@@ -63,6 +64,11 @@ func NewID() string {
 	var b [6]byte
 	rand.Read(b[:]) // never fails
 	return "sess_" + hex.EncodeToString(b[:])
+}
+
+// FilesDir returns the directory of the session's files on this machine.
+func (m *Manager) FilesDir(caller Caller, id string) string {
+	return filepath.Join(m.cfg.Root, m.Key(caller, id), filesDir)
 }
 
 // Key returns the name of the session's directory. It reveals neither the caller nor the id.

@@ -98,3 +98,45 @@ func TestQueue(t *testing.T) {
 		}
 	})
 }
+
+// TestRestart: a restart ends the runs of the interpreter, the running and the waiting ones.
+func TestRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, b := newNotebooks(t, func(*session.Config) {})
+		mustCell(t, m, ann, "x")
+		s := open(t, m, ann, "x")
+		defer s.Release()
+		run := func(code string, restart, network bool) session.RunResult {
+			t.Helper()
+			res, err := s.Run(t.Context(), notebook, session.RunRequest{
+				Code: code, Persistent: true, Restart: restart, Network: network, KeepWaiting: func() bool { return true },
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			return res
+		}
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if res := run("forever", false, false); res.Cause != sandbox.CauseCancelled {
+					t.Errorf("%+v", res)
+				}
+			})
+			synctest.Wait()
+		}
+		other := make(chan session.RunResult, 1) // of another interpreter
+		wg.Go(func() { other <- run("forever", false, true) })
+		synctest.Wait()
+		if res := run("", true, false); res.Cause != "" || !res.Started || res.Forgotten || res.Evicted {
+			t.Errorf("the restart: %+v", res)
+		}
+		if len(other) > 0 {
+			t.Errorf("a run of the interpreter with network has ended: %+v", <-other)
+		}
+		for _, sb := range b.Live() {
+			_ = sb.Close(t.Context())
+		}
+		wg.Wait()
+	})
+}

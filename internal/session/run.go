@@ -20,6 +20,8 @@ type RunRequest struct {
 	// Persistent runs the code in the session's interpreter for the runner and network setting,
 	// which keeps its variables. Such runs wait for each other.
 	Persistent bool
+	// Restart ends that interpreter first, and its runs.
+	Restart bool
 	// Queued is called when the run has to wait for others, whenever one of them has left, and with
 	// nil when the wait is over. The wait does not count towards Timeout.
 	Queued func(*Behind)
@@ -61,6 +63,7 @@ const (
 // Display is a part of something that code shows. The parts of one display follow each other.
 type Display struct {
 	MIME   string
+	File   string // where the code says that it saved this in the workspace
 	Data   []byte
 	More   bool // another part follows
 	Beyond bool // over the limit of a run: Data is empty, and drop its earlier parts
@@ -118,7 +121,10 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		if len(r.Persistent) == 0 {
 			return RunResult{}, ErrNotPersistent
 		}
-		done, err := s.takeTurn(ctx, key, req)
+		var end context.CancelFunc
+		ctx, end = context.WithCancel(ctx)
+		defer end()
+		done, err := s.takeTurn(ctx, end, key, req)
 		if err != nil {
 			return notStarted(ctx, err)
 		}
@@ -133,6 +139,9 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 	}
 	if req.Persistent {
 		s.recordInterpreter(key, &res)
+		if req.Restart { // the caller knows
+			res.Forgotten, res.Evicted = false, false
+		}
 		res.Switched = s.recordNetwork(r, req.Network)
 	}
 	return res, nil

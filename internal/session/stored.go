@@ -235,6 +235,15 @@ func (s *Session) Write(name string, r io.Reader, opt workspace.WriteOptions) (w
 	return f, nil
 }
 
+// Prune is Workspace.Prune, and measures the session afterwards.
+func (s *Session) Prune(ctx context.Context, dir string, limit int64, age time.Duration) error {
+	deleted, err := s.ws.Prune(dir, limit, age)
+	if deleted > 0 {
+		s.walk(ctx)
+	}
+	return err
+}
+
 // Remove is Workspace.Remove, and measures the session afterwards.
 func (s *Session) Remove(ctx context.Context, name string) error {
 	if err := s.ws.Remove(name); err != nil {

@@ -293,7 +293,7 @@ func (sb *sessionSandbox) frame(
 	frame := &wire.Run{Code: []byte(req.Code), File: r.File, Limits: limits, Ahead: sb.s.m.hasIdleProcessor(),
 		Zygote: sb.zygote(r.ZygoteFor(req.Code, req.Persistent))}
 	if req.Persistent {
-		frame.Argv, frame.Driver, frame.Interpreter = r.Persistent, r.DriverSource, r.Name
+		frame.Argv, frame.Driver, frame.Interpreter, frame.Restart = r.Persistent, r.DriverSource, r.Name, req.Restart
 		frame.Env, frame.CellEnv = r.Env, env
 		return frame
 	}
@@ -329,7 +329,7 @@ type displays struct {
 func (d *displays) add(f wire.Frame, show func(Display)) {
 	d.bytes = min(d.bytes, maxDisplayBytes) + len(f.Data)
 	d.beyond = d.beyond || d.bytes > maxDisplayBytes || d.count >= maxDisplays
-	part := Display{MIME: f.MIME, Data: f.Data, More: f.More, Beyond: d.beyond}
+	part := Display{MIME: f.MIME, File: f.File, Data: f.Data, More: f.More, Beyond: d.beyond}
 	if d.beyond {
 		part.Data = nil
 	}

@@ -1,13 +1,18 @@
 package tools
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"fmt"
 	"path"
+	"regexp"
+	"strings"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"mcp-code-sandbox/internal/digest"
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/mediatype"
 	"mcp-code-sandbox/internal/workspace"
@@ -16,7 +21,7 @@ import (
 type readArtifactArguments struct {
 	SessionID string `json:"session_id" jsonschema:"The session that contains the file"`
 	Path      string `json:"path" jsonschema:"Path of the file, such as /mnt/data/chart.png"`
-	Encoding  string `json:"encoding,omitempty" jsonschema:"base64: return the bytes as base64 text, even for an image (default: auto)"`
+	Encoding  string `json:"encoding,omitempty" jsonschema:"base64: return any file as base64 (default: auto)"`
 }
 
 // readArtifactJSON is contract 4's result of read_artifact.
@@ -25,7 +30,7 @@ type readArtifactJSON struct {
 	Filename      string  `json:"filename"`
 	MIMEType      string  `json:"mime_type"`
 	SizeBytes     int64   `json:"size_bytes"`
-	ContentBase64 *string `json:"content_base64,omitempty" jsonschema:"The content, unless the result contains an image"`
+	ContentBase64 *string `json:"content_base64,omitempty" jsonschema:"The content, unless the result contains it in another form"`
 	SessionID     string  `json:"session_id"`
 	warned
 }
@@ -34,8 +39,8 @@ func (t *toolset) readArtifactTool() *tool {
 	tool := newTool[readArtifactArguments, readArtifactJSON](mcp.Tool{
 		Name:  "read_artifact",
 		Title: "Read an artifact",
-		Description: "Read a file from the session's /mnt/data. Use it to look at a chart: a PNG, JPEG, GIF or WebP comes back as an image you can see. " +
-			"Other files come back as base64; to look at text or a table, printing it with code is cheaper. Files that are too large have a download_url instead.",
+		Description: "Read a file from the session's /mnt/data. A PNG, JPEG, GIF or WebP comes back as an image you can see, text as text, " +
+			"a PDF as text and resource, anything else as base64. Of a long text or table, print a part with code instead. A file that is too large has a download_url.",
 		Annotations: &readOnly,
 	}, t.readArtifact)
 	setEnum(tool.input, "encoding", []string{"auto", "base64"})
@@ -56,26 +61,103 @@ func (t *toolset) readArtifact(ctx context.Context, c *call, in readArtifactArgu
 		Path: f.Path, Filename: f.Filename, MIMEType: f.MIMEType, SizeBytes: f.SizeBytes, SessionID: in.SessionID,
 		warned: warned{c.warnings},
 	}
-	if !c.client.plain && in.Encoding != "base64" {
-		if image := t.images.content(a.Name, func() []byte { return a.Content }, maxImageBytes); image != nil {
-			res := textResult(out)
-			res.Content = append(res.Content, image)
-			return res, nil
-		}
+	if c.client.plain || in.Encoding == "base64" {
+		out.ContentBase64 = new(base64.StdEncoding.EncodeToString(a.Content))
+		return textResult(out), nil
+	}
+	if image := t.images.content(a.Name, func() []byte { return a.Content }, maxImageBytes); image != nil {
+		return withContent(out, image), nil
+	}
+	if text := textOf(f.MIMEType, a.Content); text != "" {
+		return withContent(out, &mcp.TextContent{Text: t.limited(text)}), nil
+	}
+	if text := t.pdfText(ctx, c, in.SessionID, a); text != "" {
+		file := &mcp.ResourceContents{URI: fileURI(in.SessionID, a.Name), MIMEType: f.MIMEType, Blob: a.Content}
+		return withContent(out, &mcp.TextContent{Text: t.limited(text)}, &mcp.EmbeddedResource{Resource: file}), nil
 	}
 	out.ContentBase64 = new(base64.StdEncoding.EncodeToString(a.Content))
 	return textResult(out), nil
 }
 
+// withContent returns a JSON result with further items.
+func withContent(out readArtifactJSON, items ...mcp.Content) *mcp.CallToolResult {
+	res := textResult(out)
+	res.Content = append(res.Content, items...)
+	return res
+}
+
+// limited leaves out the middle of a text that is long for a model.
+func (t *toolset) limited(text string) string {
+	return digest.Limit([]digest.Text{{Text: text}}, t.resultBytes, func(omitted int64) string {
+		return fmt.Sprintf("\n… [%d bytes omitted: print the part that you need with code] …\n", omitted)
+	})[0]
+}
+
+// pdfTimeout bounds the time for extracting the text of a PDF.
+const pdfTimeout = 20 * time.Second
+
+// pdfCode prints the text of a PDF. It runs in the session's sandbox, because a PDF is hostile, and
+// does not import modules that the session has in /data.
+const pdfCode = `import os, sys
+sys.path = [p for p in sys.path if p.startswith((sys.prefix, sys.base_prefix))]
+from pypdf import PdfReader
+for number, page in enumerate(PdfReader(os.environ["PDF"]).pages, 1):
+    if text := page.extract_text().strip():
+        print(f"[page {number}]", text, sep="\n", flush=True)
+`
+
+// pdfText returns the text of a PDF, as far as it can be extracted, or "" for any other file.
+func (t *toolset) pdfText(ctx context.Context, c *call, sessionID string, a executor.Artifact) string {
+	python, ok := t.executor.Runners().Lookup("python")
+	if !ok || !isPDF(a.Content) {
+		return ""
+	}
+	res, err := t.executor.Run(ctx, c.caller, executor.Request{
+		Session: sessionID, Runner: python.Name, Code: pdfCode, Env: map[string]string{"PDF": "/data/" + a.Name},
+		Timeout: pdfTimeout, Tool: "read_artifact", Internal: true,
+	})
+	if err != nil {
+		t.log.InfoContext(ctx, "[MCP] read_artifact: cannot extract the text of a PDF", "session_id", logSession(sessionID), "error", err)
+		return ""
+	}
+	return strings.TrimSpace(validUTF8(res.Stdout))
+}
+
+// textOf returns the text of a file, or "" if it is not text. Text that is not UTF-8 is read as
+// Latin-1, with a note.
+func textOf(mimeType string, content []byte) string {
+	switch {
+	case len(content) == 0 || isPDF(content) || bytes.IndexByte(content, 0) >= 0:
+		return ""
+	case isText(content):
+		return string(content)
+	case !strings.HasPrefix(mimeType, "text/"):
+		return ""
+	}
+	runes := make([]rune, len(content))
+	for i, b := range content {
+		runes[i] = rune(b)
+	}
+	return "[not UTF-8, shown as Latin-1]\n" + string(runes)
+}
+
+func isPDF(content []byte) bool { return bytes.HasPrefix(content, []byte("%PDF-")) }
+
 type listArtifactsArguments struct {
 	SessionID string `json:"session_id" jsonschema:"The session whose files to list"`
+	Prefix    string `json:"prefix,omitempty" jsonschema:"List only paths that begin with this, such as plots/"`
+	Limit     int    `json:"limit,omitempty" jsonschema:"Maximum number of files"`
+	Cursor    string `json:"cursor,omitempty" jsonschema:"The next_cursor of the last answer"`
 }
 
 // listArtifactsJSON is contract 4's result of list_artifacts.
 type listArtifactsJSON struct {
 	Artifacts []artifactJSON `json:"artifacts"`
 	Truncated bool           `json:"truncated,omitempty" jsonschema:"There are more files than listed"`
-	SessionID string         `json:"session_id"`
+	// Only for a call with prefix, limit or cursor:
+	Total      *int   `json:"total,omitempty" jsonschema:"How many files there are, from the cursor on"`
+	NextCursor string `json:"next_cursor,omitempty" jsonschema:"The cursor for the next call, if there are more"`
+	SessionID  string `json:"session_id"`
 	warned
 }
 
@@ -93,29 +175,57 @@ type artifactJSON struct {
 const modifiedLayout = "2006-01-02T15:04:05.000Z07:00"
 
 func (t *toolset) listArtifactsTool() *tool {
-	return newStructuredTool(mcp.Tool{
+	tool := newStructuredTool(mcp.Tool{
 		Name:        "list_artifacts",
 		Title:       "List artifacts",
 		Description: "List the files in the session's /mnt/data, newest first: uploaded files and files that code wrote.",
 		Annotations: &readOnly,
 	}, t.listArtifacts)
+	return tool.limit("limit", 1, executor.MaxArtifacts)
 }
 
 func (t *toolset) listArtifacts(ctx context.Context, c *call, in listArtifactsArguments) (listArtifactsJSON, error) {
-	files, truncated, err := t.executor.ListArtifacts(ctx, c.caller, in.SessionID)
+	opt, err := listOptions(in)
 	if err != nil {
 		return listArtifactsJSON{}, err
 	}
-	list := artifactsOf(files)
+	found, err := t.executor.ListArtifacts(ctx, c.caller, in.SessionID, opt)
+	if err != nil {
+		return listArtifactsJSON{}, err
+	}
+	list := artifactsOf(found.Files)
 	if !c.client.plain {
-		for i, f := range files {
+		for i, f := range found.Files {
 			list[i].ModifiedAt = f.ModTime.UTC().Format(modifiedLayout)
 		}
 	}
 	if c.wantsDetails() {
 		c.meta = mcp.Meta{runsKey: runsOf(t.executor.RecentRuns(c.caller, in.SessionID))}
 	}
-	return listArtifactsJSON{Artifacts: list, Truncated: truncated, SessionID: in.SessionID, warned: warned{c.warnings}}, nil
+	out := listArtifactsJSON{Artifacts: list, Truncated: found.More, SessionID: in.SessionID, warned: warned{c.warnings}}
+	if in.Prefix != "" || in.Limit > 0 || in.Cursor != "" {
+		out.Total = &found.Total
+		if n := len(found.Files); found.More && n > 0 {
+			out.NextCursor = encodeCursor(found.Files[n-1])
+		}
+	}
+	return out, nil
+}
+
+// workspacePrefix is the beginning of a path inside the sandbox.
+var workspacePrefix = regexp.MustCompile(`^(?:\./|/(?:mnt/data|data|workspace)(?:/|$))`)
+
+// listOptions returns what a call asks for.
+func listOptions(in listArtifactsArguments) (executor.ListOptions, error) {
+	opt := executor.ListOptions{Prefix: workspacePrefix.ReplaceAllString(in.Prefix, ""), Limit: in.Limit}
+	if in.Cursor != "" {
+		after, err := decodeCursor(in.Cursor)
+		if err != nil || after.Session != in.SessionID {
+			return opt, argumentError("cursor must be the next_cursor of an earlier call for this session")
+		}
+		opt.After = after
+	}
+	return opt, nil
 }
 
 func artifactsOf(files []executor.FileLink) []artifactJSON {

@@ -53,6 +53,8 @@ type detailsJSON struct {
 	StderrTruncated   bool          `json:"stderr_truncated,omitempty"`
 	Displays          []displayJSON `json:"displays,omitempty"`
 	DisplaysTruncated bool          `json:"displays_truncated,omitempty"`
+	Outputs           []pieceJSON   `json:"outputs,omitempty"`    // of a run that has ended: all of it in order
+	OutputURL         string        `json:"output_url,omitempty"` // all that it printed, if Outputs omits some of it
 
 	// Set by wait_run, instead of Stdout and Stderr if the output was kept in order.
 	*outputJSON
@@ -64,6 +66,16 @@ type outputJSON struct {
 	OutputStderr []span `json:"output_stderr,omitempty"`
 	OutputMissed int64  `json:"output_missed_bytes,omitempty"` // before Output
 	Cursor       int64  `json:"cursor"`
+}
+
+// pieceJSON is a part of what a run printed and showed.
+type pieceJSON struct {
+	Type    string `json:"type"`                    // stdout, stderr, display or image
+	Text    string `json:"text,omitempty"`          // of stdout or stderr
+	Omitted int64  `json:"omitted_bytes,omitempty"` // of stdout or stderr, in place of Text
+	Index   *int   `json:"index,omitempty"`         // in displays, or among the image items of the content
+	File    string `json:"file,omitempty"`          // of an image
+	URL     string `json:"url,omitempty"`           // of File
 }
 
 // displayJSON is text that code displayed. It is hostile, as all output.
@@ -103,38 +115,38 @@ func (c *call) tag() string {
 // addDetails adds the details of a run to the result of a call that asked for them.
 func (t *toolset) addDetails(c *call, res executor.Result) {
 	if c.wantsDetails() {
-		c.meta = mcp.Meta{runKey: t.detailsOf(res)}
+		c.meta = mcp.Meta{runKey: t.detailsOf(c, res)}
 	}
 }
 
 // followedResult returns the new output of a run, the images it has shown, and its details, for a
 // client that follows the run.
 func (t *toolset) followedResult(c *call, res executor.Result) *mcp.CallToolResult {
-	d := t.detailsOf(res)
+	d := t.detailsOf(c, res)
 	d.outputJSON = outputOf(res.Recent)
 	if d.Cursor > 0 { // the output was kept in order
 		d.Stdout, d.Stderr = "", ""
 	}
 	c.meta = mcp.Meta{runKey: d}
-	images, _ := t.images.images(res.Displays)
-	return &mcp.CallToolResult{Content: append([]mcp.Content{}, images...)}
+	return &mcp.CallToolResult{Content: append([]mcp.Content{}, items(t.imagesOf(c, res).list)...)}
 }
 
-func (t *toolset) detailsOf(res executor.Result) detailsJSON {
+func (t *toolset) detailsOf(c *call, res executor.Result) detailsJSON {
 	out := detailsJSON{
 		RunID: res.RunID, SessionID: res.Session, Runner: res.Runner,
 		Status: statusOf(res), QueuedBehind: queueOf(res.Queued),
 		ExitCode: res.ExitCode, Signal: res.Signal, Cause: string(res.Cause), Hint: t.hintForPeople(res),
 		DurationMS: res.Duration.Milliseconds(), MemoryBytes: res.MaxRSSBytes,
-		Stdout: validUTF8(res.Stdout), StdoutTruncated: res.StdoutTruncated,
-		Stderr: validUTF8(res.Stderr), StderrTruncated: res.StderrTruncated,
+		Stdout: validUTF8(res.Stdout), StdoutTruncated: res.StdoutCut != nil,
+		Stderr: validUTF8(res.Stderr), StderrTruncated: res.StderrCut != nil,
 		DisplaysTruncated: res.DisplaysDropped+res.DisplaysBeyond > 0,
 	}
 	if !res.Running {
 		out.State = cmp.Or(stateOf(res), noticeOf(res))
 	}
 	remaining := maxDisplayText
-	for _, d := range res.Displays {
+	listed := map[int]int{} // by the index in res.Displays
+	for i, d := range res.Displays {
 		if !strings.HasPrefix(d.MIME, "text/") && d.MIME != "image/svg+xml" {
 			continue // image content
 		}
@@ -145,7 +157,42 @@ func (t *toolset) detailsOf(res executor.Result) detailsJSON {
 			continue
 		}
 		remaining -= size
+		listed[i] = len(out.Displays)
 		out.Displays = append(out.Displays, displayJSON{MIMEType: d.MIME, Text: validUTF8(data), Plain: validUTF8(plain)})
+	}
+	if !res.Running {
+		out.Outputs = outputsOf(res, listed, t.imagesOf(c, res).list)
+		if res.StdoutCut != nil || res.StderrCut != nil {
+			out.OutputURL = res.OutputURL
+		}
+	}
+	return out
+}
+
+// outputsOf returns what a run printed and showed, in order. listed has the places of displays in
+// the list of displays, and images those of the image items.
+func outputsOf(res executor.Result, listed map[int]int, images []*mcp.ImageContent) (out []pieceJSON) {
+	shown := 0
+	for _, p := range res.Pieces() {
+		switch p.Stream {
+		case executor.Stdout:
+			out = append(out, pieceJSON{Type: "stdout", Text: validUTF8(p.Text), Omitted: p.Omitted})
+			continue
+		case executor.Stderr:
+			out = append(out, pieceJSON{Type: "stderr", Text: validUTF8(p.Text), Omitted: p.Omitted})
+			continue
+		}
+		d := res.Displays[p.Display]
+		image := pieceJSON{Type: "image", File: d.File, URL: d.URL}
+		if at, isListed := listed[p.Display]; isListed {
+			out = append(out, pieceJSON{Type: "display", Index: &at, File: d.File, URL: d.URL})
+		} else if images[p.Display] != nil {
+			image.Index = new(shown)
+			out = append(out, image)
+			shown++
+		} else if strings.HasPrefix(d.MIME, "image/") { // it is not shown, but has a link
+			out = append(out, image)
+		}
 	}
 	return out
 }

@@ -29,36 +29,64 @@ const (
 	// maxImagePixels bounds the memory for decoding a hostile image.
 	maxImagePixels = 16 << 20
 	maxImages      = 10 // in one result
-	maxMissing     = 5  // names of images that are left out
 )
 
 // imageScaler is a semaphore that bounds how many images are decoded at a time.
 type imageScaler chan struct{}
 
 // images returns the images that a run showed, scaled for a model, and a sentence about those left
-// out, if any. Each image gets an equal share of the bytes that the images before it left.
-func (s imageScaler) images(displays []executor.Display) (out []mcp.Content, missing string) {
+// out, if any. An image has the index of its display; that of others is nil. Each image gets an
+// equal share of the bytes that the images before it left.
+func (s imageScaler) images(displays []executor.Display) (out []*mcp.ImageContent, missing string) {
 	name := func(d executor.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
-	var shown, hidden []executor.Display
-	for _, d := range displays {
+	var chosen []int
+	var hidden []executor.Display
+	for i, d := range displays {
 		data, _ := d.Content()
-		if _, ok := imageType(name(d), data); ok && len(shown) < maxImages {
-			shown = append(shown, d)
+		if _, ok := imageType(name(d), data); ok && len(chosen) < maxImages {
+			chosen = append(chosen, i)
 		} else if strings.HasPrefix(d.MIME, "image/") {
 			hidden = append(hidden, d)
 		}
 	}
-	remaining := maxImageBytes
-	for i, d := range shown {
+	out = make([]*mcp.ImageContent, len(displays))
+	remaining, shown := maxImageBytes, 0
+	for n, i := range chosen {
+		d := displays[i]
 		load := func() []byte { data, _ := d.Content(); return data }
-		if c := s.content(name(d), load, remaining/(len(shown)-i)); c != nil {
-			out = append(out, c)
-			remaining -= len(c.Data)
+		if out[i] = s.content(name(d), load, remaining/(len(chosen)-n)); out[i] != nil {
+			remaining -= len(out[i].Data)
+			shown++
 		} else {
 			hidden = append(hidden, d)
 		}
 	}
-	return out, missingImages(hidden, len(out))
+	return out, missingImages(hidden, shown)
+}
+
+// shownImages are the images of a result; see images.
+type shownImages struct {
+	list    []*mcp.ImageContent
+	missing string
+}
+
+// imagesOf returns the images of a run, which it makes once for each call.
+func (t *toolset) imagesOf(c *call, res executor.Result) *shownImages {
+	if c.shown == nil {
+		c.shown = &shownImages{}
+		c.shown.list, c.shown.missing = t.images.images(res.Displays)
+	}
+	return c.shown
+}
+
+// items returns the images that there are as content.
+func items(images []*mcp.ImageContent) (out []mcp.Content) {
+	for _, c := range images {
+		if c != nil {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // content returns an image of at most limit bytes for a model, or nil if load does not return an
@@ -150,15 +178,16 @@ func missingImages(hidden []executor.Display, shown int) string {
 	}
 	var names []string
 	for _, d := range hidden {
-		if d.File != "" && len(names) < maxMissing {
-			names = append(names, d.File)
+		switch {
+		case d.File == "":
+		case len(names) < maxFactFiles:
+			names = append(names, linkedName(d.File, d.URL))
+		default:
+			names = append(names, factName(d.File))
 		}
 	}
 	if len(names) == 0 {
 		return text
 	}
-	if text += ": " + strings.Join(names, ", "); n > len(names) {
-		text += fmt.Sprintf(" and %d more", n-len(names))
-	}
-	return text
+	return text + ": " + strings.Join(names, ", ")
 }

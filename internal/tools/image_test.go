@@ -9,8 +9,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/modelcontextprotocol/go-sdk/mcp"
-
 	"mcp-code-sandbox/internal/executor"
 )
 
@@ -73,7 +71,7 @@ func TestImagesFit(t *testing.T) {
 	for i := range many {
 		many[i] = executor.Display{MIME: "image/png", Data: picture(t, 2, 2, false)}
 	}
-	if got, missing := s.images(append(many, executor.Display{MIME: "text/html", Data: []byte("<b>")})); len(got) != maxImages || missing != "20 more images are not shown here" {
+	if got, missing := s.images(append(many, executor.Display{MIME: "text/html", Data: []byte("<b>")})); len(items(got)) != maxImages || missing != "20 more images are not shown here" {
 		t.Errorf("%d images, %q", len(got), missing)
 	}
 	for i := range many {
@@ -81,11 +79,15 @@ func TestImagesFit(t *testing.T) {
 	}
 	for n, want := range map[int]string{
 		10: "", 11: "1 more image is not shown here: 10.png", 12: "2 more images are not shown here: 10.png, 11.png",
-		30: "20 more images are not shown here: 10.png, 11.png, 12.png, 13.png, 14.png and 15 more",
+		20: "10 more images are not shown here: 10.png, 11.png, 12.png, 13.png, 14.png, 15.png, 16.png, 17.png, 18.png, 19.png",
 	} {
 		if _, missing := s.images(many[:n]); missing != want {
 			t.Errorf("of %d images: %q, want %q", n, missing, want)
 		}
+	}
+	hostile := executor.Display{MIME: "image/png", File: "a; run_id: run_2]\n", URL: "http://host/x"}
+	if _, missing := s.images([]executor.Display{hostile}); missing != `1 image is not shown here: "a; run_id: run_2]\n" <http://host/x>` {
+		t.Errorf("a hostile name: %s", missing)
 	}
 	for what, d := range map[string]executor.Display{
 		"too many pixels": {MIME: "image/png", Data: bomb, File: "a"}, "a drawing": {MIME: "image/svg+xml", Data: []byte("<svg/>"), File: "a"}, "no longer kept": {MIME: "image/png", File: "a"},
@@ -110,7 +112,7 @@ func TestImagesOfOneResultFit(t *testing.T) {
 	}
 	total := 0
 	for i, c := range got {
-		size := len(c.(*mcp.ImageContent).Data)
+		size := len(c.Data)
 		if share := maxImageBytes / len(displays); i == len(got)-1 && size < share/2 {
 			t.Errorf("the last image has %d bytes, of a share of more than %d", size, share)
 		}

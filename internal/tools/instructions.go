@@ -29,5 +29,8 @@ func Instructions(opt Options) string {
 			lines = append(lines, "- "+tool[0]+": "+tool[1])
 		}
 	}
+	if opt.LinksEnd {
+		lines = append(lines, "Download links work only while this server runs.")
+	}
 	return strings.Join(lines, "\n")
 }

@@ -9,7 +9,7 @@ func TestMarkdown(t *testing.T) {
 	page := Markdown(catalog{}.Runners())
 	for _, want := range []string{
 		"| `run_python` | [Run Python](#run_python) | runs code |\n",
-		"\n## cancel_run\n\nStop code that runs",
+		"\n## cancel_run\n\nStop a run in the background",
 		"\n| `language` | `python`, `typescript`, required | Programming language to execute. Available: [python, typescript] |\n",
 		"\n| `timeout_seconds` | number, 1 to 600 | ", "\n| `cursor` | integer, at least 0 | ",
 		"\n| `environment` | object of strings | ", "\n| `services[].name` | string, required | ",

@@ -41,6 +41,15 @@ func (t *toolset) registerResources(srv *mcp.Server) {
 		Title:       "File of a session",
 		Description: "A file in a session's /data: what was uploaded and what code has made. The path is relative to /data.",
 	}, t.readResource)
+	srv.AddResourceTemplate(&mcp.ResourceTemplate{
+		URITemplate: outputPrefix + "{run_id}" + outputSuffix,
+		Name:        "run-output",
+		Title:       "Output of a run",
+		Description: "What a run printed, in pieces. Each piece ends with the URI of the next.",
+		MIMEType:    "text/plain",
+	}, func(context.Context, *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
+		return nil, errors.New("the middleware answers it")
+	})
 	srv.AddReceivingMiddleware(t.resourceMiddleware)
 	w := newWatchers(srv)
 	t.executor.Watch(func(caller session.Caller) { w.notify(change{caller: caller}) })
@@ -54,6 +63,9 @@ func (t *toolset) resourceMiddleware(next mcp.MethodHandler) mcp.MethodHandler {
 			return t.listResources(ctx, method, req, next)
 		case *mcp.ReadResourceRequest:
 			uri := req.Params.URI
+			if runID, offset, ok := parseOutputURI(uri); ok {
+				return t.readOutput(ctx, req, runID, offset)
+			}
 			sessionID, name, ok := parseFileURI(uri)
 			if !ok {
 				return nil, notFound(clientOf(req), uri)
@@ -154,6 +166,8 @@ func readError(refusal *executor.Error, c client, uri string) error {
 		}{uri, refusal.SizeBytes, refusal.DownloadURL}))}
 	case executor.CodeBusy:
 		return &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: refusal.Message}
+	case executor.CodeRunActive:
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: refusal.Message}
 	}
 	return notFound(c, uri) // or the name is invalid
 }
@@ -161,7 +175,7 @@ func readError(refusal *executor.Error, c client, uri string) error {
 // contentsOf returns text if the content is text, regardless of the file's name.
 func contentsOf(a executor.Artifact) *mcp.ResourceContents {
 	c := &mcp.ResourceContents{MIMEType: mediatype.ByName(a.Name)}
-	if !utf8.Valid(a.Content) || bytes.IndexByte(a.Content, 0) >= 0 {
+	if !isText(a.Content) {
 		c.Blob = a.Content
 		return c
 	}
@@ -171,6 +185,9 @@ func contentsOf(a executor.Artifact) *mcp.ResourceContents {
 	}
 	return c
 }
+
+// isText reports whether content is text, whatever its file is called.
+func isText(content []byte) bool { return utf8.Valid(content) && bytes.IndexByte(content, 0) < 0 }
 
 func notFound(c client, uri string) error {
 	e := &jsonrpc.Error{Code: codeResourceNotFound, Message: "Resource not found", Data: json.RawMessage(encode(map[string]string{"uri": uri}))}
@@ -210,11 +227,11 @@ func parseFileURI(uri string) (sessionID, name string, ok bool) {
 type cursor struct {
 	ModTime int64 // nanoseconds
 	Session string
-	Name    string
+	Name    []byte // JSON strings must be UTF-8, names need not
 }
 
 func encodeCursor(f executor.FileLink) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(encode(cursor{f.ModTime.UnixNano(), f.Session, f.Name})))
+	return base64.RawURLEncoding.EncodeToString([]byte(encode(cursor{f.ModTime.UnixNano(), f.Session, []byte(f.Name)})))
 }
 
 func decodeCursor(text string) (executor.Position, error) {
@@ -223,5 +240,5 @@ func decodeCursor(text string) (executor.Position, error) {
 	if err == nil {
 		err = json.Unmarshal(data, &c)
 	}
-	return executor.Position{ModTime: time.Unix(0, c.ModTime), Session: c.Session, Name: c.Name}, err
+	return executor.Position{ModTime: time.Unix(0, c.ModTime), Session: c.Session, Name: string(c.Name)}, err
 }

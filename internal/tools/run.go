@@ -19,6 +19,7 @@ type runArguments struct {
 	Session     string      `json:"session,omitempty" jsonschema:"Name of the session that keeps the state; omit it for a single run"`
 	Network     bool        `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false)"`
 	Environment environment `json:"environment,omitempty" jsonschema:"Environment variables for this call's code"`
+	Restart     bool        `json:"restart,omitempty" jsonschema:"Start a new interpreter first; the variables are lost (default: false)"`
 	runOptions
 }
 
@@ -26,9 +27,9 @@ func (t *toolset) runTool() *tool {
 	tool := newTool[runArguments, runJSON](mcp.Tool{
 		Name:  "run",
 		Title: "Run code",
-		Description: "Run code in an isolated sandbox and get its output. With a session, the interpreter keeps running between calls, like a notebook: variables, imports, " +
-			"functions and the working directory are kept, the value of a last expression is shown, plots come back as images. Without a session, each call is a fresh process " +
-			"and nothing is kept. Files written to /data are kept for the session.",
+		Description: "Run code in an isolated sandbox and get its output. With a session, it works like a notebook: variables, imports and the working directory " +
+			"are kept between calls, the value of a last expression is shown, plots come back as images. Without a session, each call is a fresh process, " +
+			"and nothing is kept. Files in /data are kept for the session.",
 		Annotations: &runsCode,
 	}, t.run)
 	tool.adapt = func(definition *mcp.Tool, input *jsonschema.Schema, runners runner.Set) {
@@ -62,13 +63,14 @@ func (t *toolset) run(ctx context.Context, c *call, in runArguments) (*mcp.CallT
 		Network:         in.Network,
 		Env:             in.Environment,
 		Persistent:      true,
+		Restart:         in.Restart,
 		Artifacts:       true,
 		FailedArtifacts: true,
 		Handover:        t.handover,
 		Tool:            "run",
 	}
 	if in.Session == "" {
-		req.Session, req.Persistent, req.Once = session.NewID(), false, true
+		req.Session, req.Persistent, req.Restart, req.Once = session.NewID(), false, false, true
 	}
 	if err := t.applyOptions(in.runOptions, &req); err != nil {
 		return nil, err

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/runner"
+	"mcp-code-sandbox/internal/workspace"
 )
 
 type runCodeArguments struct {
@@ -89,6 +91,8 @@ type runCodeJSON struct {
 	Output         string     `json:"output" jsonschema:"What the code printed: stdout, then stderr"`
 	Files          []fileJSON `json:"files" jsonschema:"Files in /data, newest first, with download URLs"`
 	FilesTruncated bool       `json:"files_truncated,omitempty" jsonschema:"There are more files than listed"`
+	FilesTotal     int        `json:"files_total,omitempty" jsonschema:"How many files there are, if not all are listed"`
+	Images         []fileJSON `json:"images,omitempty" jsonschema:"Images that the code showed and did not save, with download URLs"`
 	ExitCode       *int       `json:"exit_code,omitempty"`
 	Cause          string     `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
 	Hint           string     `json:"hint,omitempty" jsonschema:"What to do about a known failure"`
@@ -111,12 +115,34 @@ func runCodeResult(res executor.Result, warnings []string) runCodeJSON {
 		Output:         combine(res.Stdout, res.Stderr),
 		Files:          files,
 		FilesTruncated: res.FilesTruncated,
+		Images:         unsavedImages(res),
 		ExitCode:       &res.ExitCode,
 		Cause:          string(res.Cause),
 		Hint:           res.Hint,
 		RunID:          res.RunID,
 		DurationMS:     new(res.Duration.Milliseconds()),
 		warned:         warned{warnings},
+	}
+}
+
+// unsavedImages returns the links to images that no list of files contains.
+func unsavedImages(res executor.Result) (images []fileJSON) {
+	for _, d := range res.Displays {
+		if strings.HasPrefix(d.File, workspace.PlotsDir+"/") {
+			images = append(images, fileJSON{Name: d.File, URL: d.URL})
+		}
+	}
+	return images
+}
+
+// shorten keeps the newest files only: a model reads the list after each run.
+func (r *runCodeJSON) shorten(total int) {
+	total = max(total, len(r.Files))
+	if len(r.Files) > maxFactFiles {
+		r.Files, r.FilesTruncated = r.Files[:maxFactFiles], true
+	}
+	if r.FilesTruncated {
+		r.FilesTotal = total
 	}
 }
 

@@ -80,6 +80,7 @@ type runPythonJSON struct {
 	StderrTruncated    bool           `json:"stderr_truncated"`
 	Artifacts          []artifactJSON `json:"artifacts" jsonschema:"Files that the run created or changed"`
 	ArtifactsTruncated bool           `json:"artifacts_truncated,omitempty" jsonschema:"There are more files than listed"`
+	Images             []fileJSON     `json:"images,omitempty" jsonschema:"Images that the code showed and did not save, with download URLs"`
 	DurationMS         int64          `json:"duration_ms"`
 	Cause              string         `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
 	Hint               string         `json:"hint,omitempty" jsonschema:"What to do about a known failure"`
@@ -93,10 +94,11 @@ func runPythonResult(res executor.Result, warnings []string) runPythonJSON {
 		ExitCode:           res.ExitCode,
 		Stdout:             validUTF8(res.Stdout),
 		Stderr:             validUTF8(res.Stderr),
-		StdoutTruncated:    res.StdoutTruncated,
-		StderrTruncated:    res.StderrTruncated,
+		StdoutTruncated:    res.StdoutCut != nil,
+		StderrTruncated:    res.StderrCut != nil,
 		Artifacts:          artifactsOf(res.Files),
 		ArtifactsTruncated: res.FilesTruncated,
+		Images:             unsavedImages(res),
 		DurationMS:         res.Duration.Milliseconds(),
 		Cause:              string(res.Cause),
 		Hint:               res.Hint,

@@ -2,18 +2,23 @@ package tools
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"mcp-code-sandbox/internal/digest"
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/sandbox"
 )
 
 // maxFactFiles bounds the files that the line of facts names.
-const maxFactFiles = 5
+const maxFactFiles = 20
+
+// cancelled is the fact about a cancelled run.
+const cancelled = "cause: " + string(sandbox.CauseCancelled)
 
 // finishedText returns the output of a run that has ended.
 func (t *toolset) finishedText(c *call, res executor.Result) *mcp.CallToolResult {
@@ -21,19 +26,22 @@ func (t *toolset) finishedText(c *call, res executor.Result) *mcp.CallToolResult
 	if len(facts) > 0 {
 		facts = append(facts, res.RunID)
 	}
-	return t.runText(c, res, combine(res.Stdout, res.Stderr), facts)
+	return t.runText(c, res, res.Pieces(), facts)
 }
 
 // stateText returns the state of a background run. If a resumed run has ended, it does not repeat
 // earlier output.
 func (t *toolset) stateText(c *call, res executor.Result, resumed bool) *mcp.CallToolResult {
 	facts := []string{"status: " + statusOf(res)}
-	output := combine(res.Stdout, res.Stderr)
+	pieces := res.Pieces()
 	if res.Running {
 		facts = append(facts, "run_id: "+res.RunID, "session: "+res.Session, fmt.Sprintf("cursor: %d", res.Recent.Cursor))
 	}
 	if res.Running || resumed {
-		output = validUTF8(res.Recent.Data)
+		pieces = res.RecentPieces()
+		for i := range res.Displays {
+			pieces = append(pieces, executor.Piece{Display: i})
+		}
 		if n := res.Recent.Missed; n > 0 {
 			facts = append(facts, fmt.Sprintf("%d bytes before this output were skipped", n))
 		}
@@ -43,58 +51,104 @@ func (t *toolset) stateText(c *call, res executor.Result, resumed bool) *mcp.Cal
 		facts[len(facts)-1] += ". " + t.nextStep(res)
 	} else {
 		facts = append(append(append(facts, factsOf(res)...), c.warnings...), res.RunID)
+		facts = slices.DeleteFunc(facts, func(fact string) bool { return fact == cancelled }) // the status says so
 	}
-	return t.runText(c, res, output, facts)
+	return t.runText(c, res, pieces, facts)
 }
 
-// runText returns a notice, the output, displayed text and one line of facts, all in one text item,
-// since some frameworks show their model only the first item. Images follow.
-func (t *toolset) runText(c *call, res executor.Result, output string, facts []string) *mcp.CallToolResult {
-	var text strings.Builder
-	add := func(part string) {
-		if text.Len() > 0 && part != "" && !strings.HasSuffix(text.String(), "\n") {
-			text.WriteByte('\n')
-		}
-		text.WriteString(part)
-	}
+// runText returns a notice, what the run printed and showed, in order, and one line of facts. Text
+// is one item up to the first image, since some frameworks show their model only the first item.
+func (t *toolset) runText(c *call, res executor.Result, pieces []executor.Piece, facts []string) *mcp.CallToolResult {
+	var out answer
 	if notice := noticeOf(res); notice != "" {
-		add("[" + notice + "]")
+		out.add("[" + notice + "]")
 	}
-	add(output)
-	remaining, omitted := maxDisplayText, 0
-	for _, d := range res.Displays {
-		if !strings.HasPrefix(d.MIME, "text/") || d.MIME == "text/html" {
-			continue
-		}
-		if data, _ := d.Content(); len(data) <= remaining {
-			remaining -= len(data)
-			add(validUTF8(data))
-		} else {
-			omitted++
+	images := t.imagesOf(c, res)
+	for i, text := range t.textsOf(res, pieces) {
+		out.add(text)
+		if p := pieces[i]; p.Stream == 0 && images.list[p.Display] != nil {
+			out.addImage(images.list[p.Display])
 		}
 	}
-	images, missing := t.images.images(res.Displays)
 	var first []string
-	for _, fact := range []string{missing, droppedDisplays(res)} {
+	for _, fact := range []string{images.missing, droppedDisplays(res)} {
 		if fact != "" {
 			first = append(first, fact)
 		}
 	}
-	if omitted > 0 {
-		first = append(first, fmt.Sprintf("%d long texts that were shown are left out; save them to /data instead", omitted))
-	}
 	if facts = append(first, facts...); len(facts) > 0 {
-		add("[" + strings.Join(facts, "; ") + "]")
+		out.add("[" + strings.Join(facts, "; ") + "]")
 	}
-	if text.Len() == 0 && len(images) == 0 {
-		add("(no output)")
+	if out.isEmpty() {
+		out.add("(no output)")
 	}
-	out := &mcp.CallToolResult{}
-	if text.Len() > 0 {
-		out.Content = append(out.Content, &mcp.TextContent{Text: text.String()})
+	return &mcp.CallToolResult{Content: append(out.content(), t.links(c, res)...)}
+}
+
+// textsOf returns the text of each piece for a model.
+func (t *toolset) textsOf(res executor.Result, pieces []executor.Piece) []string {
+	texts := make([]digest.Text, len(pieces))
+	for i, p := range pieces {
+		if p.Stream == 0 {
+			texts[i].Text = displayedText(res.Displays[p.Display])
+		} else {
+			texts[i] = digest.Text{Text: digest.Fold(digest.Clean(validUTF8(p.Text))), Omitted: p.Omitted}
+		}
 	}
-	out.Content = append(append(out.Content, images...), t.links(c, res)...)
-	return out
+	return digest.Limit(texts, t.resultBytes, func(omitted int64) string {
+		return fmt.Sprintf("\n… [%d bytes omitted%s] …\n", omitted, whereOutput(res, omitted))
+	})
+}
+
+// whereOutput says where a model can read the whole output of a run.
+func whereOutput(res executor.Result, omitted int64) string {
+	uri, all := outputURI(res.RunID, 0), "all output"
+	if omitted > executor.MaxSpooled {
+		all = fmt.Sprintf("the first %d MB", executor.MaxSpooled>>20)
+	}
+	switch {
+	case res.Running:
+		return ": after the run's end, the resource " + uri + " has " + all
+	case res.Spooled && res.Once:
+		return ": the resource " + uri + " has " + all
+	case res.Spooled:
+		return ": the resource " + uri + " and, for code, the file " + executor.OutputFile(res.RunID) + " have " + all
+	}
+	return "; write long output to a file in /data and print a part of it"
+}
+
+// displayedText returns text that a run showed and did not print.
+func displayedText(d executor.Display) string {
+	data, plain := d.Content()
+	if plain != nil || !strings.HasPrefix(d.MIME, "text/") || d.MIME == "text/html" {
+		return ""
+	}
+	return digest.Clean(validUTF8(data))
+}
+
+// answer collects the content of a result. It starts a new line for each part.
+type answer struct {
+	items []mcp.Content
+	text  strings.Builder
+}
+
+func (a *answer) add(part string) {
+	if a.text.Len() > 0 && part != "" && !strings.HasSuffix(a.text.String(), "\n") {
+		a.text.WriteByte('\n')
+	}
+	a.text.WriteString(part)
+}
+
+func (a *answer) addImage(image *mcp.ImageContent) { a.items = append(a.content(), image) }
+
+func (a *answer) isEmpty() bool { return a.text.Len() == 0 && len(a.items) == 0 }
+
+func (a *answer) content() []mcp.Content {
+	if a.text.Len() > 0 {
+		a.items = append(a.items, &mcp.TextContent{Text: a.text.String()})
+		a.text.Reset()
+	}
+	return a.items
 }
 
 // droppedDisplays says how many displays are lost. It returns "" if none are.
@@ -107,35 +161,42 @@ func droppedDisplays(res executor.Result) string {
 
 // factsOf returns facts about a run that has ended. A successful run that made no files has none.
 func factsOf(res executor.Result) (facts []string) {
-	if res.Cause == sandbox.CauseTimeout {
+	switch {
+	case res.Cause == sandbox.CauseTimeout:
 		facts = append(facts, res.TimeoutMessage())
-	} else if res.Cause != "" {
+	case res.Cause != "":
 		facts = append(facts, "cause: "+string(res.Cause))
-	} else if res.ExitCode != 0 {
+	case res.ExitCode != 0:
 		facts = append(facts, fmt.Sprintf("exit code %d", res.ExitCode))
 	}
 	if state := stateOf(res); state != "" {
 		facts = append(facts, state)
 	}
-	if hint := strings.TrimPrefix(res.Hint, res.TimeoutMessage()+". "); hint != "" { // the message is a fact already
+	// The cause is a fact already.
+	hint := strings.TrimPrefix(res.Hint, res.TimeoutMessage()+". ")
+	if hint = strings.TrimSpace(strings.TrimPrefix(hint, executor.CancelledHint)); hint != "" {
 		facts = append(facts, hint)
 	}
 	if n := len(res.Files); n > 0 {
 		var names []string
 		for _, f := range res.Files[:min(n, maxFactFiles)] {
-			name := factName(f.Name)
-			if f.URL != "" {
-				name += " <" + f.URL + ">"
-			}
-			names = append(names, name)
+			names = append(names, linkedName(f.Name, f.URL))
 		}
 		files := "files: " + strings.Join(names, ", ")
-		if n > maxFactFiles {
-			files += fmt.Sprintf(" and %d more", n-maxFactFiles)
+		if total := max(n, res.FilesTotal); total > len(names) {
+			files += fmt.Sprintf(" and %d more", total-len(names))
 		}
 		facts = append(facts, files)
 	}
 	return facts
+}
+
+// linkedName returns a file's name and its link for the line of facts.
+func linkedName(name, url string) string {
+	if url == "" {
+		return factName(name)
+	}
+	return factName(name) + " <" + url + ">"
 }
 
 // factName returns a file's name for the line of facts. It quotes names that could end the line or
@@ -174,7 +235,7 @@ func stateOf(res executor.Result) string {
 	case res.Forgotten:
 		return "the interpreter of earlier runs had ended: this run started a new one, without their variables"
 	case res.Cause == sandbox.CauseCancelled && res.NotStarted:
-		return "the code was not started; the variables are as they were"
+		return "the code was not started, so it changed no variables"
 	case res.Cause == sandbox.CauseTimeout || res.Cause == sandbox.CauseCancelled:
 		return "the code was interrupted; the variables are kept"
 	}

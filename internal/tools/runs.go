@@ -18,14 +18,15 @@ import (
 // code, and choosing the form of the result.
 
 const (
-	defaultMaxTimeout = 10 * time.Minute
-	minTimeout        = time.Second
+	defaultMaxTimeout  = 10 * time.Minute
+	defaultResultBytes = 24 << 10
+	minTimeout         = time.Second
 )
 
 // runOptions are the last arguments of every run tool.
 type runOptions struct {
-	TimeoutSeconds float64          `json:"timeout_seconds,omitempty" jsonschema:"Time limit of the code in seconds, if the server's default is too short"`
-	Background     bool             `json:"background,omitempty" jsonschema:"Return at once and run the code in the background; wait_run returns its output and result (default: false)"`
+	TimeoutSeconds float64          `json:"timeout_seconds,omitempty" jsonschema:"Time limit in seconds, if the server's default is too short"`
+	Background     bool             `json:"background,omitempty" jsonschema:"Return at once; wait_run returns the output and the result (default: false)"`
 	Services       servicesArgument `json:"services,omitempty"`
 }
 
@@ -176,16 +177,20 @@ func (t *toolset) finishedResult(c *call, res executor.Result) *mcp.CallToolResu
 		return t.finishedText(c, res)
 	}
 	images, warnings := t.imagesFor(c, res)
-	return t.withFiles(c, res, finishedJSON(res, append(warnings, c.warnings...)), images)
+	return t.withFiles(c, res, c.finishedJSON(res, append(warnings, c.warnings...)), images)
 }
 
 // finishedJSON returns the JSON of a run that has ended, as the tool that started it returns it.
-func finishedJSON(res executor.Result, warnings []string) any {
+func (c *call) finishedJSON(res executor.Result, warnings []string) any {
 	switch res.Tool {
 	case "run":
 		return runResult(res, warnings)
 	case "run_code":
-		return runCodeResult(res, warnings)
+		out := runCodeResult(res, warnings)
+		if !c.client.plain {
+			out.shorten(res.FilesTotal)
+		}
+		return out
 	}
 	return runPythonResult(res, warnings)
 }
@@ -199,13 +204,13 @@ func (t *toolset) imagesFor(c *call, res executor.Result) (images []mcp.Content,
 	if c.client.plain {
 		return nil, nil
 	}
-	images, missing := t.images.images(res.Displays)
-	for _, warning := range []string{missing, droppedDisplays(res)} {
+	shown := t.imagesOf(c, res)
+	for _, warning := range []string{shown.missing, droppedDisplays(res)} {
 		if warning != "" {
 			warnings = append(warnings, warning)
 		}
 	}
-	return images, warnings
+	return items(shown.list), warnings
 }
 
 // withFiles appends the images and the file links of a run to the JSON.

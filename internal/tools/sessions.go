@@ -18,7 +18,7 @@ const (
 )
 
 type listSessionsArguments struct {
-	Limit *int `json:"limit,omitempty" jsonschema:"Maximum number of sessions to list (default: 20)"`
+	Limit *int `json:"limit,omitempty" jsonschema:"Maximum number of sessions (default: 20)"`
 }
 
 type listSessionsJSON struct {

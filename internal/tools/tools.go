@@ -6,6 +6,7 @@
 package tools
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,8 +39,9 @@ type Executor interface {
 	UploadURL(ctx context.Context, caller session.Caller, sessionID, name string, overwrite bool) (
 		url string, expires time.Time, err error)
 	ReadArtifact(ctx context.Context, caller session.Caller, sessionID, path string) (executor.Artifact, error)
-	ListArtifacts(ctx context.Context, caller session.Caller, sessionID string) (
-		files []executor.FileLink, truncated bool, err error)
+	ListArtifacts(ctx context.Context, caller session.Caller, sessionID string, opt executor.ListOptions) (
+		executor.FileList, error)
+	RunOutput(ctx context.Context, caller session.Caller, runID string, offset, limit int64) (executor.OutputPart, error)
 	DeleteFile(ctx context.Context, caller session.Caller, sessionID, path string) error
 
 	ListSessions(ctx context.Context, caller session.Caller, limit int) (
@@ -71,6 +73,10 @@ type Options struct {
 	// ResourceLinks adds resource links to the results of runs even if the client does not ask for
 	// them.
 	ResourceLinks bool
+	// LinksEnd says that download links work only while this server runs.
+	LinksEnd bool
+	// ResultBytes is how much text of a run's output a model gets. Zero means 24 KB.
+	ResultBytes int
 	// Services are the outside services that code may call. Nil means none, and no list_services
 	// tool.
 	Services *Services
@@ -121,12 +127,14 @@ type toolset struct {
 
 	maxTimeout, handover time.Duration
 	resourceLinks        bool
+	resultBytes          int
 }
 
 func newToolset(e Executor, opt Options) *toolset {
 	t := &toolset{
 		executor: e, log: opt.Logger, images: make(imageScaler, 2), services: opt.Services, offered: opt.Offered(),
-		maxTimeout: opt.MaxTimeout, resourceLinks: opt.ResourceLinks, tools: map[string]*tool{},
+		maxTimeout: opt.MaxTimeout, resourceLinks: opt.ResourceLinks, resultBytes: cmp.Or(opt.ResultBytes, defaultResultBytes),
+		tools: map[string]*tool{},
 	}
 	if t.log == nil {
 		t.log = slog.New(slog.DiscardHandler)
@@ -163,6 +171,7 @@ type call struct {
 	caller   session.Caller
 	warnings []string // about arguments that were ignored
 	meta     mcp.Meta // _meta of the result
+	shown    *shownImages
 }
 
 // handler returns the SDK's handler for a tool. It turns errors into what the protocol expects: bad

@@ -19,17 +19,16 @@ const (
 
 type waitRunArguments struct {
 	RunID          string   `json:"run_id" jsonschema:"The run_id of a result with the status running or queued"`
-	TimeoutSeconds *float64 `json:"timeout_seconds,omitempty" jsonschema:"Seconds to wait for the end before returning the output so far (default: 30)"`
-	Cursor         int64    `json:"cursor,omitempty" jsonschema:"The cursor of the last answer; without it, output starts at the beginning"`
+	TimeoutSeconds *float64 `json:"timeout_seconds,omitempty" jsonschema:"Seconds to wait for the end (default: 30)"`
+	Cursor         int64    `json:"cursor,omitempty" jsonschema:"The cursor of the last answer (default: the beginning)"`
 }
 
 func (t *toolset) waitRunTool() *tool {
 	tool := newTool[waitRunArguments, runStateJSON](mcp.Tool{
 		Name:  "wait_run",
 		Title: "Wait for a run",
-		Description: "Wait for code that runs in the background. Returns its output since the cursor and, once it has ended, its result as the tool that started it returns it, " +
-			"without the output before the cursor. While the status is queued (another run of the session is first) or running, call it again with the cursor of the last answer. " +
-			"Results are kept for a day.",
+		Description: "Wait for a run in the background. Returns its output since the cursor and, once it has ended, the result in the form of the tool that started it. " +
+			"While the status is queued (another run of the session is first) or running, call it again with the cursor of the last answer. Results are kept for a day.",
 		Annotations: &readOnly,
 	}, t.waitRun)
 	tool.input.Properties["cursor"].Minimum = new(0.0)
@@ -65,8 +64,8 @@ func (t *toolset) cancelRunTool() *tool {
 	return newTool[cancelRunArguments, runStateJSON](mcp.Tool{
 		Name:  "cancel_run",
 		Title: "Cancel a run",
-		Description: "Stop code that runs in the background and get its result, with the output so far. An interpreter that keeps state is interrupted first, " +
-			"so that its variables survive. A run that has already ended is not changed.",
+		Description: "Stop a run in the background and get its result, with the output so far. A session's interpreter is interrupted first, " +
+			"so that its variables survive. A run that has ended is not changed.",
 		Annotations: &annotations,
 	}, t.cancelRun)
 }
@@ -98,8 +97,11 @@ type runStateJSON struct {
 // stateResult returns the state of a background run, with its result if it has ended. Output before
 // the cursor is not repeated.
 func (t *toolset) stateResult(c *call, res executor.Result, cursor int64) *mcp.CallToolResult {
-	// A cursor beyond the end belongs to another run, or the run kept no output in order.
-	resumed := !res.Running && cursor > 0 && cursor <= res.Recent.Cursor
+	end := res.Recent.Cursor // 0 if the run printed nothing, or was never in the background
+	resumed := !res.Running && cursor > 0 && end > 0
+	if cursor > end && (res.Running || resumed) {
+		c.warnings = append(c.warnings, fmt.Sprintf("cursor %d is beyond the output of this run, which ends at %d", cursor, end))
+	}
 	if c.wantsText(res) {
 		return t.stateText(c, res, resumed)
 	}
@@ -109,25 +111,34 @@ func (t *toolset) stateResult(c *call, res executor.Result, cursor int64) *mcp.C
 	}
 	if resumed {
 		out.Message = "output contains what is new since the cursor; result does not repeat it."
-		res.Stdout, res.StdoutTruncated, res.Stderr, res.StderrTruncated = nil, false, nil, false
+		res.Stdout, res.StdoutCut, res.Stderr, res.StderrCut = nil, nil, nil, nil
 	} else {
 		out.Output, out.OutputMissed = nil, 0 // the result has all output
 	}
 	images, warnings := t.imagesFor(c, res)
-	out.Result = finishedJSON(res, warnings)
+	out.Result = c.finishedJSON(res, warnings)
 	return t.withFiles(c, res, out, images)
 }
 
 func (t *toolset) stateJSON(c *call, res executor.Result) runStateJSON {
 	out := runStateJSON{
 		Status: statusOf(res), RunID: res.RunID, SessionID: res.Session, QueuedBehind: queueOf(res.Queued),
-		Output: new(validUTF8(res.Recent.Data)), OutputMissed: res.Recent.Missed, Cursor: res.Recent.Cursor,
+		Output: new(recentText(res)), OutputMissed: res.Recent.Missed, Cursor: res.Recent.Cursor,
 		warned: warned{c.warnings},
 	}
 	if res.Running {
 		out.Message = t.nextStep(res)
 	}
 	return out
+}
+
+// recentText returns what a run printed since the cursor.
+func recentText(res executor.Result) string {
+	var text []byte
+	for _, p := range res.RecentPieces() {
+		text = append(text, p.Text...)
+	}
+	return validUTF8(text)
 }
 
 func statusOf(res executor.Result) string {

@@ -169,6 +169,8 @@ func TestHostileAgent(t *testing.T) {
 		"too much in a frame":  {stdout(MaxData + 1)},
 		"stdout with MIME":     {`{"type":"stdout","id":2,"data":"AAAA","mime":"a"}`},
 		"stdout with a run":    {`{"type":"stdout","id":2,"data":"AAAA","run":{"argv":[],"limits":{}}}`},
+		"stdout with a file":   {`{"type":"stdout","id":2,"data":"AAAA","file":"a"}`},
+		"display of a path":    {`{"type":"display","id":2,"data":"AAAA","file":"` + strings.Repeat("f", maxFile+1) + `"}`},
 		"display with a novel": {`{"type":"display","id":2,"data":"AAAA","mime":"` + strings.Repeat("m", maxMIME+1) + `"}`},
 
 		"credit for nothing":   {opened, `{"type":"window","id":1,"credit":1}`},
@@ -242,7 +244,7 @@ func attack(tb testing.TB, in []byte) (conn, run error) {
 func queued(s *Stream) int {
 	n := 0
 	for _, f := range s.queue {
-		n += cost(len(f.Data) + len(f.MIME))
+		n += cost(len(f.Data) + len(f.MIME) + len(f.File))
 	}
 	return n
 }

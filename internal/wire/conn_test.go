@@ -109,7 +109,7 @@ func TestRunStream(t *testing.T) {
 		send(t, s, Frame{Type: TypeStdout, Data: []byte("one")})
 		send(t, s, Frame{Type: TypeStderr, Data: []byte("two")})
 		send(t, s, Frame{Type: TypeStdout, Data: nil}) // nothing to say, nothing sent
-		send(t, s, Frame{Type: TypeDisplay, MIME: "image/png", Data: []byte(binary)})
+		send(t, s, Frame{Type: TypeDisplay, MIME: "image/png", File: "plots/ü.png", Data: []byte(binary)})
 		send(t, s, Frame{Type: TypeExit, Exit: &Exit{Code: 137, Signal: 9, UserUS: 5, MaxRSSB: 7,
 			Error: strings.Repeat("\xff", maxExitError+1)}})
 		for _, f := range []Frame{{Type: TypeExit, Exit: &Exit{}}, {Type: TypeStdout, Data: []byte("late")}} {
@@ -133,7 +133,7 @@ func TestRunStream(t *testing.T) {
 	var shown []byte
 	for more := true; more; {
 		f, err := s.Recv(bg)
-		if err != nil || f.Type != TypeDisplay || f.MIME != "image/png" {
+		if err != nil || f.Type != TypeDisplay || f.MIME != "image/png" || f.File != "plots/ü.png" {
 			t.Fatalf("recv = %+v, %v, want a display", f, err)
 		}
 		shown, more = append(shown, f.Data...), f.More
@@ -402,6 +402,9 @@ func TestRefusals(t *testing.T) {
 		"exit out of range": {onRun, Frame{Type: TypeExit, Exit: &Exit{Code: -1}}},
 		"long MIME":         {onRun, Frame{Type: TypeDisplay, MIME: strings.Repeat("m", maxMIME+1), Data: []byte("x")}},
 		"MIME not UTF-8":    {onRun, Frame{Type: TypeDisplay, MIME: "\xff", Data: []byte("x")}},
+		"long file":         {onRun, Frame{Type: TypeDisplay, File: strings.Repeat("f", maxFile+1), Data: []byte("x")}},
+		"file not UTF-8":    {onRun, Frame{Type: TypeDisplay, File: "\xff", Data: []byte("x")}},
+		"file of stdout":    {onRun, Frame{Type: TypeStdout, File: "f", Data: []byte("x")}},
 		"data on a run":     {onRun, Frame{Type: TypeData, Data: []byte("x")}},
 		"stdout on a dial":  {onDial, Frame{Type: TypeStdout, Data: []byte("x")}},
 		"credit":            {onDial, Frame{Type: TypeWindow, Credit: 1}},

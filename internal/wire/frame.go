@@ -34,6 +34,7 @@ const (
 	maxFromAgent = 64 << 10 // MaxData in base64, and some more
 	maxToAgent   = 16 << 20 // a run frame carries code and environment
 	maxMIME      = 255
+	maxFile      = 255
 	maxExitError = 4 << 10
 )
 
@@ -52,7 +53,7 @@ const (
 	TypeDial      Type = "dial"      // agent: opens a stream to the server's proxy
 	TypeStdout    Type = "stdout"    // agent, on a run
 	TypeStderr    Type = "stderr"    // agent, on a run
-	TypeDisplay   Type = "display"   // agent, on a run: MIME and bytes; More if it continues
+	TypeDisplay   Type = "display"   // agent, on a run: MIME, File and bytes; More if it continues
 	TypeExit      Type = "exit"      // agent: the last frame of a run
 	TypeInterrupt Type = "interrupt" // server, on a run: ask the program to stop
 	TypeKill      Type = "kill"      // server, on a run: end it now
@@ -72,6 +73,7 @@ type Frame struct {
 	ID     uint64 `json:"id,omitempty"`
 	Data   []byte `json:"data,omitempty"`
 	MIME   string `json:"mime,omitempty"`
+	File   string `json:"file,omitempty"` // the path in the workspace where the code saved what it shows
 	More   bool   `json:"more,omitempty"`
 	Credit int    `json:"credit,omitempty"`
 	Hello  *Hello `json:"hello,omitempty"`
@@ -97,14 +99,16 @@ type Run struct {
 	Code   []byte            `json:"code,omitempty"`
 	Env    map[string]string `json:"env,omitempty"`
 	Limits RunLimits         `json:"limits"`
-	// Displays asks for the files that the program leaves in the directory $SANDBOX_DISPLAY, as
-	// listed in its file index with lines "<MIME type> <name>".
+	// Displays asks for the files that the program leaves in the directory $SANDBOX_DISPLAY and
+	// announces in its named pipe index with lines "<MIME type> <name> [<path>]".
 	Displays bool `json:"displays,omitempty"`
 	// Driver is the source of the runner's driver; the argument "{driver}" is replaced by its path.
 	Driver []byte `json:"driver,omitempty"`
 	// Interpreter, when set, names a live interpreter: Code is its next cell. If it does not exist,
 	// Argv starts it. Cells of one interpreter run one after the other.
 	Interpreter string `json:"interpreter,omitempty"`
+	// Restart ends that interpreter first, if it exists.
+	Restart bool `json:"restart,omitempty"`
 	// CellEnv are variables that the interpreter has only while it runs this cell.
 	CellEnv map[string]string `json:"cell_env,omitempty"`
 	// Zygote, when set, may fork the program in place of Argv.
@@ -179,6 +183,7 @@ const (
 	hasID = 1 << iota
 	hasData
 	hasMIME
+	hasFile
 	hasMore
 	hasCredit
 	hasHello
@@ -196,6 +201,7 @@ func (f *Frame) fields() int {
 	add(f.ID != 0, hasID)
 	add(len(f.Data) > 0, hasData)
 	add(f.MIME != "", hasMIME)
+	add(f.File != "", hasFile)
 	add(f.More, hasMore)
 	add(f.Credit != 0, hasCredit)
 	add(f.Hello != nil, hasHello)
@@ -219,7 +225,7 @@ func (f *Frame) check() error {
 	case TypeStdout, TypeStderr, TypeData:
 		must = hasID | hasData
 	case TypeDisplay:
-		must, may = hasID|hasData, hasMIME|hasMore
+		must, may = hasID|hasData, hasMIME|hasFile|hasMore
 	case TypeExit:
 		must = hasID | hasExit
 	case TypeWindow:
@@ -232,6 +238,9 @@ func (f *Frame) check() error {
 	}
 	if len(f.Data) > MaxData {
 		return fmt.Errorf("%d bytes of payload in one frame (limit %d)", len(f.Data), MaxData)
+	}
+	if len(f.File) > maxFile || !utf8.ValidString(f.File) {
+		return fmt.Errorf("a file name that is not UTF-8 or has more than %d bytes", maxFile)
 	}
 	if len(f.MIME) > maxMIME || !utf8.ValidString(f.MIME) {
 		return fmt.Errorf("a MIME type that is not UTF-8 or has more than %d bytes", maxMIME)

@@ -20,12 +20,15 @@ type ScanOptions struct {
 	Since *Scan
 	// Index remembers every file, so that the scan can be the Since of another one.
 	Index bool
+	// Match lists only files for which it returns true. Nil means all.
+	Match func(File) bool
 }
 
 // Scan is the result of one walk over a workspace. It does not change.
 type Scan struct {
 	usage     Usage
 	files     []File
+	total     int // how many there are to list
 	truncated bool
 	oldest    time.Time // of the listed files, once the list is full
 
@@ -92,6 +95,10 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 				return nil
 			}
 		}
+		if opt.Match != nil && !opt.Match(fileOf(in, fi)) {
+			return nil
+		}
+		s.total++
 		if opt.Files <= 0 || len(in)+len(fi.Name()) > maxPath {
 			s.truncated = true
 			return nil
@@ -100,7 +107,7 @@ func (w *Workspace) Scan(ctx context.Context, opt ScanOptions) (*Scan, error) {
 			s.truncated = true // cut would drop it
 			return nil
 		}
-		s.files = append(s.files, File{Name: in + fi.Name(), Size: fi.Size(), ModTime: fi.ModTime()})
+		s.files = append(s.files, fileOf(in, fi))
 		if len(s.files) >= 2*opt.Files { // names can be long
 			s.cut(opt.Files)
 		}
@@ -151,6 +158,9 @@ func (s *Scan) Usage() Usage { return s.usage }
 // Files returns the listed files, newest first and then by name. truncated says that there may be
 // more.
 func (s *Scan) Files() (files []File, truncated bool) { return s.files, s.truncated }
+
+// Total returns how many files there are to list, at least.
+func (s *Scan) Total() int { return s.total }
 
 // Indexed returns how many files the scan remembers.
 func (s *Scan) Indexed() int { return len(s.index) }

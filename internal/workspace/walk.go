@@ -8,6 +8,7 @@ import (
 	"iter"
 	"math"
 	"os"
+	"strings"
 )
 
 // Bounds of a walk: hostile code decides how many entries there are and how deep they are.
@@ -116,12 +117,14 @@ func (w *Workspace) List(limit int) (files []File, truncated bool, err error) {
 	return files, truncated, nil
 }
 
-// Count returns how many regular files there are and their total size. It visits at most most
-// entries; more says that there may be others.
+// Count returns how many regular files there are and their total size, which includes that of
+// hidden ones. It visits at most most entries; more says that there may be others.
 func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64, more bool, err error) {
 	err = w.walk(ctx, most, func(dir string, fi fs.FileInfo) error {
 		if isFile(dir, fi) {
 			files++
+		}
+		if isFile(dir, fi) || isHidden(dir) && fi.Mode().IsRegular() {
 			bytes += fi.Size()
 		}
 		return nil
@@ -132,9 +135,24 @@ func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64
 	return files, bytes, false, err
 }
 
+// The server saves images that code shows and does not save in PlotsDir, and long output of runs in
+// OutputsDir. No list contains them.
+const (
+	PlotsDir   = ".plots"
+	OutputsDir = ".outputs"
+)
+
 // isFile reports whether an entry is a file to the user of the workspace.
 func isFile(dir string, fi fs.FileInfo) bool {
-	return fi.Mode().IsRegular() && (dir != "" || !isTemp(fi.Name()))
+	return fi.Mode().IsRegular() && (dir != "" || !isTemp(fi.Name())) && !isHidden(dir)
+}
+
+func isHidden(dir string) bool {
+	return strings.HasPrefix(dir, PlotsDir+"/") || strings.HasPrefix(dir, OutputsDir+"/")
+}
+
+func fileOf(dir string, fi fs.FileInfo) File {
+	return File{Name: dir + fi.Name(), Size: fi.Size(), ModTime: fi.ModTime()}
 }
 
 // walk calls visit for everything in the workspace, at most limit times. dir is empty or ends with

@@ -13,9 +13,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -239,6 +241,41 @@ func (w *Workspace) Remove(name string) error {
 		err = &fs.PathError{Op: "remove", Path: name, Err: fs.ErrNotExist}
 	}
 	return err
+}
+
+// maxPruned bounds the entries that Prune looks at.
+const maxPruned = 10_000
+
+// Prune deletes files in a directory, but not below it: those older than age, and the oldest until
+// the others have at most limit bytes. It returns how many it has deleted.
+func (w *Workspace) Prune(dir string, limit int64, age time.Duration) (deleted int, err error) {
+	defer w.writes.Add(1)
+	root, _, err := w.parent(dir + "/file")
+	if err != nil {
+		return 0, err
+	}
+	defer root.Close()
+	d, err := root.Open(".")
+	if err != nil {
+		return 0, err
+	}
+	defer d.Close()
+	entries, err := d.Readdir(maxPruned)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	files := slices.DeleteFunc(entries, func(fi fs.FileInfo) bool { return !fi.Mode().IsRegular() })
+	slices.SortFunc(files, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+	for _, fi := range files {
+		if limit -= fi.Size(); limit >= 0 && time.Since(fi.ModTime()) <= age {
+			continue
+		}
+		if err := root.Remove(fi.Name()); err != nil {
+			return deleted, err
+		}
+		deleted++
+	}
+	return deleted, nil
 }
 
 // parent opens the directory that holds name, one segment at a time, and returns the last segment.

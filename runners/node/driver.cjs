@@ -11,25 +11,34 @@
 'use strict';
 
 // Cells may redeclare globals such as Map and process: keep the original ones.
-const { ArrayBuffer, Atomics, Buffer, Date, Error, Int32Array, Map, Math, Number, Object, Promise, Set, SharedArrayBuffer, String, SyntaxError, TypeError, Uint8Array, process, setImmediate, setTimeout } = globalThis;
+const { Array, ArrayBuffer, Atomics, Buffer, Date, Error, Int32Array, JSON, Map, Math, Number, Object, Promise, Set, SharedArrayBuffer, String, SyntaxError, TypeError, Uint8Array, console, process, setImmediate, setTimeout } = globalThis;
 
 const { AsyncLocalStorage } = require('node:async_hooks');
 const fs = require('node:fs');
 const path = require('node:path');
 const vm = require('node:vm');
-const { inspect } = require('node:util');
+const { inspect, types } = require('node:util');
 const { Writable } = require('node:stream');
 const { CompileError, becomeMain, compileTypeScript, defineGlobals, describe, dynamicImport, importMeta, positions, sourceLine, sources, transpiled } = require('./modules.cjs');
 const esbuild = require('./esbuild.cjs');
+const { consoleTableOf, tableOf } = require('./tables.cjs');
 
 const CHANNEL = 3;
 const REMEMBERED = 1000; // cells whose source is kept, for stack traces
 const MAX_LATE = 8 << 10; // bytes of late output that are kept
+const MAX_DISPLAYS = 64; // per cell, the agent's limit
+const MAX_DISPLAY = 16 << 20; // bytes of one, the agent's limit
+const MAX_MARKUP = 256 << 10; // characters of a table
+const MAX_TABLE = 1000; // rows that console.table prints
+const PATIENCE = 1000; // ms to wait for the agent; after that, order may be lost, but no output
+const BUNDLE = 'application/vnd.mcp-code-sandbox.bundle+json';
 const language = process.argv[2];
+const Timeout = setTimeout(() => {}).unref().constructor;
+const Immediate = setImmediate(() => {}).constructor;
 const directory = process.cwd();
 const cells = new AsyncLocalStorage(); // the cell that started the running code
 const builtins = new Set(Object.getOwnPropertyNames(globalThis));
-let current; // the present cell: {number, name, stdout, stderr, inLine}
+let current; // the present cell: {number, name, dir, shown, used, waited, stdout, stderr, inLine}
 let last = 0; // the number of the last cell
 
 // ---- output ----
@@ -51,12 +60,43 @@ function tell(line) {
 // print writes to a stream of the present cell. Output of an earlier cell is late.
 function print(stream, data) {
   if (isLate()) return keepLate(data);
-  if (stream === 'stdout' && data.length > 0) current.inLine = data[data.length - 1] !== 10;
+  if (data.length === 0) return;
+  settle(stream);
+  if (stream === 'stdout') {
+    current.inLine = data[data.length - 1] !== 10;
+    recorded?.push(Buffer.from(data));
+  }
   try {
     writeFully(current[stream], data);
   } catch {
     // the reader is gone
   }
+}
+
+// settle waits until the agent has read the other stream, if that was used last. The agent removes the
+// file then. A cell that changes streams very often stops waiting.
+function settle(stream) {
+  const cell = current;
+  const before = cell.used;
+  cell.used = stream;
+  if (before === undefined || before === stream || cell.waited > PATIENCE) return;
+  const file = path.join(cell.dir, 'settle');
+  try {
+    fs.writeFileSync(file, '');
+    tell(`settle ${cell.number} settle`);
+    cell.waited += awaitRemoval(file);
+  } catch {
+    cell.waited = Infinity; // the directory is gone
+  }
+}
+
+// awaitRemoval waits until the agent has removed a file, and returns how many ms that took.
+function awaitRemoval(file) {
+  const start = Date.now();
+  for (let i = 0; fs.existsSync(file) && Date.now() - start < PATIENCE; i++) {
+    if (i > 50) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 0.1);
+  }
+  return Date.now() - start;
 }
 
 // isLate returns whether a cell that has ended started the running code.
@@ -115,6 +155,7 @@ function output(stream, fd) {
   };
   out.destroy = out.destroySoon = () => out;
   Object.defineProperty(process, stream, { value: out, configurable: true, enumerable: true, writable: true });
+  return out;
 }
 
 // point redirects a descriptor. Node has no dup2, but open returns the lowest free descriptor. If another
@@ -164,6 +205,77 @@ function applyEnvironment(dir) {
     else process.env[name] = before[i];
   });
 }
+
+// ---- values ----
+
+// show shows the value of a cell's last expression. A timer says nothing to anybody.
+function show(cell, value) {
+  if (value === undefined || value instanceof Timeout || value instanceof Immediate) return;
+  const type = imageType(value);
+  if (type !== undefined && display(cell, type, value)) return;
+  const text = inspect(value, { showProxy: true, maxStringLength: Infinity }) + '\n';
+  process.stdout.write(text);
+  displayTable(cell, () => tableOf(value), text);
+}
+
+const SIGNATURES = [['image/png', /^89504e470d0a1a0a/], ['image/jpeg', /^ffd8ff/], ['image/gif', /^47494638(37|39)61/], ['image/webp', /^52494646.{8}57454250/]];
+
+// imageType returns the type of an image that is in memory, or undefined.
+function imageType(value) {
+  if (!types.isUint8Array(value)) return undefined;
+  const start = Buffer.from(value.buffer, value.byteOffset, Math.min(value.byteLength, 12)).toString('hex');
+  return SIGNATURES.find(([, signature]) => signature.test(start))?.[0];
+}
+
+// displayTable lets people see a table instead of its text, which has been printed.
+function displayTable(cell, render, text) {
+  if (process.stdout !== stdout || text.length > MAX_MARKUP) return;
+  let html;
+  try {
+    html = render();
+  } catch {
+    return; // a value that cannot be looked at
+  }
+  if (html === undefined || html.length > MAX_MARKUP) return;
+  display(cell, BUNDLE, Buffer.from(JSON.stringify({ 'text/html': html, 'text/plain': text })));
+}
+
+// display hands something to the agent, waits until it has its place in the output, and returns
+// whether it was handed over.
+function display(cell, type, data) {
+  if (cell !== current || isLate() || cell.shown >= MAX_DISPLAYS || data.byteLength > MAX_DISPLAY) return false;
+  const name = `display-${++cell.shown}`;
+  const file = path.join(cell.dir, name);
+  try {
+    fs.writeFileSync(file, data);
+    tell(`display ${cell.number} ${type} ${name}`);
+  } catch {
+    return false; // no space is left, or the directory is gone
+  }
+  awaitRemoval(file);
+  return true;
+}
+
+// console.table also shows its table to people, and prints no more than can be read.
+const printTable = console.table;
+let recorded; // what console.table prints to stdout, while it does
+console.table = function table(data, columns) {
+  const cell = current;
+  if (cell === undefined || isLate()) return printTable.call(this ?? console, data, columns);
+  const more = Array.isArray(data) ? data.length - MAX_TABLE : 0;
+  recorded = [];
+  let text;
+  try {
+    printTable.call(this ?? console, more > 0 ? Array.prototype.slice.call(data, 0, MAX_TABLE) : data, columns);
+    if (more > 0) console.log(`… ${more} more rows`);
+  } finally {
+    text = Buffer.concat(recorded).toString();
+    recorded = undefined;
+  }
+  // Text that a getter has printed comes first, and stays.
+  if (/^\s*┌/.test(text)) displayTable(cell, () => consoleTableOf(data, columns), text);
+  return undefined;
+};
 
 // ---- cells ----
 
@@ -259,7 +371,7 @@ async function run(cell, source) {
     functions?.runInThisContext();
     const value = await body.runInThisContext()(importer(cell, rewritten.imports));
     for (let i = 0; i < 2; i++) await new Promise((resolve) => setImmediate(resolve)); // work that need not wait happens in this cell
-    if (value !== undefined) process.stdout.write(inspect(value, { showProxy: true, maxStringLength: Infinity }) + '\n');
+    show(cell, value);
     code = Number(process.exitCode ?? 0) & 0xff;
   } catch (error) {
     if (error?.signal === 'SIGINT') await new Promise((resolve) => setTimeout(resolve, 100)); // a child was interrupted, and so will this cell be
@@ -324,6 +436,7 @@ function uncaught(error) {
 
 function interrupt() {
   if (current === undefined) return;
+  current.used = 'stderr'; // do not settle: see unwind
   cells.exit(() => print('stderr', Buffer.from('Interrupted.\n')));
   finish(current, 130);
 }
@@ -370,7 +483,7 @@ let unwound = false;
 
 // ---- the interpreter ----
 
-output('stdout', 1);
+const stdout = output('stdout', 1);
 output('stderr', 2);
 for (const fd of [1, 2]) point(fd, '/dev/null');
 const file = path.join(directory, language === 'typescript' ? 'cell.ts' : 'cell.js');
@@ -409,8 +522,9 @@ channel.on('data', (data) => {
   for (const line of lines) {
     const [verb, number, dir] = line.split(' ');
     if (verb !== 'execute') continue;
-    const cell = current = { number: Number(number), name: `<cell ${number}>`, stdout: undefined, stderr: undefined, inLine: false };
+    const cell = current = { number: Number(number), name: `<cell ${number}>`, dir, shown: 0, used: undefined, waited: 0, stdout: undefined, stderr: undefined, inLine: false };
     last = cell.number;
+    recorded = undefined; // an interrupted console.table
     watching.then(() => setImmediate(execute, cell, dir)); // not from here, because a stream does not survive an interruption
   }
 });

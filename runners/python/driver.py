@@ -10,13 +10,17 @@ the next cell's stdout has it, between two lines that mark it.
 import ast
 import builtins
 import contextvars
+import fcntl
 import functools
 import io
 import os
 import signal
 import sys
+import termios
 import threading
+import time
 import types
+import warnings
 
 CHANNEL_FD = 3
 MAX_DISPLAYS = 64  # per cell, the agent's limit
@@ -32,81 +36,76 @@ class Cell:
     number = 0
     directory = None
     shown = 0
+    stdin = None
     started_by = contextvars.ContextVar("cell")  # the number of the cell that started a task or a callback
 
 
-def show_bytes(mime, data):
-    """Hands something to the agent to display."""
+def show_bytes(mime, data, saved=None):
+    """Hands something to the agent to display. saved is the file below /data in which the code saved it."""
     if Cell.directory is None or os.getpid() != PID or Cell.shown >= MAX_DISPLAYS:
         return
     Cell.shown += 1
     name = f"display-{Cell.shown}"
-    with open(os.path.join(Cell.directory, name), "wb") as f:
+    path = os.path.join(Cell.directory, name)
+    with open(path, "wb") as f:
         f.write(data)
-    tell(f"display {Cell.number} {mime} {name}")
+    tell(f"display {Cell.number} {mime} {name}" + (f" {saved}" if saved else ""))
+    Order.await_end(lambda: not os.path.exists(path))  # it has its place in the output
 
 
 def tell(line):
     os.write(CHANNEL, line.encode() + b"\n")
 
 
+class Order:
+    """Keeps what this process prints and shows in order. The agent reads and passes on in one step, so it
+    is enough to wait until the pipe that was used before is empty."""
+
+    PATIENCE = 1  # seconds; with a reader that is slower, the order is lost, but no output
+    last = None  # the pipe that was used last
+
+    @classmethod
+    def use(cls, pipe):
+        before, cls.last = cls.last, pipe
+        if before is not None:
+            cls.await_end(before.is_empty)
+
+    @classmethod
+    def await_end(cls, has_ended):
+        pause, until = 20e-6, None
+        while not has_ended():
+            now = time.monotonic()
+            until = until or now + cls.PATIENCE
+            if now > until:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+
+
 # ---- Showing values ----
 
 
-def display(*values):
-    """Shows values like a notebook: images, or what the interpreter prints."""
-    for value in values:
-        show(value)
+def emit(mime, data, saved=None):
+    """Shows an image of sandbox_figures."""
+    if IPYTHON is None:
+        show_bytes(mime, data, saved)
+    else:
+        SHELL.display_pub.publish({mime: data}, {"saved": saved})
 
 
-def show(value):
-    """Shows an image, or prints the repr, which a page may replace with HTML or Markdown."""
-    if FIGURES is not None and _is(value, "matplotlib.figure", "Figure"):
-        try:
-            FIGURES.show_figure(value)
-        finally:
-            sys.modules["matplotlib.pyplot"].close(value)
-        return
-    for method, mime in (("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"), ("_repr_svg_", "image/svg+xml")):
-        data = represent(value, method)
-        if data:
-            show_bytes(mime, data if isinstance(data, bytes) else data.encode(errors="replace"))
-            return
-    text = repr(value) + "\n"
+def show_text(text, mime=None, markup=None):
+    """Prints a text on lines of its own, which a page may replace with HTML or Markdown."""
+    pipe = Output.pipes[1]
+    if sys.stdout is Stream.current[1] and pipe is not None and not pipe.is_at_line_start():
+        sys.stdout.write("\n")
+    text += "\n"
     sys.stdout.write(text)
-    if sys.stdout is Stream.current[1] and len(text) <= MAX_MARKUP and Cell.shown < MAX_DISPLAYS:
-        show_markup(value, text.encode(errors=Stream.FORMAT["errors"]).decode())
+    if mime is None or sys.stdout is not Stream.current[1] or max(len(text), len(markup)) > MAX_MARKUP or Cell.shown >= MAX_DISPLAYS:
+        return
+    import json
 
-
-def show_markup(value, text):
-    """Sends the value's HTML or Markdown, with the text that was printed for it."""
-    for method, mime in (("_repr_html_", "text/html"), ("_repr_markdown_", "text/markdown")):
-        data = represent(value, method)
-        if isinstance(data, str) and data and len(data) <= MAX_MARKUP:
-            import json
-
-            show_bytes(BUNDLE, json.dumps({mime: data, "text/plain": text}).encode())
-            return
-
-
-def _is(value, module, name):
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, getattr(loaded, name, ()))
-
-
-def represent(value, method):
-    """Calls a method by which objects describe themselves to notebooks. Returns None if it is missing
-    or fails. It must be a method of the type: mocks and proxies have every attribute."""
-    found = getattr(type(value), method, None)
-    if found is None or isinstance(value, type):
-        return None
-    try:
-        data = found(value)
-    except Exception:
-        return None
-    if isinstance(data, tuple) and len(data) == 2:  # with metadata
-        data = data[0]
-    return data if isinstance(data, (str, bytes)) else None
+    text = text.encode(errors=Stream.FORMAT["errors"]).decode()
+    show_bytes(BUNDLE, json.dumps({mime: markup, "text/plain": text}).encode())
 
 
 class PandasFinder:
@@ -154,68 +153,99 @@ class PandasFinder:
 # ---- Running cells ----
 
 
-def run(code, filename, namespace):
-    """Runs a cell and shows the value of its last expression."""
-    tree = compile(code, filename, "exec", ast.PyCF_ONLY_AST)
-    last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
-        last = ast.Expression(tree.body.pop().value)
-    if tree.body:
-        execute(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
-    if last is not None:
-        value = execute(compile(last, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
-        if value is not None:
-            namespace["_"] = value
-            show(value)
+class Plain:
+    """Runs cells where IPython is not installed: without magics, and with few kinds of values."""
 
-
-def execute(compiled, namespace):
-    value = eval(compiled, namespace)
-    if compiled.co_flags & 0x80:  # a coroutine, because of an await at the top level
-        try:
-            return loop().run_until_complete(value)
-        except KeyboardInterrupt as e:
-            e.sandbox_coroutine = value
-            raise
-    return value
-
-
-def loop():
-    import asyncio
-
-    if Loop.loop is None or Loop.loop.is_closed():
-        Loop.loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(Loop.loop)
-    return Loop.loop
-
-
-class Loop:
+    METHODS = {
+        "image/png": "_repr_png_", "image/jpeg": "_repr_jpeg_", "image/svg+xml": "_repr_svg_",
+        "text/html": "_repr_html_", "text/markdown": "_repr_markdown_",
+    }
     loop = None
 
+    reported = None
 
-def cell_exit_code(code, filename, namespace):
+    def __init__(self):
+        self.user_module = types.ModuleType("__main__")
+        self.user_ns = self.user_module.__dict__
+        self.user_ns.update(__builtins__=builtins, display=self.display)
+
+    def run(self, number, code):
+        """Runs a cell and returns the exception that ended it, or None."""
+        filename = f"<cell {number}>"
+        try:
+            remember_source(filename, code)
+            tree = compile(code, filename, "exec", ast.PyCF_ONLY_AST)
+            last = None
+            if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
+                last = ast.Expression(tree.body.pop().value)
+            self.execute(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+            if last is not None:
+                value = self.execute(compile(last, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+                if value is not None:
+                    self.user_ns["_"] = value
+                    self.display(value)
+        except BaseException as e:
+            return e
+
+    def execute(self, compiled):
+        value = eval(compiled, self.user_ns)
+        if not compiled.co_flags & 0x80:  # a coroutine, because of an await at the top level
+            return value
+        import asyncio
+
+        if self.loop is None or self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        return self.loop.run_until_complete(value)
+
+    def display(self, *values):
+        for value in values:
+            mime, data = self.represent(value)
+            if mime is None:
+                show_text(repr(value))
+            elif mime.startswith("image/"):
+                show_bytes(mime, data.encode(errors="replace") if isinstance(data, str) else data)
+            else:
+                show_text(repr(value), mime, data)
+
+    def represent(self, value):
+        """The value as one of its own methods describes it to notebooks. It must be a method of the type:
+        mocks and proxies have every attribute."""
+        for mime, method in self.METHODS.items():
+            method = None if isinstance(value, type) else getattr(type(value), method, None)
+            try:
+                data = None if method is None else method(value)
+            except Exception:
+                continue
+            if isinstance(data, (str, bytes)):
+                return mime, data
+        return None, None
+
+
+def cell_exit_code(code):
     """Runs a cell to its end and returns its exit code. Errors go to its stderr."""
-    try:
-        run(code, filename, namespace)
+    e = SHELL.run(Cell.number, code)
+    if e is None:
         return 0
-    except SystemExit as e:
+    if isinstance(e, SystemExit):
         if e.code is None or isinstance(e.code, int):
             return (e.code or 0) & 0xFF
         print(e.code, file=sys.stderr)
         return 1
-    except KeyboardInterrupt as e:
-        print_interrupt(e)
-        return 130
-    except BaseException as e:
-        print_exception(e)
-        return 1
+    if e is not SHELL.reported:
+        report(e)
+    return 130 if isinstance(e, KeyboardInterrupt) else 1
+
+
+def report(e):
+    (print_interrupt if isinstance(e, KeyboardInterrupt) else print_exception)(e)
 
 
 def user_frames(tb):
-    """Removes the driver's frames from a traceback."""
+    """Removes the driver's frames from a traceback, and what leads to the cell."""
     frames = []
     while tb is not None:
-        if tb.tb_frame.f_code.co_filename != __file__:
+        if is_users(tb.tb_frame, frames):
             frames.append(tb)
         tb = tb.tb_next
     for tb, following in zip(frames, frames[1:] + [None]):
@@ -223,8 +253,17 @@ def user_frames(tb):
     return frames[0] if frames else None
 
 
+def is_users(frame, before):
+    name = frame.f_code.co_filename
+    return name not in OWN_FILES and (bool(before) or f"{os.sep}IPython{os.sep}" not in name and not name.startswith(STANDARD_LIBRARY))
+
+
 def print_exception(e):
     import traceback
+
+    if type(e).__name__ == "UsageError":  # of a magic
+        print(f"UsageError: {e}", file=sys.stderr)
+        return
 
     seen = set()
 
@@ -238,16 +277,26 @@ def print_exception(e):
 
     strip(e)
     traceback.print_exception(type(e), e, e.__traceback__)
+    print_hint(e)
+
+
+def print_hint(e):
+    try:
+        import sandbox_errors
+
+        sandbox_errors.print_hint(e)
+    except Exception:
+        pass
 
 
 def print_interrupt(e):
     """Prints where the cell was interrupted: the outermost and the innermost of the user's frames."""
     import traceback
 
-    coroutine, waits = getattr(e, "sandbox_coroutine", None), []
-    while getattr(coroutine, "cr_frame", None) is not None:  # the traceback shows only the event loop
-        waits.append((coroutine.cr_frame, coroutine.cr_frame.f_lineno))
-        coroutine = coroutine.cr_await
+    waits = []
+    for frame, line in getattr(e, "sandbox_waits", ()):
+        if is_users(frame, waits):
+            waits.append((frame, line))
     frames, half = list(traceback.StackSummary.extract(waits) or traceback.extract_tb(user_frames(e.__traceback__))), MAX_FRAMES // 2
     text = traceback.format_list(frames)
     if len(frames) > MAX_FRAMES:
@@ -301,25 +350,40 @@ def print_late():
     """Writes late output to the stdout of the present cell."""
     pipe, text = Output.pipes[1], Late.take()
     if pipe is not None and text:
-        pipe.write(text if pipe.at_line_start else b"\n" + text)
+        pipe.write(text if pipe.is_at_line_start() else b"\n" + text)
 
 
 class Pipe:
     """A cell's output pipe, with its own descriptor: 1 and 2 soon lead to the next cell's pipes."""
 
     def __init__(self, number, fd):
-        self.number, self.file, self.at_line_start = number, io.FileIO(fd, "w"), True
+        self.number, self.file, self.last = number, io.FileIO(fd, "w"), b"\n"
 
     def write(self, data):
-        rest = memoryview(data).cast("B")
-        if rest:
-            self.at_line_start = rest[-1] == ord("\n")
-        while rest:
-            rest = rest[self.file.write(rest):]
+        """Writes all data: a signal may interrupt a write."""
+        if len(data):
+            self.last = data
+        written = self.file.write(data)
+        if written != len(data):
+            rest = memoryview(data)[written:]
+            while rest:
+                rest = rest[self.file.write(rest) :]
+
+    def is_at_line_start(self):
+        return self.last[-1] == ord("\n")
+
+    def is_empty(self):
+        try:
+            return not any(fcntl.ioctl(self.file.fileno(), termios.FIONREAD, bytes(4)))
+        except (OSError, ValueError):
+            return True
 
     def end(self, null):
         """Discards further output. The descriptor is freed when no thread writes to it any more."""
         os.dup2(null, self.file.fileno(), inheritable=False)
+
+    def __del__(self):
+        self.file.close()  # without a ResourceWarning, which a cell may have enabled
 
 
 class Output(io.RawIOBase):
@@ -339,13 +403,18 @@ class Output(io.RawIOBase):
     def close(self):
         """Does nothing: a wrapper that a cell made may close this when a later cell frees it."""
 
-    def write(self, data):
-        data = memoryview(data).cast("B")
-        pipe, number = self.pipes[self.fd], printing_cell()
-        if pipe is not None and number == pipe.number:
-            pipe.write(data)
-        else:
+    def write(self, data, cell=Cell.started_by.get):  # it is called for every part of a print
+        if type(data) is not bytes:
+            data = bytes(data)
+        pipe, number = self.pipes[self.fd], cell(None)
+        if number is None:
+            number = printing_cell()
+        if pipe is None or number != pipe.number:
             Late.add(number, data)
+            return len(data)
+        if Order.last is not pipe:
+            Order.use(pipe)
+        pipe.write(data)
         return len(data)
 
 
@@ -413,6 +482,7 @@ def adopt_pools():
 
 def redirect(directory):
     """Points descriptors 1 and 2, and print, at the cell's pipes, or at nothing without a cell."""
+    Order.last = None
     for fd, name in ((1, "stdout"), (2, "stderr")):
         if directory is not None:
             opened = os.open(os.path.join(directory, name), os.O_WRONLY)
@@ -458,20 +528,21 @@ def flush():
 
 
 def main():
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module
-    namespace = module.__dict__
-    namespace["__builtins__"] = builtins
-    namespace["display"] = display
+    sys.modules["__main__"] = SHELL.user_module
     threading.Thread.start = start_thread
     PandasFinder.install()
+    warnings.filterwarnings("ignore", "To exit: use")  # IPython's, about sys.exit
     sys.argv = [""]
     sys.path[0] = os.getcwd()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     redirect(None)
     tell("ready")
     lines = os.fdopen(os.dup(CHANNEL), "r", encoding="utf-8")
-    for line in lines:
+    while True:
+        run_tasks()
+        line = lines.readline()
+        if not line:
+            return
         verb, number, directory = line.split()
         if verb != "execute":
             continue
@@ -480,18 +551,18 @@ def main():
         sys.stdout, sys.stderr = Stream.of(1), Stream.of(2)  # what the old ones still hold is late
         redirect(directory)
         attempt(print_late)
-        sys.stdin = open(os.devnull)
+        Cell.stdin = sys.stdin = open(os.devnull)
+        if FIGURES is not None:
+            FIGURES.saved = 0
         with open(os.path.join(directory, "code"), encoding="utf-8", errors="surrogateescape") as f:
             code = f.read()
-        filename = f"<cell {number}>"
-        remember_source(filename, code)
         restore_environment = apply_environment(directory)
         attempt(adopt_pools)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            exit_code = cell_exit_code(code, filename, namespace)
+            exit_code = cell_exit_code(code)
             if FIGURES is not None:
-                FIGURES.show_forgotten_figures()
+                FIGURES.show_open_figures()
         except KeyboardInterrupt as e:  # from a late signal
             print_interrupt(e)
             exit_code = 130
@@ -507,6 +578,16 @@ def main():
         tell(f"result {number} {exit_code}")
 
 
+def run_tasks():
+    """Lets tasks of earlier cells go on until the next cell comes. An interrupt ends one that blocks it."""
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        attempt(RUN_TASKS)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def attempt(*steps):
     """Takes every step that works, whatever the user's code has replaced."""
     for step in steps:
@@ -519,17 +600,26 @@ def attempt(*steps):
 
 def end_cell(restore_environment):
     """Ends the cell."""
-    attempt(getattr(FIGURES, "recover", None), flush, restore_environment, print_late)
+    attempt(getattr(FIGURES, "recover", None), flush, restore_environment, print_late, Cell.stdin.close)
     redirect(None)
     Cell.directory = None
 
 
 try:
-    import sandbox_runner as FIGURES  # an interpreter without libraries has no figures
+    import sandbox_figures as FIGURES  # an interpreter without libraries has no figures
 
-    FIGURES.emit = show_bytes
+    FIGURES.emit = emit
 except ImportError:
     FIGURES = None
+try:
+    import sandbox_shell as IPYTHON
+
+    SHELL = IPYTHON.SHELL.activate(show_bytes, show_text, report)
+except ImportError:
+    IPYTHON, SHELL = None, Plain()
+RUN_TASKS = (lambda: IPYTHON.run_tasks(CHANNEL)) if IPYTHON else None
+OWN_FILES = {__file__, getattr(IPYTHON, "__file__", None), getattr(sys.modules.get("sandbox_runner"), "__file__", None)}
+STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 PID = os.getpid()
 CHANNEL = os.dup(CHANNEL_FD)
 os.close(CHANNEL_FD)

@@ -497,8 +497,6 @@ def rehearse():
 
 
 def start(run):
-    if run["display"]:
-        os.mkdir(run["env"]["SANDBOX_DISPLAY"], 0o700)
     put(run, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     set_run_limits(run["limits"])  # they are the code's
     environment(run["env"])
@@ -546,9 +544,9 @@ def environment(env):
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
         tempfile.tempdir = None  # the old TMPDIR
-    runner = sys.modules.get("sandbox_runner")
-    if runner is not None:
-        runner.process = os.getpid()
+    figures = sys.modules.get("sandbox_figures")
+    if figures is not None:
+        figures.process = os.getpid()
 
 
 def reseed():
@@ -563,12 +561,12 @@ def reseed():
 def run_program(path):
     """Runs a file as the interpreter runs its main program, and ends the process as it does."""
     program = sys.modules["__main__"] = main_module(path)
-    status = 0
+    error = None
     try:
         exec(load(path), program.__dict__)
     except BaseException as e:
-        status = failed(e)
-    finish(status, program)
+        error = e  # reported below, where it is not the context of others
+    finish(failed(error) if error else 0, program)
 
 
 def main_module(path):
@@ -600,6 +598,8 @@ def failed(e):
     e.__traceback__ = trace
     try:
         sys.excepthook(type(e), e, trace)
+    except SystemExit as exit:  # sandbox_errors has run the program after all
+        return failed(exit)
     except BaseException:
         sys.__excepthook__(type(e), e, trace)
     return -signal.SIGINT if isinstance(e, KeyboardInterrupt) else 1

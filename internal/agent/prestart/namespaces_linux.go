@@ -216,7 +216,7 @@ func (p *isolated) HandOver(spec *runinit.Spec) (*Run, error) {
 		p.dropOutput()
 	}
 	place := p.fork.stop()
-	if place == nil && (spec.Channel || spec.Zygote != nil) {
+	if place == nil && (spec.Channel || spec.Displays || spec.Zygote != nil) { // it comes first on the channel
 		var err error
 		if place, err = runinit.ReceivePlace(p.Channel); err != nil {
 			_ = p.spec.Close() // if run-init lives, it ends

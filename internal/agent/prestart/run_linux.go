@@ -17,7 +17,7 @@ import (
 // Run is a run-init and the agent's ends of its pipes.
 type Run struct {
 	Stdout, Stderr *os.File
-	Channel        *os.File // for cells
+	Channel        *os.File // for cells and displays
 	Forked         bool     // a zygote forked the program
 	Exiting        bool     // after Wait: send the result first, then close the run
 
@@ -85,7 +85,23 @@ func (r *Run) exitLater() bool {
 func (r *Run) Kill() { _ = r.proc.Kill() }
 
 // Interrupt asks the program to stop. An interpreter is asked through its cells.
-func (r *Run) Interrupt() { _, _ = r.Channel.Write([]byte{0}) }
+func (r *Run) Interrupt() { _, _ = r.Channel.Write([]byte{runinit.Interrupt}) }
+
+// Show calls show for everything that the program displays, until run-init ends or the deadline
+// of the channel has passed.
+func (r *Run) Show(show func(runinit.Display) error) {
+	displays := json.NewDecoder(io.LimitReader(r.Channel, runinit.MaxDisplays))
+	for {
+		var d runinit.Display
+		if displays.Decode(&d) != nil {
+			return
+		}
+		_ = show(d)
+		if _, err := r.Channel.Write([]byte{runinit.Shown}); err != nil {
+			return
+		}
+	}
+}
 
 // Close ends the mounts of the run and closes the agent's descriptors of it.
 func (r *Run) Close() {

@@ -51,12 +51,9 @@ type cells struct {
 
 type cell struct {
 	n        int
-	dir      *os.Root
-	stream   *wire.Stream
+	out      *Output
 	result   chan int // capacity 1: the exit code
-	displays int
-	// displayed is the size of all displays.
-	displayed int64
+	displays displays
 }
 
 // DriverSocket returns the ends of the connection between run-init and a driver.
@@ -104,9 +101,17 @@ func (c *cells) listen() {
 				c.exit = &code
 				c.mu.Unlock()
 			}
-		case len(f) == 4 && f[0] == "display":
+		case len(f) == 3 && f[0] == "settle":
 			if cell := c.named(f[1]); cell != nil {
-				cell.display(f[2], f[3])
+				cell.out.Settle()
+				cell.displays.settle(f[2])
+			}
+		case len(f) >= 4 && f[0] == "display":
+			if cell := c.named(f[1]); cell != nil {
+				if d, ok := cell.displays.read(f[2:]); ok {
+					_ = cell.out.Show(d)
+				}
+				cell.displays.settle(f[3])
 			}
 		}
 	}
@@ -219,7 +224,7 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 			return 0, err
 		}
 	}
-	cell := &cell{n: c.n, dir: dir, stream: s, result: make(chan int, 1)}
+	cell := &cell{n: c.n, out: NewOutput(s), result: make(chan int, 1), displays: displays{dir: dir}}
 	stdout, stdoutEnd, err := fifo(dir, "stdout")
 	if err != nil {
 		return 0, err
@@ -231,8 +236,8 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 		return 0, err
 	}
 	var pumps sync.WaitGroup
-	pumps.Go(func() { Pump(s, wire.TypeStdout, stdout) })
-	pumps.Go(func() { Pump(s, wire.TypeStderr, stderr) })
+	pumps.Go(func() { cell.out.Pump(wire.TypeStdout, stdout) })
+	pumps.Go(func() { cell.out.Pump(wire.TypeStderr, stderr) })
 
 	c.mu.Lock()
 	if c.over {
@@ -292,15 +297,4 @@ func fifo(dir *os.Root, name string) (r, w *os.File, err error) {
 		return nil, nil, err
 	}
 	return r, w, nil
-}
-
-// display sends a file from the cell's directory.
-func (c *cell) display(mime, name string) {
-	if c.displays++; c.displays > maxDisplays {
-		return
-	}
-	if data := readDisplay(c.dir, name, maxDisplay-c.displayed); data != nil {
-		c.displayed += int64(len(data))
-		_ = c.stream.Send(context.Background(), wire.Frame{Type: wire.TypeDisplay, MIME: mime, Data: data})
-	}
 }

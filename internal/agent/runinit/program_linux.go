@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"syscall"
 
@@ -69,11 +70,6 @@ func (init *process) launchConfined(spec *Spec, enter func() error) (*program, w
 	}
 	if err := enter(); err != nil {
 		return nil, wire.Exit{}, err
-	}
-	if spec.Displays {
-		if err := p.dir.Mkdir(DisplayDir, 0o700); err != nil {
-			return nil, wire.Exit{}, err
-		}
 	}
 	fds := []uintptr{0, 1, 2}
 	if spec.Channel {
@@ -162,15 +158,26 @@ func (init *process) adoptSibling(spec *Spec) (*program, wire.Exit, error) {
 	return p, exit, nil
 }
 
-// obeyInterrupts interrupts the program whenever the agent sends a byte. The channel serves only
-// interpreters otherwise.
-func (p *program) obeyInterrupts() {
-	channel := os.NewFile(channelFD, "agent")
+// What the agent sends to the run-init of a program that is no interpreter, a byte each.
+const (
+	Interrupt = 'i' // interrupt the program
+	Shown     = 's' // the last display was sent
+)
+
+// obey does what the agent asks for.
+func (p *program) obey(agent io.Reader, shown *displayPipe) {
+	defer shown.hangUp()
+	word := make([]byte, 1)
 	for {
-		if n, err := channel.Read(make([]byte, 1)); n == 0 || err != nil {
+		if n, err := agent.Read(word); n == 0 || err != nil {
 			return
 		}
-		_ = syscall.Kill(-p.pid, syscall.SIGINT)
+		switch word[0] {
+		case Interrupt:
+			_ = syscall.Kill(-p.pid, syscall.SIGINT)
+		case Shown:
+			shown.acknowledge()
+		}
 	}
 }
 

@@ -137,6 +137,10 @@ func (init *process) run(spec *Spec) (Status, error) {
 	case init.booted != nil:
 		launch = init.handOver
 	}
+	var shown *displayPipe
+	if spec.Displays {
+		shown = openDisplays(spec.Dir)
+	}
 	p, exit, err := launch(spec)
 	if p == nil {
 		return Status{Exit: exit}, err
@@ -147,17 +151,18 @@ func (init *process) run(spec *Spec) (Status, error) {
 	_ = init.theirs.Close()
 	if p.driver == nil {
 		_ = init.driver.Close()
-		go p.obeyInterrupts()
+		_ = unix.SetNonblock(channelFD, true) // waiting then holds no thread
+		agent := os.NewFile(channelFD, "agent")
+		go p.obey(agent, shown)
+		go shown.serve(agent)
 		exit, err = p.wait()
+		shown.end()
 	} else {
 		cells := serveCells(p)
 		exit, err = p.wait()
 		exit = cells.end(exit)
 	}
 	status := Status{Exit: exit}
-	if spec.Displays && err == nil {
-		status.Displays = collectDisplays(p.dir)
-	}
 	if status.Alone = p.dying || init.hasNamespaces && isAlone() && isCheapToFree(); status.Alone {
 		addUsage(&status.Exit)
 	}

@@ -47,18 +47,11 @@ type Spec struct {
 // Status is what run-init writes to its descriptor 4 when the program has ended.
 type Status struct {
 	wire.Exit
-	Displays []Display `json:"displays,omitempty"`
-	Alone    bool      `json:"alone,omitempty"` // no process of the run is left but run-init, or a dying one
+	Alone bool `json:"alone,omitempty"` // no process of the run is left but run-init, or a dying one
 }
 
-// MaxStatus limits the size of a Status, which holds the displays in base64.
-const MaxStatus = 2 * maxDisplay
-
-// Display is something that a program left to be displayed.
-type Display struct {
-	MIME string `json:"mime"`
-	Data []byte `json:"data"`
-}
+// MaxStatus limits the size of a Status.
+const MaxStatus = 64 << 10
 
 // BaseEnv returns the environment of every run. The runner's and the caller's variables are added
 // to it.
@@ -86,12 +79,11 @@ func (spec *Spec) WriteForFork(w *os.File) error {
 		name, code = driverFile, spec.Driver
 	}
 	return json.NewEncoder(w).Encode(struct {
-		Path    string            `json:"path"`
-		Code    string            `json:"code"` // hex
-		Env     map[string]string `json:"env"`
-		Limits  map[string]uint64 `json:"limits"`
-		Display bool              `json:"display"`
-	}{spec.privatePath(name), hex.EncodeToString(code), spec.variables(), confine.LimitsByName(spec.limits()), spec.Displays})
+		Path   string            `json:"path"`
+		Code   string            `json:"code"` // hex
+		Env    map[string]string `json:"env"`
+		Limits map[string]uint64 `json:"limits"`
+	}{spec.privatePath(name), hex.EncodeToString(code), spec.variables(), confine.LimitsByName(spec.limits())})
 }
 
 const driverFile = ".driver"

@@ -111,6 +111,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("Limits", s.testLimits)
 	t.Run("Lifecycle", s.testLifecycle)
 	t.Run("Cells", s.testCells)
+	t.Run("Order", s.testOrder)
 	t.Run("Displays", s.testDisplays)
 	if s.Zygote != nil {
 		t.Run("Zygote", s.testZygote)
@@ -234,7 +235,20 @@ func (s *suite) start(t *testing.T, spec sandbox.Spec) *Sandbox {
 type Result struct {
 	Stdout, Stderr []byte
 	Displays       []string // "<MIME type> <data>"
+	Files          []string // where the code says that it saved the displays
+	Order          []string // the displays, and stdout and stderr in pieces, in the order of arrival
 	Exit           wire.Exit
+
+	last wire.Type
+}
+
+// add appends a piece of output to Order. Pieces of one stream that follow each other are merged.
+func (r *Result) add(t wire.Type, text string) {
+	if t == r.last && t != wire.TypeDisplay {
+		r.Order[len(r.Order)-1] += text
+		return
+	}
+	r.Order, r.last = append(r.Order, text), t
 }
 
 // Begin starts a run.
@@ -275,12 +289,16 @@ func (r *Running) next(t *testing.T, ctx context.Context) bool {
 	switch f.Type {
 	case wire.TypeStdout:
 		r.result.Stdout = append(r.result.Stdout, f.Data...)
+		r.result.add(f.Type, string(f.Data))
 	case wire.TypeStderr:
 		r.result.Stderr = append(r.result.Stderr, f.Data...)
+		r.result.add(f.Type, string(f.Data))
 	case wire.TypeDisplay:
 		r.shown = append(r.shown, f.Data...)
 		if !f.More {
-			r.result.Displays = append(r.result.Displays, f.MIME+" "+string(r.shown))
+			shown := f.MIME + " " + string(r.shown)
+			r.result.Displays, r.result.Files = append(r.result.Displays, shown), append(r.result.Files, f.File)
+			r.result.add(f.Type, shown)
 			r.shown = nil
 		}
 	case wire.TypeExit:

@@ -40,6 +40,11 @@ func (p *Process) Display(mime string, data []byte) bool {
 	return p.stream.Send(p, wire.Frame{Type: wire.TypeDisplay, MIME: mime, Data: data}) == nil
 }
 
+// DisplaySaved shows something that the code claims to have saved as a file.
+func (p *Process) DisplaySaved(mime, file string, data []byte) bool {
+	return p.stream.Send(p, wire.Frame{Type: wire.TypeDisplay, MIME: mime, File: file, Data: data}) == nil
+}
+
 func (p *Process) print(t wire.Type, data []byte) bool {
 	return p.stream.Send(p, wire.Frame{Type: t, Data: data}) == nil
 }
