@@ -113,6 +113,7 @@ export const hostile = {
       () => ({ contentType: "text/html", body: "<h1>log in first</h1>" }),
       () => events("null", "[]", "nonsense", progress(null), progress({ message: 5, _meta: [] })),
       (id) => events(progress({ message: "ab", _meta: { "mcp-code-sandbox/stderr": [null, [1], ["x", {}], [-5, 1e9], [2, 1]], "mcp-code-sandbox/run_id": {} } }), { id, result: { tools, _meta: { "mcp-code-sandbox/run": { exit_code: 0, stdout: 5, displays: [null, { mime_type: 4, text: [] }, { mime_type: "text/html" }] } } } }),
+      { result: { tools, content: [{ type: "image", mimeType: "image/png", data: "eA==" }], _meta: { "mcp-code-sandbox/run": { exit_code: 0, displays: [{ mime_type: "text/markdown", text: 5 }], output_url: [], outputs: [null, 5, {}, { type: "stdout", text: 5, omitted_bytes: -1 }, { type: "stderr", omitted_bytes: "x" }, { type: "display", index: 0 }, { type: "display", index: -1 }, { type: "image", index: 0.5 }, { type: "image", index: 9, file: {}, url: 7 }, { type: "image", index: 0 }] } } } },
     ];
     await v.page.goto(`${config.url}/#token=${config.token}`);
     for (const answer of results) {
@@ -148,7 +149,11 @@ export const hostile = {
       const { id, method, params } = JSON.parse(route.request().postData());
       const tools = Object.keys(lists).concat("run", "run_code", "delete_file").map((name) => ({ name, inputSchema: { properties: {} } }));
       const structuredContent = lists[params.name] ?? {};
-      const run = { exit_code: 1, cause: "constructor", hint: attack(24), state: attack(24), stdout: attack(24), displays: [{ mime_type: "text/html", text: `<a${"<a".repeat(100_000)}` }, { mime_type: "text/markdown", text: `|${"a|".repeat(50_000)}\n|${"---|".repeat(50_000)}\n|${"b|".repeat(50_000)}` }] };
+      const outputs = [
+        { type: "stdout", text: attack(25) }, { type: "display", index: 0 }, { type: "display", index: 1 }, { type: "display", index: 2 }, { type: "stdout", omitted_bytes: 7 },
+        ...links.map((url) => ({ type: "image", file: attack(25), url })),
+      ];
+      const run = { outputs, output_url: links[0], exit_code: 1, cause: "constructor", hint: attack(24), state: attack(24), stdout: attack(24), displays: [{ mime_type: "text/html", text: `<a${"<a".repeat(100_000)}` }, { mime_type: "text/markdown", text: `|${"a|".repeat(50_000)}\n|${"---|".repeat(50_000)}\n|${"b|".repeat(50_000)}` }, { mime_type: "text/markdown", text: `# ${attack(26)}\n[x](javascript:globalThis.pwned=26) ![x](//attacker.example/x.png)\n> ${attack(26)}` }] };
       return route.fulfill({ json: { jsonrpc: "2.0", id, result: method === "tools/list" ? { tools } : { content: [{ type: "text", text: JSON.stringify(structuredContent) }], structuredContent, _meta: { "mcp-code-sandbox/run": run } } } });
     });
     await v.page.goto(`${config.url}/#token=${config.token}`);
@@ -179,6 +184,8 @@ export const hostile = {
     await v.at("run").click();
     await v.ended("failed");
     await unharmed(v);
+    assert.equal(await v.at("output").locator("a, img").count(), 0, "a link that is none of a file's");
+    assert.equal(await v.at("output").getByText("The code showed an image here").count(), links.length);
     await v.leave();
   },
 

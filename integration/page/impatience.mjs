@@ -47,6 +47,22 @@ export const impatience = {
     await v.leave();
   },
 
+  async "in a hurry: the next cell while one is running"(browser) {
+    const v = await Visitor.arrive(browser);
+    await v.open("hurry-next");
+    await v.run("python", waiting("first", "has ended"), { keep: true });
+    await v.sees("first");
+    await v.write("python", "print('second')", { keep: true });
+    await v.at("editor").locator(".cm-content").press("ControlOrMeta+Enter");
+    await v.at("status").getByText("Queued").waitFor();
+    await v.at("editor").locator(".cm-content").press("ControlOrMeta+Enter"); // the same again
+    await v.page.getByText("This code is running already.").waitFor();
+    await go("hurry-next");
+    assert.match(await v.ended("ok"), /second/);
+    assert.equal(await v.at("history-item").count(), 2);
+    await v.leave();
+  },
+
   async "in a hurry: pressing twice"(browser) {
     const v = await Visitor.arrive(browser);
     await v.open("hurry-twice");
@@ -117,10 +133,11 @@ export const impatience = {
     assert.match(output, /^before[^]*699[^]*after[^]*Empty DataFrame/);
     assert.equal((output.match(/\b699\b/g) ?? []).length, 2, "index and number, of the table alone");
     await v.screenshot("tall-table");
-    // With much else around it, it is below the text, and not in it.
+    // In its place, with much text before it.
     const much = await v.runToEnd("python", `${frame}for i in range(600): print("line", i)\ndisplay(tall)`, { keep: true });
     assert.equal(await v.at("output-table").count(), 1);
-    assert.match(much, /a table that is shown below[^]*699/);
+    assert.match(much, /line \d+\n[^]*699/);
+    assert.equal((much.match(/\b699\b/g) ?? []).length, 2, "the table stands in place of its text");
     // Long cells wrap, and numbers stay aligned around rows that are left out.
     await v.runToEnd("python", "import pandas as pd\npd.set_option('display.max_rows', 10, 'display.max_colwidth', None)\ndisplay(pd.DataFrame({'text': ['word ' * 60], 'n': [1]}))\npd.DataFrame({'n': range(100)})", { keep: true });
     const [long, elided] = [v.at("output-table").first(), v.at("output-table").last()];

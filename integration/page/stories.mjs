@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { ask, call, config, launch, tell, Visitor } from "./harness.mjs";
 import { hostile } from "./hostile.mjs";
 import { impatience } from "./impatience.mjs";
+import { notebook } from "./notebook.mjs";
 import { settings } from "./settings.mjs";
 import { work } from "./work.mjs";
 
@@ -343,6 +344,7 @@ const stories = {
   },
 
   ...settings,
+  ...notebook,
   ...work,
   ...hostile,
   ...impatience,

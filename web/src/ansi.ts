@@ -21,11 +21,11 @@ export interface Span {
 export const plain: Style = Object.freeze({});
 
 // CSI sequences, OSC strings (titles, links) and two-character escapes; then control characters
-// that show nothing.
-const escapes = /\x1b\[([0-?]*)([ -/]*[@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[PX^_][^\x1b]*(?:\x1b\\|$)|\x1b(?:[ -/]*[0-~])?|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f\x9b]/g;
+// that show nothing. A string that has no end is one line: it must not hide what follows.
+const escapes = /\x1b\[([0-?]*)([ -/]*[@-~])|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[PX^_][^\x1b\n]*(?:\x1b\\)?|\x1b(?:[ -/]*[0-~])?|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f\x9b]/g;
 
 /** Matches the end of a text that may start an escape sequence and must wait for more. */
-const unfinished = /\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]{0,4096}|[ -/]*)?$/;
+const unfinished = /\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]{0,4096}|[ -/]*)?$/;
 
 /** Splits off an incomplete escape sequence. */
 export function splitUnfinished(text: string): [whole: string, rest: string] {

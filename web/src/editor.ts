@@ -26,7 +26,7 @@ const look = EditorView.theme({
   ".cm-scroller": { fontFamily: "var(--mono)", lineHeight: "1.6", overflow: "auto" },
   ".cm-content": { padding: "12px 0", caretColor: "var(--accent-text)" },
   ".cm-line": { padding: "0 16px 0 8px" },
-  ".cm-gutters": { backgroundColor: "var(--surface)", border: "none", color: "var(--faint)" },
+  ".cm-gutters": { backgroundColor: "var(--surface)", border: "none", color: "var(--muted)" },
   ".cm-lineNumbers .cm-gutterElement": { padding: "0 8px 0 16px", minWidth: "40px" },
   ".cm-activeLine": { backgroundColor: "transparent" },
   "&.cm-focused .cm-activeLine": { backgroundColor: "var(--active-line)" },

@@ -5,7 +5,7 @@ import { age, bytes, kindName, kindOf, sentence, visible } from "./format.ts";
 import { CallError, type Client } from "./mcp.ts";
 import { preview } from "./preview.ts";
 import { listedOf, type Listed } from "./runs.ts";
-import { address, fields, list, number, text } from "./shape.ts";
+import { fields, fileAddress, list, number, text } from "./shape.ts";
 
 export interface Entry {
   name: string; // below /data
@@ -166,7 +166,7 @@ export class FilesPane {
     this.#uploads.append(row);
     try {
       const { upload_url } = await this.client.json("upload_file", { session_id: this.conversation(), filename: file.name, overwrite });
-      const place = ownAddress(upload_url);
+      const place = fileAddress(upload_url);
       if (place === "") throw new CallError("refused", "The server did not say where to send the file.");
       await put(place, file, (part) => {
         bar.value = part;
@@ -236,17 +236,8 @@ function entryOf(a: Record<string, unknown>): Entry {
     size: number(a["size_bytes"]) ?? 0,
     mime: text(a["mime_type"]),
     modified: Date.parse(text(a["modified_at"])) || 0,
-    url: ownAddress(a["download_url"]),
+    url: fileAddress(a["download_url"]),
   };
-}
-
-/**
- * Links name the server by its public address; the page uses its own. Returns an empty text if it
- * is not a link to a file.
- */
-function ownAddress(link: unknown): string {
-  const url = address(link);
-  return url?.pathname.startsWith("/files/") ? url.pathname + url.search : "";
 }
 
 function put(address: string, body: Blob, progress: (part: number) => void): Promise<void> {

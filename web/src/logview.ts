@@ -1,6 +1,6 @@
 // The output of a program on screen. Short output is laid out whole and wraps; of long output, only
 // the visible lines exist.
-import { plain, strip, type Span, type Style } from "./ansi.ts";
+import type { Span, Style } from "./ansi.ts";
 import { h } from "./dom.ts";
 import { Lines, spansOf, type Line, type Stream } from "./lines.ts";
 import { windowOf } from "./virtual.ts";
@@ -10,7 +10,6 @@ const wholeLines = 500;
 const rowHeight = 20;
 
 export class LogView {
-  readonly lines = new Lines();
   readonly element = h("div", { class: "log", role: "log", "aria-label": "Program output", "aria-live": "off" });
   #rows: HTMLElement[] = []; // of complete lines, by index
   #rendered = 0; // lines that have a row
@@ -18,13 +17,14 @@ export class LogView {
   #frame = 0;
   #spacer: HTMLElement | undefined; // if only visible lines exist
   #slice: HTMLElement | undefined;
-  #whole = false; // whether every line has a row
-  #instead: Line[] | undefined; // the lines that are shown instead of all
 
   #observer = new ResizeObserver(() => this.#schedule());
 
   /** scroller is the element that scrolls the log. */
-  constructor(private readonly scroller: HTMLElement) {}
+  constructor(
+    private readonly scroller: HTMLElement,
+    readonly lines = new Lines(),
+  ) {}
 
   /** Follows the scroller once the element is in it. */
   attach(): void {
@@ -47,7 +47,7 @@ export class LogView {
 
   /** Shows that output is missing here. */
   gap(bytes: number): void {
-    this.lines.note(`… ${bytes.toLocaleString("en")} bytes of output are left out here …`);
+    this.lines.gap(bytes);
     this.#schedule();
   }
 
@@ -74,7 +74,7 @@ export class LogView {
   #render(): void {
     const atEnd = this.atEnd;
     const grown = this.#rendered < this.lines.all.length;
-    if (this.lines.all.length > wholeLines && !this.#whole) this.#renderWindow();
+    if (this.lines.all.length > wholeLines) this.#renderWindow();
     else this.#renderWhole();
     this.#rendered = this.lines.all.length;
     if (grown && atEnd) {
@@ -103,62 +103,11 @@ export class LogView {
     }
     this.#changed = Infinity;
     const offset = this.element.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top + this.scroller.scrollTop;
-    const lines = this.#instead ?? this.lines.all;
-    const view = windowOf(lines.length, rowHeight, this.scroller.scrollTop - offset, this.scroller.clientHeight);
+    const view = windowOf(this.lines.all.length, rowHeight, this.scroller.scrollTop - offset, this.scroller.clientHeight);
     this.#spacer.style.height = `${view.height}px`;
     this.#slice!.style.transform = `translateY(${view.top}px)`;
-    this.#slice!.replaceChildren(...lines.slice(view.first, view.last).map(rowOf));
+    this.#slice!.replaceChildren(...this.lines.all.slice(view.first, view.last).map(rowOf));
   }
-
-  /**
-   * Shows elements in place of texts that were printed to stdout in that order, once all output has
-   * arrived. Returns the elements without a place: their text was not found, or only the visible
-   * lines exist.
-   */
-  replace(items: { plain: string; element: HTMLElement }[]): Set<HTMLElement> {
-    this.flush();
-    const left = new Set<HTMLElement>();
-    const places: { lines: number[]; element: HTMLElement }[] = [];
-    for (const { plain, element } of items) {
-      const lines = findText(this.lines.all, plain, (places.at(-1)?.lines.at(-1) ?? -1) + 1);
-      if (lines) places.push({ lines, element });
-      else left.add(element);
-    }
-    const replaced = new Set(places.flatMap((place) => place.lines));
-    if (replaced.size === 0) return left;
-    if (this.lines.all.length - replaced.size > wholeLines) {
-      const first = new Set(places.map((place) => place.lines[0]!));
-      this.#instead = this.lines.all.flatMap((line, i) => (first.has(i) ? [belowNote] : replaced.has(i) ? [] : [line]));
-      this.#renderWindow();
-      for (const { element } of places) left.add(element);
-      return left;
-    }
-    if (this.#spacer) this.#layOutWhole();
-    for (const { lines, element } of places) this.#rows[lines[0]!]!.before(h("div", { class: "in-log" }, element));
-    for (const i of replaced) this.#rows[i]!.remove();
-    return left;
-  }
-
-  /** Gives every line a row, because few lines remain. */
-  #layOutWhole(): void {
-    this.#spacer = this.#slice = undefined;
-    this.#whole = true;
-    this.element.classList.remove("virtual");
-    this.#rows = this.lines.all.map(rowOf);
-    this.element.replaceChildren(...this.#rows);
-  }
-}
-
-const belowNote: Line = { stream: "note", text: "… a table that is shown below …", style: plain };
-
-/** Returns the indices of the stdout lines, from a start, that make up the text, or undefined. */
-export function findText(lines: readonly Line[], text: string, from: number): number[] | undefined {
-  const wanted = text.replace(/\n$/, "").split("\n");
-  const stdout = lines.map((line, i) => ({ line, i })).filter(({ line, i }) => i >= from && line.stream === "stdout");
-  for (let at = 0; at + wanted.length <= stdout.length; at++) {
-    if (wanted.every((w, k) => strip(stdout[at + k]!.line.text) === w)) return stdout.slice(at, at + wanted.length).map(({ i }) => i);
-  }
-  return undefined;
 }
 
 function rowOf(line: Line): HTMLElement {

@@ -15,6 +15,7 @@ import { Runs, type Run } from "./runs.ts";
 import type { RunView, Status } from "./runview.ts";
 import { Settings } from "./settings.ts";
 import { fields, list, text, texts } from "./shape.ts";
+import { applyThemeTo } from "./shown.ts";
 import { drafts, key, preferences, type Cell } from "./store.ts";
 import { themeSwitch } from "./theme.ts";
 import { hideToast, showToast } from "./toast.ts";
@@ -222,9 +223,11 @@ function openConversation(id: string): void {
 
 function run(cell?: Cell): void {
   const id = conversation.id;
-  if (runs.of(id) || byId<HTMLButtonElement>("run").disabled) return;
+  if (byId<HTMLButtonElement>("run").disabled) return;
   if (key.get() === "") return keyDialog.open();
   const what = { code: cell?.code ?? editor.code, language: cell?.language ?? language, keep: cell?.keep ?? keep.checked };
+  const going = runs.of(id)?.cell; // other code is queued behind it
+  if (going && going.code === what.code && going.language === what.language) return showToast("This code is running already.");
   if (what.code.trim() === "") return showToast("There is no code to run.");
   if (connection.down) return connection.refuse();
   hideBanner("busy");
@@ -300,18 +303,18 @@ function stop(): boolean {
 }
 
 function lineCount(view: RunView): string {
-  const n = view.log.lines.all.length;
+  const n = view.lineCount;
   return n === 1 ? "1 line of output" : `${n} lines of output`;
 }
 
 // Showing runs.
 
 function show(view: RunView | undefined): void {
-  shown?.log.detach();
+  shown?.detach();
   shown = view;
   output.replaceChildren(...(view ? [view.element] : blank));
   output.scrollTop = 0;
-  view?.log.attach();
+  view?.attach();
   void view?.reveal();
   byId<HTMLButtonElement>("output-copy").disabled = !view;
   showStatus(view?.status ?? { state: "idle", title: "Ready", facts: [] }, view?.elapsed ?? 0);
@@ -379,7 +382,7 @@ byId("stop-other").addEventListener("click", () => {
 });
 byId("connect-open").addEventListener("click", () => openConnect(key.get()));
 byId("output-copy").addEventListener("click", (event) => {
-  if (shown) void copy(event.currentTarget as HTMLButtonElement, shown.log.lines.text());
+  if (shown) void copy(event.currentTarget as HTMLButtonElement, shown.text);
 });
 languages.addEventListener("change", () => selectLanguage(languages.value));
 keep.addEventListener("change", () => preferences.set({ keep: keep.checked }));
@@ -398,7 +401,7 @@ addEventListener("hashchange", () => {
   connection.reconnect();
 });
 addEventListener("pagehide", saveNow);
-themeSwitch();
+themeSwitch(() => applyThemeTo(output));
 
 const exampleList = byId("examples-list");
 const examples = createMenu(byId<HTMLButtonElement>("examples-open"), exampleList, () => {

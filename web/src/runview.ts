@@ -1,12 +1,12 @@
 // One run on screen: its live output, what it showed, how it ended.
 import { h } from "./dom.ts";
 import { bytes, causeText, duration, sentence } from "./format.ts";
-import { frameDocument } from "./html.ts";
-import type { Stream } from "./lines.ts";
+import { Lines, type Stream } from "./lines.ts";
 import { LogView } from "./logview.ts";
 import { CallError, textOf, type ToolResult } from "./mcp.ts";
-import { fields, list, number, text } from "./shape.ts";
-import { renderTable, tableOfHTML } from "./tables.ts";
+import { isPrinted, partsOf, type Part, type Piece } from "./parts.ts";
+import { fields, fileAddress, list, number, text } from "./shape.ts";
+import { applyThemeTo, Showing, type Display } from "./shown.ts";
 
 export type State = "idle" | "running" | "ok" | "failed" | "stopped" | "error" | "lost";
 
@@ -16,12 +16,6 @@ export interface Status {
   facts: string[];
   exitCode?: number | undefined;
   cause?: string;
-}
-
-interface Display {
-  mime: string;
-  text: string;
-  plain: string; // the printed text; empty if it was not printed
 }
 
 /** How a run ended, as far as the server says. */
@@ -37,36 +31,55 @@ interface Details {
   stderr: string;
   truncated: boolean;
   displays: Display[];
+  outputs: Piece[]; // all of it, in order
+  outputURL: string; // of the whole output, if outputs is not all of it
 }
 
 export const detailsKey = "mcp-code-sandbox/run";
 const stderrKey = "mcp-code-sandbox/stderr";
 const missedKey = "mcp-code-sandbox/missed";
 
-const frameCSS = `
-:root { color-scheme: light dark; font: 13px/1.5 system-ui, sans-serif; }
-body { margin: 12px; color: CanvasText; overflow-wrap: anywhere; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 10px; border-bottom: 1px solid color-mix(in srgb, CanvasText 18%, transparent); text-align: left; }
-pre, code { font-family: ui-monospace, monospace; }
-`;
-
 export class RunView {
   readonly element = h("div", { class: "run" });
-  readonly log: LogView;
   status: Status = { state: "running", title: "Running", facts: [] };
   elapsed = 0;
+  #log: LogView; // of the output as it arrives
+  #logs: LogView[]; // all that are on screen
+  #parts: Part<HTMLElement>[]; // what is on screen
+  #attached = false;
   #streamed = false;
-  #tables = 0;
   #missed = 0; // bytes of output that are not shown
-  #displayed: HTMLElement | undefined; // the first element below the text
+  #last: HTMLElement | undefined; // the first one of the elements after the last line of text
 
   constructor(
     private readonly scroller: HTMLElement,
     private readonly nonce: string,
   ) {
-    this.log = new LogView(scroller);
-    this.element.append(this.log.element);
+    this.#log = new LogView(scroller);
+    this.#logs = [this.#log];
+    this.#parts = [this.#log.lines];
+    this.element.append(this.#log.element);
+  }
+
+  /** Follows the scroller once the element is in it. */
+  attach(): void {
+    this.#attached = true;
+    applyThemeTo(this.element);
+    for (const log of this.#logs) log.attach();
+  }
+
+  detach(): void {
+    this.#attached = false;
+    for (const log of this.#logs) log.detach();
+  }
+
+  /** Returns the text to copy. */
+  get text(): string {
+    return this.#parts.map((part) => (part instanceof Lines ? part.text() : part.plain.replace(/\n$/, ""))).filter((t) => t !== "").join("\n");
+  }
+
+  get lineCount(): number {
+    return this.#parts.reduce((n, part) => n + (part instanceof Lines ? part.all.length : 0), 0);
   }
 
   /**
@@ -87,7 +100,7 @@ export class RunView {
   #gap(missed = 0): void {
     if (missed <= 0) return;
     this.#missed += missed;
-    this.log.gap(missed);
+    this.#log.gap(missed);
   }
 
   #take(piece: string, stderr: unknown[]): void {
@@ -95,7 +108,7 @@ export class RunView {
     let at = 0;
     const take = (stream: Stream, end: unknown) => {
       const to = Math.min(number(end) ?? at, piece.length);
-      if (to > at) this.log.add(stream, piece.slice(at, to));
+      if (to > at) this.#log.add(stream, piece.slice(at, to));
       at = Math.max(at, to);
     };
     for (const range of stderr) {
@@ -108,41 +121,90 @@ export class RunView {
 
   finish(result: ToolResult, elapsed: number): void {
     const details = detailsOf(result);
-    const whole = this.#streamed; // all output has arrived, except what was reported missing
-    if (!whole) {
-      this.log.add("stdout", details.stdout);
-      this.log.add("stderr", details.stderr);
-    }
-    this.log.flush();
-    const follows = this.log.atEnd && this.element.isConnected;
-    const scrolled = this.scroller.scrollTop > 0;
-    this.#display(details.displays);
-    for (const content of result.content) {
-      if (content.type === "image" && /^image\/(png|jpeg|gif|webp)$/.test(content.mimeType)) this.#append(picture(`data:${content.mimeType};base64,${content.data}`));
-    }
-    if (this.#isEmpty() && details.cause === "") this.#notice("No output.", "");
-    if (this.#missed > 0) this.#notice(`${this.#missed.toLocaleString("en")} bytes of output are left out above: more was printed than is kept. To keep all of it, write it to a file in /data.`, "");
-    else if (!whole && details.truncated) this.#notice("The middle of the output is left out above: more was printed than is kept. To keep all of it, write it to a file in /data.", "");
-    if (details.state) this.#notice(sentence(details.state), "");
-    if (details.hint && details.cause !== "cancelled") this.#notice(details.hint, details.cause || details.exitCode !== 0 ? "bad" : "");
+    this.#log.flush();
+    const follows = this.#log.atEnd;
+    const top = this.scroller.scrollTop;
+    this.#draw(details, imagesOf(result));
+    if (this.#isEmpty() && details.cause === "") this.#notice("", "No output.");
+    if (this.#missed > 0) this.#noticeMissing(`${this.#missed.toLocaleString("en")} bytes of output are`, details.outputURL);
+    else if (details.truncated && details.outputs.length === 0 && !this.#streamed) this.#noticeMissing("The middle of the output is", "");
+    if (details.state) this.#notice("", sentence(details.state));
+    if (details.hint && details.cause !== "cancelled") this.#notice(details.cause || details.exitCode !== 0 ? "bad" : "", details.hint);
     this.elapsed = details.duration ?? elapsed;
     this.status = statusOf(details, this.elapsed);
+    if (!this.element.isConnected) return;
+    this.scroller.scrollTop = top;
     if (!follows) return;
-    if (this.#displayed) void this.reveal();
-    else if (scrolled || this.element.lastElementChild?.matches(".notice")) this.scroller.scrollTop = this.scroller.scrollHeight;
+    if (this.#last) void this.reveal();
+    else if (top > 0 || this.element.lastElementChild?.matches(".notice")) void this.#whenStill(() => (this.scroller.scrollTop = this.scroller.scrollHeight));
   }
 
-  /** Scrolls a plot or another display into view once its size is known. */
+  /**
+   * Draws the run as the server keeps it. If it only printed text, what is on screen stays, unless
+   * the server has much more.
+   */
+  #draw(details: Details, images: string[]): void {
+    const { displays, outputs } = details;
+    if (outputs.length === 0) return this.#drawWithoutOrder(details, images);
+    const omitted = outputs.reduce((sum, piece) => sum + piece.omitted, 0);
+    if (this.#streamed && this.#missed <= omitted / 2 && outputs.every(isPrinted)) return;
+    this.#missed = omitted;
+    const showing = new Showing(displays, images, this.nonce);
+    this.#lay(partsOf(outputs, (piece) => showing.of(piece)));
+  }
+
+  /** Draws a run of which the server, or a proxy, does not tell the order. */
+  #drawWithoutOrder({ displays, stdout, stderr }: Details, images: string[]): void {
+    if (!this.#streamed) {
+      this.#log.add("stdout", stdout);
+      this.#log.add("stderr", stderr);
+    }
+    const showing = new Showing(displays, images, this.nonce);
+    const piece = (type: string, index: number): Piece => ({ type, index, text: "", omitted: 0, file: "", url: "" });
+    const shown = [...displays.map((_, i) => piece("display", i)), ...images.map((_, i) => piece("image", i))].flatMap((p) => showing.of(p) ?? []);
+    this.#lay([...(this.#log.lines.all.length > 0 ? [this.#log.lines] : []), ...shown]);
+  }
+
+  #lay(parts: Part<HTMLElement>[]): void {
+    const attached = this.#attached;
+    this.detach();
+    this.#parts = parts;
+    this.#logs = [];
+    this.#last = undefined;
+    const elements = parts.map((part) => {
+      if (part instanceof Lines) {
+        const log = new LogView(this.scroller, part);
+        this.#logs.push(log);
+        this.#last = undefined;
+        return log.element;
+      }
+      const figure = h("figure", { class: "shown" }, part.element);
+      this.#last ??= figure;
+      return figure;
+    });
+    this.element.replaceChildren(...elements);
+    if (attached) this.attach();
+    else for (const log of this.#logs) log.flush();
+  }
+
+  /** Scrolls what the run showed last into view. */
   async reveal(): Promise<void> {
-    const shown = this.#displayed;
-    if (!shown?.isConnected) return;
+    const last = this.#last;
+    if (!last) return;
+    await this.#whenStill(() => {
+      if (!document.activeElement?.closest(".cm-editor")) return last.scrollIntoView({ block: "nearest" });
+      // Only the output scrolls: the page must not move while the person types.
+      const [box, view] = [last.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
+      this.scroller.scrollTop += Math.max(0, Math.min(box.bottom - view.bottom, box.top - view.top));
+    });
+  }
+
+  /** Scrolls once the sizes of images are known, unless the person has scrolled meanwhile. */
+  async #whenStill(scroll: () => void): Promise<void> {
     const before = this.scroller.scrollTop;
-    await Promise.all([...shown.querySelectorAll("img")].map((img) => img.decode().catch(() => {})));
-    if (Math.abs(this.scroller.scrollTop - before) >= 2) return; // the person has scrolled meanwhile
-    if (!document.activeElement?.closest(".cm-editor")) return shown.scrollIntoView({ block: "nearest" });
-    // Only the output scrolls: the page must not move while the person types.
-    const [box, view] = [shown.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
-    this.scroller.scrollTop += Math.max(0, Math.min(box.bottom - view.bottom, box.top - view.top));
+    const images = [...this.element.querySelectorAll<HTMLImageElement>("img:not([loading])")];
+    await Promise.all(images.map((image) => image.decode().catch(() => {})));
+    if (this.element.isConnected && Math.abs(this.scroller.scrollTop - before) < 2) scroll();
   }
 
   /** The server could not report the end of the run. */
@@ -153,68 +215,35 @@ export class RunView {
     }
     this.status = { state: "error", title: err.trouble === "busy" ? "Busy" : "Not run", facts: [], cause: err.code };
     if (err.trouble === "offline") this.status.title = "Connection lost";
-    this.#notice(err.message, "bad");
+    this.#notice("bad", err.message);
   }
 
   /** The end of the run is unknown. */
   lose(why: string): void {
     this.status = { state: "lost", title: "Result gone", facts: [] };
-    this.#notice(why, "bad");
+    this.#notice("bad", why);
   }
 
   #isEmpty(): boolean {
-    return this.log.lines.all.length === 0 && this.element.childElementCount === 1;
+    return this.#parts.every((part) => part instanceof Lines && part.all.length === 0) && this.element.querySelector(".notice") === null;
   }
 
-  #append(element: HTMLElement): void {
-    const figure = h("figure", { class: "shown" }, element);
-    this.#displayed ??= figure;
-    this.element.append(figure);
+  #noticeMissing(what: string, url: string): void {
+    if (url === "") return this.#notice("", `${what} left out above: more was printed than is kept. To keep all of it, write it to a file in /data.`);
+    const name = decodeURIComponent(url.split("?")[0]!.split("/").at(-1)!);
+    const link = h("a", { href: url, download: name, "data-testid": "output-download" }, "download it");
+    this.#notice("", `${what} left out above. All of it is in `, h("code", {}, `/data/.outputs/${name}`), ": ", link, ".");
   }
 
-  /**
-   * Shows tables in place of their printed text, and everything else below the output. Displays
-   * come in the order in which they were printed.
-   */
-  #display(displays: Display[]): void {
-    const shown = displays.flatMap((display) => this.#elementOf(display) ?? []);
-    const left = this.log.replace(shown.filter(({ plain }) => plain !== ""));
-    for (const { plain, element } of shown) if (plain === "" || left.has(element)) this.#append(element);
-  }
-
-  /**
-   * Returns the element of a display, and the text that it replaces, if any. Undefined if there is
-   * nothing to show.
-   */
-  #elementOf({ mime, text, plain }: Display): { plain: string; element: HTMLElement } | undefined {
-    if (mime === "text/html") {
-      const table = tableOfHTML(text);
-      if (!table) return { plain: "", element: this.#frame(text) };
-      if (plain !== "" && table.body.flat().length === 0) return undefined; // the printed text says more
-      return { plain, element: renderTable(table, `Table ${++this.#tables}`) };
-    }
-    // As an image, an SVG runs nothing and loads nothing.
-    if (mime === "image/svg+xml") return { plain: "", element: picture(`data:image/svg+xml,${encodeURIComponent(text)}`) };
-    return mime.startsWith("text/") ? { plain: "", element: h("div", { class: "log-line" }, text) } : undefined;
-  }
-
-  #frame(html: string): HTMLElement {
-    const frame = h("iframe", { sandbox: "", title: "HTML that the code showed", "data-testid": "output-html", loading: "lazy" });
-    frame.srcdoc = frameDocument(html, frameCSS, this.nonce);
-    // A frame without rights cannot report its height.
-    const rows = (html.match(/<(tr|p|li|h[1-6]|pre|div|br)\b/gi) ?? []).length;
-    frame.style.height = `${Math.min(420, 60 + rows * 28)}px`;
-    return frame;
-  }
-
-  #notice(text: string, kind: string): void {
+  #notice(kind: string, ...children: (string | Node)[]): void {
     const first = this.#isEmpty() ? "first" : "";
-    this.element.append(h("p", { class: `notice ${kind} ${first}` }, text));
+    this.element.append(h("p", { class: `notice ${kind} ${first}` }, ...children));
   }
 }
 
-function picture(url: string): HTMLElement {
-  return h("img", { src: url, alt: "Image that the code showed", "data-testid": "output-image" });
+/** Returns the addresses of the images of a result, in order. */
+function imagesOf(result: ToolResult): string[] {
+  return result.content.flatMap((content) => (content.type === "image" ? [/^image\/(png|jpeg|gif|webp)$/.test(content.mimeType) ? `data:${content.mimeType};base64,${content.data}` : ""] : []));
 }
 
 /**
@@ -237,7 +266,16 @@ function detailsOf(result: ToolResult): Details {
     stdout: d === told ? text(d["stdout"]) : text(d["output"], said),
     stderr: text(d["stderr"]),
     truncated: d["stdout_truncated"] === true || d["stderr_truncated"] === true,
+    outputs: list(d["outputs"]).map(fields).map(pieceOf),
+    outputURL: fileAddress(d["output_url"]),
     displays: list(d["displays"]).map(fields).map((shown) => ({ mime: text(shown["mime_type"]), text: text(shown["text"]), plain: text(shown["plain"]) })),
+  };
+}
+
+function pieceOf(piece: Record<string, unknown>): Piece {
+  return {
+    type: text(piece["type"]), text: text(piece["text"]), omitted: number(piece["omitted_bytes"]) ?? 0,
+    index: number(piece["index"]), file: text(piece["file"]), url: fileAddress(piece["url"]),
   };
 }
 

@@ -32,3 +32,12 @@ export function address(value: unknown): URL | undefined {
     return undefined;
   }
 }
+
+/**
+ * Links name the server by its public address; the page uses its own. Returns an empty text if it
+ * is not a link to a file.
+ */
+export function fileAddress(link: unknown): string {
+  const url = address(link);
+  return url?.pathname.startsWith("/files/") ? url.pathname + url.search : "";
+}

@@ -2,12 +2,14 @@
 // first paint.
 import { byId } from "./dom.ts";
 
-export function themeSwitch(): void {
+/** Calls changed when the theme has changed. */
+export function themeSwitch(changed: () => void): void {
   const root = document.documentElement;
   const button = byId("theme-switch");
   const apply = (theme: string) => {
     root.dataset["theme"] = theme;
     button.setAttribute("aria-pressed", String(theme === "dark"));
+    changed();
   };
   apply(root.dataset["theme"] ?? "light");
   button.addEventListener("click", () => {

@@ -26,6 +26,11 @@ test("a style lives on in the next line", () => {
   assert.deepEqual(parse("still", end).spans, [{ text: "still", style: { fg: 4 } }]);
 });
 
+test("a string without end hides nothing", () => {
+  assert.deepEqual(splitUnfinished("a\x1b]0;t\nb\n"), ["a\x1b]0;t\nb\n", ""]);
+  assert.equal(strip("a\x1b]0;t\nb\x1bPt\nc"), "a\nb\nc");
+});
+
 test("strip", () => assert.equal(strip("\x1b[1mbold\x1b[0m\x1b]0;t\x07 text"), "bold text"));
 
 for (const [text, want] of [

@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Lines, longestLine, spansOf, type Stream } from "../src/lines.ts";
-import { findText } from "../src/logview.ts";
 
 const cases: [name: string, pieces: [Stream, string][], want: string[]][] = [
   ["lines in pieces", [["stdout", "a"], ["stdout", "b\nc"], ["stdout", "\n"]], ["stdout ab", "stdout c"]],
@@ -9,6 +8,11 @@ const cases: [name: string, pieces: [Stream, string][], want: string[]][] = [
   ["CRLF", [["stdout", "a\r\nb\r\r\n"]], ["stdout a", "stdout b"]],
   ["CRLF in two pieces", [["stdout", "a\r"], ["stdout", "\nb"]], ["stdout a", "stdout b"]],
   ["a progress bar", [["stderr", "10%\r20%"], ["stderr", "\r30%\n"]], ["stderr 30%"]],
+  ["a shorter text over a longer one", [["stdout", "100 %\r"], ["stdout", "5"], ["stdout", "0"], ["stdout", "\n"]], ["stdout 500 %"]],
+  ["colours over a longer text", [["stdout", "100 %\r\x1b[1m5 %\n"]], ["stdout \x1b[1m5 %"]],
+  ["a character of two units over a longer text", [["stdout", "100 %\r😀\n"]], ["stdout 😀"]],
+  ["backspaces", [["stdout", "wait |"], ["stdout", "\b/\b"], ["stdout", "-"], ["stdout", "\b\b\b done\n\b\bx"]], ["stdout wai done", "stdout x"]],
+  ["no backspaces in colours", [["stdout", "\x1b[31m|\x1b[0m\b/\n"]], ["stdout \x1b[31m|\x1b[0m/"]],
   ["streams do not break each other's lines", [["stdout", "a"], ["stderr", "x\n"], ["stdout", "b\n"]], ["stdout ab", "stderr x"]],
 ];
 
@@ -58,14 +62,13 @@ test("a note ends the lines that are open", () => {
   assert.deepEqual(lines.all.map((l) => [l.stream, l.text]), [["stdout", "cut"], ["note", "left out"], ["stdout", "off"]]);
 });
 
-test("printed text is found in order, standard error aside", () => {
+test("a text at the end of stdout is removed, standard error stays", () => {
   const lines = new Lines();
-  lines.add("stdout", "   a\n0  1\n");
-  lines.add("stdout", "   a\n");
+  lines.add("stdout", "before\n   a\n");
   lines.add("stderr", "warning\n");
-  lines.add("stdout", "0  1\nend\n");
-  assert.deepEqual(findText(lines.all, "   a\n0  1", 0), [0, 1]);
-  assert.deepEqual(findText(lines.all, "   a\n0  1\n", 2), [2, 4]);
-  assert.equal(findText(lines.all, "   a\n0  1", 3), undefined);
-  assert.equal(findText(lines.all, "a\n0  1", 0), undefined);
+  lines.add("stdout", "\x1b[1m0  1\x1b[m\n");
+  assert.equal(lines.removeEnd("0  2\n"), false);
+  assert.equal(lines.removeEnd("x\nbefore\n   a\n0  1\n"), false);
+  assert.equal(lines.removeEnd("   a\n0  1\n"), true);
+  assert.deepEqual(lines.all.map((l) => l.text), ["before", "warning"]);
 });
