@@ -1,0 +1,9 @@
+# Magics without "%"
+# %%
+pwd = 3
+pwd
+# %%
+del pwd
+who
+# %%
+%automagic

@@ -1,0 +1,6 @@
+# pdb: nobody can answer.
+# %%
+#: because Jupyter has its own debugger
+breakpoint()
+# %%
+%debug

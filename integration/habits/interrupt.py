@@ -1,0 +1,10 @@
+# KeyboardInterrupt
+# %%
+raise KeyboardInterrupt
+# %%
+try:
+    raise KeyboardInterrupt
+except KeyboardInterrupt:
+    print("stopped")
+# %%
+"alive"
