@@ -57,8 +57,8 @@ func TestUnlinkedFilesCount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			session := strings.ReplaceAll(name, " ", "-")
 			code = "import os, socket, time\nkeep = []\n" + code + "print('hidden', flush=True)\ntime.sleep(60)"
-			// The fresh run comes first: the kernel frees what a dead interpreter's socket held only later,
-			// and the estimate for the next run would miss as much.
+			// The fresh run comes first: the kernel frees late what a dead interpreter's
+			// socket held, and the estimate for the next run would miss as much.
 			if r := s.run(t, session, "python", code); r.Cause != "disk_quota" {
 				t.Errorf("fresh: %s %s", r.Cause, r.Output)
 			}
