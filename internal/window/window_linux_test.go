@@ -367,7 +367,7 @@ func TestStartFails(t *testing.T) {
 // TestSlowWindow: a window that does not read is dropped, and costs others nothing.
 func TestSlowWindow(t *testing.T) {
 	f := newFake(t)
-	f.timeout = 100 * time.Millisecond
+	f.timeout = 2 * time.Second // on a busy machine, the other one may pause for long
 	d := f.dir()
 	slow, other := f.join(d, io.Discard), f.join(d, io.Discard)
 	flooded := make(chan error, 1)
