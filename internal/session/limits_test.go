@@ -193,7 +193,8 @@ func TestManySessions(t *testing.T) {
 			t.Errorf("left: %+v", st)
 		}
 		if n := goroutines(); n != before {
-			t.Errorf("%d goroutines, before %d", n, before)
+			stacks := make([]byte, 1<<20)
+			t.Errorf("%d goroutines, before %d\n%s", n, before, stacks[:runtime.Stack(stacks, true)])
 		}
 	})
 }
