@@ -64,7 +64,7 @@ var imports = map[string]string{
 	"signedurl":                 "",
 	"spelling":                  "",
 	"store":                     "modernc.org/sqlite",
-	"tools":                     "digest executor mediatype runner sandbox session spelling workspace github.com/google/jsonschema-go github.com/modelcontextprotocol/go-sdk golang.org/x/image",
+	"tools":                     "digest executor mediatype runner sandbox session share spelling workspace github.com/google/jsonschema-go github.com/modelcontextprotocol/go-sdk golang.org/x/image",
 	"untrusted":                 "",
 	"userns":                    "sandbox golang.org/x/sys",
 	"version":                   "",

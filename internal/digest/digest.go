@@ -27,8 +27,11 @@ var cursorUp = regexp.MustCompile(`^\x1b\[([0-9]{0,2})A$`)
 
 // Clean returns what a terminal would show of a text, without colours and styles.
 func Clean(text string) string {
+	if !strings.ContainsAny(text, "\x1b\r\b") {
+		return text
+	}
+	text = strings.ReplaceAll(text, string(up), "")
 	if strings.ContainsRune(text, erase) {
-		text = strings.ReplaceAll(text, string(up), "")
 		text = codes.ReplaceAllStringFunc(text, func(code string) string {
 			switch code {
 			case "\x1b[K", "\x1b[0K":
@@ -42,8 +45,6 @@ func Clean(text string) string {
 			}
 			return ""
 		})
-	} else if !strings.ContainsAny(text, "\r\b") {
-		return text
 	}
 	var shown screen
 	for _, r := range text {

@@ -20,6 +20,9 @@ var (
 // traceback begins a traceback of Python.
 const traceback = "Traceback (most recent call last)"
 
+// own begins the names of the modules that we add to Python.
+const own = "sandbox_"
+
 // maxNamed bounds the libraries that the line for folded frames names.
 const maxNamed = 3
 
@@ -94,7 +97,7 @@ type fold struct {
 
 func (f *fold) add(library string) {
 	f.frames++
-	if !slices.Contains(f.libraries, library) {
+	if !slices.Contains(f.libraries, library) && !strings.HasPrefix(library, own) {
 		f.libraries = append(f.libraries, library)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"image"
 	"image/png"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -147,6 +148,25 @@ func TestModelsText(t *testing.T) {
 	details, err := json.Marshal(res.Meta["mcp-code-sandbox/run"])
 	if err != nil || !bytes.Contains(details, []byte(`{"text":"\u001b[1mA\u001b[0m\n","type":"stdout"}`)) {
 		t.Errorf("the page: %s, %v", details, err)
+	}
+}
+
+// TestHostileDisplay: a display may be many times as long as an answer, and has a line for each of
+// its bytes.
+func TestHostileDisplay(t *testing.T) {
+	p := newProductWith(t, tools.Options{ResultBytes: 1 << 10})
+	cs := p.connect(t, "http", "2025-11-25", nil)
+	data := []byte("\x1b[mfirst" + strings.Repeat("\n", 1<<20) + "last")
+	p.executor.result = executor.Result{RunID: "run_1", Session: "s", Displays: []executor.Display{{MIME: "text/plain", Data: data}}}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	items := itemsOf(t, cs)
+	runtime.ReadMemStats(&after)
+	if len(items) != 1 || len(items[0]) > 2<<10 || !strings.HasPrefix(items[0], "first\n") || !strings.Contains(items[0], "\nlast") {
+		t.Errorf("%d items: %.100q", len(items), items[0])
+	}
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 8<<20 {
+		t.Errorf("%d bytes were allocated for an answer", grown)
 	}
 }
 

@@ -153,6 +153,24 @@ func TestContract4(t *testing.T) {
 	}
 }
 
+// TestReadEncodings: text of Windows is text.
+func TestReadEncodings(t *testing.T) {
+	p := newProduct(t)
+	cs := p.connect(t, "http", "2025-11-25", nil)
+	for content, want := range map[string]string{
+		"\xff\xfea\x00\xe4\x00": "aä", "\xfe\xff\x00a\x20\xac": "a€", "5 \x80 \x96 \xe4": "[not UTF-8, shown as Windows-1252]\n5 € – ä",
+	} {
+		p.executor.artifact = executor.Artifact{FileLink: link("a.csv", int64(len(content))), Content: []byte(content)}
+		got, err := cs.CallTool(t.Context(), &mcp.CallToolParams{Name: "read_artifact", Arguments: map[string]any{"session_id": "s", "path": "a.csv"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, ok := got.Content[len(got.Content)-1].(*mcp.TextContent); !ok || text.Text != want {
+			t.Errorf("%q: %+v, want %q", content, text, want)
+		}
+	}
+}
+
 // TestReadFile: an MCP client gets an image as an image and text as text, or as base64 if it asks
 // for that. Anything else is base64.
 func TestReadFile(t *testing.T) {
@@ -184,7 +202,7 @@ func TestReadFile(t *testing.T) {
 			if _, has := facts["content_base64"]; has != (tt.image == "") || len(got.Content) == 2 != (tt.image != "") {
 				t.Errorf("%+v: %d items, %v", tt, len(got.Content), facts)
 			} else if tt.image == "text" {
-				if text, ok := got.Content[1].(*mcp.TextContent); !ok || text.Text != strings.Replace(tt.content, "\xe4", "[not UTF-8, shown as Latin-1]\nä", 1) {
+				if text, ok := got.Content[1].(*mcp.TextContent); !ok || text.Text != strings.Replace(tt.content, "\xe4", "[not UTF-8, shown as Windows-1252]\nä", 1) {
 					t.Errorf("%+v: %+v", tt, got.Content[1])
 				}
 			} else if tt.image != "" {

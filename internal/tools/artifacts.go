@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"path"
 	"regexp"
 	"strings"
 	"time"
+	"unicode/utf16"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -65,7 +67,7 @@ func (t *toolset) readArtifact(ctx context.Context, c *call, in readArtifactArgu
 		out.ContentBase64 = new(base64.StdEncoding.EncodeToString(a.Content))
 		return textResult(out), nil
 	}
-	if image := t.images.content(a.Name, func() []byte { return a.Content }, maxImageBytes); image != nil {
+	if image := t.images.content(c, a.Name, func() []byte { return a.Content }, maxImageBytes); image != nil {
 		return withContent(out, image), nil
 	}
 	if text := textOf(f.MIMEType, a.Content); text != "" {
@@ -120,12 +122,15 @@ func (t *toolset) pdfText(ctx context.Context, c *call, sessionID string, a exec
 		t.log.InfoContext(ctx, "[MCP] read_artifact: cannot extract the text of a PDF", "session_id", logSession(sessionID), "error", err)
 		return ""
 	}
-	return strings.TrimSpace(validUTF8(res.Stdout))
+	return strings.TrimSpace(digest.Clean(validUTF8(res.Stdout)))
 }
 
-// textOf returns the text of a file, or "" if it is not text. Text that is not UTF-8 is read as
-// Latin-1, with a note.
+// textOf returns the text of a file, or "" if it is not text. Text that is neither UTF-8 nor UTF-16
+// with a byte order mark is read as Windows-1252, with a note.
 func textOf(mimeType string, content []byte) string {
+	if text, ok := utf16Text(content); ok {
+		return text
+	}
 	switch {
 	case len(content) == 0 || isPDF(content) || bytes.IndexByte(content, 0) >= 0:
 		return ""
@@ -136,9 +141,28 @@ func textOf(mimeType string, content []byte) string {
 	}
 	runes := make([]rune, len(content))
 	for i, b := range content {
-		runes[i] = rune(b)
+		if runes[i] = rune(b); b >= 0x80 && b < 0xa0 {
+			runes[i] = windows1252[b-0x80]
+		}
 	}
-	return "[not UTF-8, shown as Latin-1]\n" + string(runes)
+	return "[not UTF-8, shown as Windows-1252]\n" + string(runes)
+}
+
+// windows1252 are the characters from 0x80 to 0x9F. The others are those of Latin-1.
+var windows1252 = []rune("€\u0081‚ƒ„…†‡ˆ‰Š‹Œ\u008dŽ\u008f\u0090‘’“”•–—˜™š›œ\u009džŸ")
+
+// utf16Text returns text that begins with a byte order mark.
+func utf16Text(content []byte) (text string, ok bool) {
+	order := map[string]binary.ByteOrder{"\xff\xfe": binary.LittleEndian, "\xfe\xff": binary.BigEndian}[string(content[:min(2, len(content))])]
+	if order == nil || len(content)%2 != 0 {
+		return "", false
+	}
+	units := make([]uint16, len(content)/2-1)
+	for i := range units {
+		units[i] = order.Uint16(content[2*i+2:])
+	}
+	text = string(utf16.Decode(units))
+	return text, isText([]byte(text))
 }
 
 func isPDF(content []byte) bool { return bytes.HasPrefix(content, []byte("%PDF-")) }

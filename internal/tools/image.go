@@ -17,6 +17,7 @@ import (
 
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/mediatype"
+	"mcp-code-sandbox/internal/share"
 )
 
 const (
@@ -29,15 +30,22 @@ const (
 	// maxImagePixels bounds the memory for decoding a hostile image.
 	maxImagePixels = 16 << 20
 	maxImages      = 10 // in one result
+	// maxScanned bounds the time for decoding a JPEG, each of whose scans may visit every pixel.
+	// Programs write ten scans.
+	maxScanned = 12 * maxImagePixels
 )
 
-// imageScaler is a semaphore that bounds how many images are decoded at a time.
-type imageScaler chan struct{}
+// imageScaler makes images fit. Callers share the decoding, of a few images at a time.
+type imageScaler struct{ decoding *share.Pool }
+
+func newImageScaler(atOnce int64) imageScaler {
+	return imageScaler{share.New(share.Config{Capacity: atOnce})}
+}
 
 // images returns the images that a run showed, scaled for a model, and a sentence about those left
 // out, if any. An image has the index of its display; that of others is nil. Each image gets an
 // equal share of the bytes that the images before it left.
-func (s imageScaler) images(displays []executor.Display) (out []*mcp.ImageContent, missing string) {
+func (s imageScaler) images(c *call, displays []executor.Display) (out []*mcp.ImageContent, missing string) {
 	name := func(d executor.Display) string { return "." + strings.TrimPrefix(d.MIME, "image/") }
 	var chosen []int
 	var hidden []executor.Display
@@ -54,7 +62,7 @@ func (s imageScaler) images(displays []executor.Display) (out []*mcp.ImageConten
 	for n, i := range chosen {
 		d := displays[i]
 		load := func() []byte { data, _ := d.Content(); return data }
-		if out[i] = s.content(name(d), load, remaining/(len(chosen)-n)); out[i] != nil {
+		if out[i] = s.content(c, name(d), load, remaining/(len(chosen)-n)); out[i] != nil {
 			remaining -= len(out[i].Data)
 			shown++
 		} else {
@@ -74,7 +82,7 @@ type shownImages struct {
 func (t *toolset) imagesOf(c *call, res executor.Result) *shownImages {
 	if c.shown == nil {
 		c.shown = &shownImages{}
-		c.shown.list, c.shown.missing = t.images.images(res.Displays)
+		c.shown.list, c.shown.missing = t.images.images(c, res.Displays)
 	}
 	return c.shown
 }
@@ -90,9 +98,9 @@ func items(images []*mcp.ImageContent) (out []mcp.Content) {
 }
 
 // content returns an image of at most limit bytes for a model, or nil if load does not return an
-// image that can be shown. While it waits for the semaphore, it keeps no reference to the data, so
-// that the executor can drop it.
-func (s imageScaler) content(name string, load func() []byte, limit int) *mcp.ImageContent {
+// image that can be shown, or the call ends. While it waits for its turn, it keeps no reference to
+// the data, so that the executor can drop it.
+func (s imageScaler) content(c *call, name string, load func() []byte, limit int) *mcp.ImageContent {
 	data := load()
 	switch kind, fits := inspectImage(name, data, limit); {
 	case kind == "":
@@ -100,8 +108,11 @@ func (s imageScaler) content(name string, load func() []byte, limit int) *mcp.Im
 	case fits:
 		return &mcp.ImageContent{Data: data, MIMEType: kind}
 	}
-	s <- struct{}{}
-	defer func() { <-s }()
+	turn, err := s.decoding.Acquire(c.ctx, c.caller.ID, 1)
+	if err != nil {
+		return nil
+	}
+	defer turn.Release()
 	full, _, err := image.Decode(bytes.NewReader(load()))
 	if err != nil {
 		return nil
@@ -120,8 +131,15 @@ func inspectImage(name string, data []byte, limit int) (kind string, fits bool) 
 	if err != nil || config.Width <= 0 || config.Height <= 0 || config.Width > maxImagePixels/config.Height {
 		return "", false
 	}
+	if kind == "image/jpeg" && scans(data) > maxScanned/(config.Width*config.Height) {
+		return "", false
+	}
 	return kind, len(data) <= limit && max(config.Width, config.Height) <= maxImageSide
 }
+
+// scans counts the scans of a JPEG. Within its data, 0xFF does not occur before anything but 0x00
+// and restarts.
+func scans(data []byte) int { return bytes.Count(data, []byte{0xff, 0xda}) }
 
 // imageType returns the type of an image that models can read. The content decides, not the name
 // that hostile code chose: a client that gets a wrong type may refuse the whole conversation.

@@ -90,7 +90,7 @@ func (t *toolset) textsOf(res executor.Result, pieces []executor.Piece) []string
 	texts := make([]digest.Text, len(pieces))
 	for i, p := range pieces {
 		if p.Stream == 0 {
-			texts[i].Text = displayedText(res.Displays[p.Display])
+			texts[i].Text = t.displayedText(res.Displays[p.Display])
 		} else {
 			texts[i] = digest.Text{Text: digest.Fold(digest.Clean(validUTF8(p.Text))), Omitted: p.Omitted}
 		}
@@ -117,13 +117,19 @@ func whereOutput(res executor.Result, omitted int64) string {
 	return "; write long output to a file in /data and print a part of it"
 }
 
-// displayedText returns text that a run showed and did not print.
-func displayedText(d executor.Display) string {
+// displayedText returns text that a run showed and did not print. A display may be much longer than
+// an answer, and Clean takes many times its length, so it gets the two ends.
+func (t *toolset) displayedText(d executor.Display) string {
 	data, plain := d.Content()
 	if plain != nil || !strings.HasPrefix(d.MIME, "text/") || d.MIME == "text/html" {
 		return ""
 	}
-	return digest.Clean(validUTF8(data))
+	omitted := len(data) - 2*t.resultBytes
+	if omitted <= 0 {
+		return digest.Clean(validUTF8(data))
+	}
+	head, tail := data[:t.resultBytes], data[len(data)-t.resultBytes:]
+	return digest.Clean(validUTF8(head)) + fmt.Sprintf("\n… [%d bytes omitted] …\n", omitted) + digest.Clean(validUTF8(tail))
 }
 
 // answer collects the content of a result. It starts a new line for each part.

@@ -132,7 +132,7 @@ type toolset struct {
 
 func newToolset(e Executor, opt Options) *toolset {
 	t := &toolset{
-		executor: e, log: opt.Logger, images: make(imageScaler, 2), services: opt.Services, offered: opt.Offered(),
+		executor: e, log: opt.Logger, images: newImageScaler(2), services: opt.Services, offered: opt.Offered(),
 		maxTimeout: opt.MaxTimeout, resourceLinks: opt.ResourceLinks, resultBytes: cmp.Or(opt.ResultBytes, defaultResultBytes),
 		tools: map[string]*tool{},
 	}
@@ -166,6 +166,7 @@ func (t *toolset) offers(name string) bool { return slices.Contains(t.offered, n
 
 // call is one call of a tool.
 type call struct {
+	ctx      context.Context
 	req      *mcp.CallToolRequest
 	client   client
 	caller   session.Caller
@@ -183,7 +184,7 @@ func (t *toolset) handler(tool *tool) mcp.ToolHandler {
 		if err != nil {
 			return nil, err
 		}
-		c := &call{req: req, client: clientOf(req), caller: caller}
+		c := &call{ctx: ctx, req: req, client: clientOf(req), caller: caller}
 		t.log.Info("[MCP] Parsing " + name + " arguments")
 		res, err := tool.call(ctx, c)
 		if err == nil {
