@@ -21,7 +21,7 @@ func TestFiguresOnce(t *testing.T) {
 		{"saved and shown", plot + "fig.savefig('c.png', dpi=50)\nplt.show()", "[image c.png]\n"},
 		{"saved and closed", plot + "fig.savefig('c.png', bbox_inches='tight')\nplt.close()", "[image c.png]\n"},
 		{"saved and changed", plot + "fig.savefig('c.png')\nax.set_title('later');", "[image c.png]\n[image .plots/*.png]\n"},
-		{"saved twice", plot + "fig.savefig('c.png')\nfig.savefig('d.jpg')\nfig.savefig('e.pdf')", "[image c.png]\n[image d.jpg]\n"},
+		{"saved twice", plot + "fig.savefig('c.png')\nfig.savefig('d.jpg')\nfig.savefig('e.pdf')", "[image c.png]\n"},
 		{"saved as SVG", plot + "fig.savefig('e.svg')", "[image .plots/*.png]\n"},
 		{"saved elsewhere", plot + "fig.savefig('/tmp/c.png')", "[image .plots/*.png]\n"},
 		{"saved below", "import os\nos.makedirs('out put', exist_ok=True)\n" + plot + "fig.savefig('out put/é.png')", "[image out put/é.png]\n"},

@@ -55,7 +55,7 @@ func TestLateOutput(t *testing.T) {
 	s.cell(t, "t", "python", "1")
 	s.lateSteps(t, "t", "python", []lateStep{
 		{"import asyncio, threading\ngo, done = threading.Event(), threading.Event()\ndef work(): go.wait(); print('from 2'); done.set()\nthreading.Thread(target=work).start()", "", ""},
-		{"go.set(); done.wait(); print('mine', end='')", "mine\n", "[late output of cell 2]\nfrom 2\n[end of late output]\n"},
+		{"go.set(); done.wait(); print('mine', end='')", "mine", "[late output of cell 2]\nfrom 2\n[end of late output]\n"},
 		{"gate = asyncio.Event()\nasync def work(): await gate.wait(); print('task')\nawait asyncio.sleep(0)\ntask = asyncio.ensure_future(work())\nawait asyncio.sleep(0)\npass", "", ""},
 		{"gate.set()\nawait task\nprint('mine')", "mine\n", "[late output of cell 4]\ntask\n[end of late output]\n"},
 		{"await asyncio.to_thread(print, 'mine, too')", "mine, too\n", ""},
@@ -64,7 +64,13 @@ func TestLateOutput(t *testing.T) {
 		{"go.clear(); done.clear()\ndef flood():\n    go.wait()\n    for i in range(10_000): print('x' * 999)\n    done.set()\nthreading.Thread(target=flood).start()", "", ""},
 		{"go.set(); done.wait(); print('mine')", "mine\n", "[late output of cell 9]\n" + strings.Repeat(strings.Repeat("x", 999)+"\n", 8) + strings.Repeat("x", 192) + "\n[9991808 bytes of late output were left out]\n[end of late output]\n"},
 		{"print('mine')", "mine\n", ""},
+		{"gate = asyncio.Event()\ntask = asyncio.ensure_future(work())", "", ""},
 	})
+	// What the cell prints later comes later.
+	const ordered = "first\n[late output of cell 12]\ntask\n[end of late output]\n'value'\n"
+	if r := s.cell(t, "t", "python", "print('first')\ngate.set()\nawait task\n'value'"); r.Stdout != ordered {
+		t.Errorf("got %q, want %q", r.Stdout, ordered)
+	}
 	s.cell(t, "e", "python", "import threading; threading.Timer(1, lambda: 1/0).start()")
 	if late := s.awaitLate(t, "e", "python", "1"); !strings.Contains(late, "ZeroDivisionError") {
 		t.Errorf("an error in a timer: %q", late)

@@ -114,6 +114,7 @@ type displays struct {
 	memory *memory
 	redact func([]byte) []byte
 	shown  func() // called for each display that is listed
+	clear  func() // called when all that was printed and shown is withdrawn
 
 	current *shown // the incomplete display, if any
 	list    []Display
@@ -122,6 +123,10 @@ type displays struct {
 }
 
 func (d *displays) add(part session.Display) {
+	if part.Clear {
+		d.withdraw()
+		return
+	}
 	if d.current == nil {
 		d.current = &shown{}
 		d.current.hold = d.memory.hold(d.current.drop)
@@ -145,6 +150,18 @@ func (d *displays) add(part session.Display) {
 	default:
 		d.dropped++
 	}
+}
+
+// withdraw drops all displays.
+func (d *displays) withdraw() {
+	if d.current != nil {
+		d.current.discard()
+	}
+	for _, each := range d.list {
+		each.kept.discard()
+	}
+	d.current, d.list, d.dropped, d.beyond = nil, nil, 0, 0
+	d.clear()
 }
 
 // finish lists a complete display. Without memory for it, it reports false.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -81,7 +82,7 @@ var valueLanguages = map[string]bool{"python": true, "javascript": true, "typesc
 var (
 	statement = regexp.MustCompile(`^(?:\s|[)\]}#/@]|(?:import|from|def|class|if|for|while|with|try|return|pass|del|assert|raise|global|async|const|let|var|function|export|throw)\b)`)
 	assigns   = regexp.MustCompile(`[^=!<>]=[^=>]`)
-	valueCall = regexp.MustCompile(`(?:^(?:len|sum|min|max|sorted|round|type|str|repr|list)|\.(?:head|tail|describe|sum|mean|value_counts))\([^()]*\)$`)
+	valueCall = regexp.MustCompile(`(?:^(?:len|sum|min|max|sorted|round|type|str|repr|list)|\.(?:head|tail|describe|sum|mean|value_counts))\([^()]*\)$|^(?:\w+\.)*[A-Z]\w*\(.*\)$`)
 )
 
 // showsValue reports whether the last line of code is an expression whose value a notebook shows.
@@ -224,7 +225,7 @@ func (e *Executor) stderrHint(res Result, stderr []byte, r runner.Runner, networ
 		owner = "interpreter"
 	}
 	// The last error is the one that ended the program.
-	if m := noModule.FindAllSubmatch(stderr, -1); m != nil {
+	if m := noModule.FindAllSubmatch(stderr, -1); m != nil && !isPartOf(string(m[len(m)-1][1]), r.Libraries) {
 		have := "Only the standard library is there."
 		if len(r.Libraries) > 0 {
 			have = "Besides the standard library there are: " + strings.Join(r.Libraries, ", ") + "."
@@ -258,6 +259,13 @@ func (e *Executor) stderrHint(res Result, stderr []byte, r runner.Runner, networ
 		return "A file grew beyond what one file may hold, or the workspace is full. Delete files in /data that are no longer needed, or write less."
 	}
 	return ""
+}
+
+// isPartOf reports whether a module is said to be part of an installed library. The driver's own
+// hint is about that.
+func isPartOf(module string, libraries []string) bool {
+	library, _, isPart := strings.Cut(module, ".")
+	return isPart && slices.Contains(libraries, library)
 }
 
 // signalName names a Linux signal, on every system. A program that a signal ends often prints

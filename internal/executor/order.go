@@ -9,11 +9,14 @@ import (
 // middle loses its order.
 const maxSpans = 4000
 
-// Span is a part of what a run printed and showed: N bytes of a stream, or the next display.
+// Span is a part of what a run printed and showed: N bytes of a stream, or the next display. Of a
+// Cleared stream, the code has withdrawn the bytes: they are not part of what people and models
+// see.
 type Span struct {
 	Stream  Stream `json:",omitempty"`
 	N       int64  `json:",omitempty"`
 	Display bool   `json:",omitempty"`
+	Cleared bool   `json:",omitempty"`
 }
 
 // order records in which order a run printed and showed things. It holds no text.
@@ -23,7 +26,7 @@ func (o *order) printed(stream Stream, n int64) {
 	if n == 0 {
 		return
 	}
-	if last := len(o.spans) - 1; last >= 0 && !o.spans[last].Display && o.spans[last].Stream == stream {
+	if last := len(o.spans) - 1; last >= 0 && o.spans[last].Stream == stream && !o.spans[last].Cleared {
 		o.spans[last].N += n
 		return
 	}
@@ -31,6 +34,20 @@ func (o *order) printed(stream Stream, n int64) {
 }
 
 func (o *order) shown() { o.add(Span{Display: true}) }
+
+// clear withdraws everything so far.
+func (o *order) clear() {
+	var sum [Stderr + 1]int64
+	for _, s := range o.spans {
+		sum[s.Stream] += s.N
+	}
+	o.spans = o.spans[:0]
+	for _, stream := range []Stream{Stdout, Stderr} {
+		if sum[stream] > 0 {
+			o.spans = append(o.spans, Span{Stream: stream, N: sum[stream], Cleared: true})
+		}
+	}
+}
 
 func (o *order) add(s Span) {
 	if o.spans = append(o.spans, s); len(o.spans) > maxSpans {
@@ -52,7 +69,7 @@ func joined(spans []Span) (out []Span) {
 		sum = [Stderr + 1]int64{}
 	}
 	for _, s := range spans {
-		if s.Display {
+		if s.Display || s.Cleared {
 			flush()
 			out = append(out, s)
 		} else {
@@ -70,6 +87,8 @@ func (r *Result) removeDisplays(remove func(i int) bool) {
 	shown := 0
 	for _, s := range r.Order {
 		switch {
+		case s.Cleared:
+			o.add(s)
 		case !s.Display:
 			o.printed(s.Stream, s.N)
 		case !remove(shown):
@@ -110,6 +129,8 @@ func (r Result) pieces() (pieces []Piece) {
 	shown := 0
 	for _, s := range r.Order {
 		switch {
+		case s.Cleared:
+			streams[s.Stream].next(s.Stream, s.N)
 		case !s.Display:
 			pieces = append(pieces, streams[s.Stream].next(s.Stream, s.N)...)
 		case shown < len(r.Displays):

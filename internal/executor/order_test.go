@@ -5,6 +5,10 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/session/sessiontest"
+	"mcp-code-sandbox/internal/wire"
 )
 
 // describe writes pieces as "out:text", "err:text", "out-n" for n omitted bytes, and "#i" for a
@@ -94,6 +98,31 @@ func TestWholeLines(t *testing.T) {
 }
 
 // A file that is saved again and again is shown once.
+// TestClear: what the code has withdrawn is in stdout, and not among the pieces. A run may show as
+// much again.
+func TestClear(t *testing.T) {
+	r := newRig(t, func(p *sessiontest.Process) wire.Exit {
+		for i := range 100 {
+			p.Display(wire.ClearMIME, []byte("\n"))
+			p.Stdout(fmt.Append(nil, i))
+			p.Display("image/png", fmt.Append(nil, i))
+			p.Stderr([]byte("."))
+		}
+		return wire.Exit{}
+	}, keepState)
+	res := r.mustRun(t, session.Local, notebookRequest("loop"))
+	if got := describe(res.Pieces()); got != "out:99 #0 err:." || len(res.Displays) != 1 || len(res.Stderr) != 100 {
+		t.Errorf("%s; %d displays, stderr %q", got, len(res.Displays), res.Stderr)
+	}
+	if data, _ := res.Displays[0].Content(); string(data) != "99" || res.DisplaysBeyond+res.DisplaysDropped != 0 {
+		t.Errorf("shown: %q; %d beyond, %d dropped", data, res.DisplaysBeyond, res.DisplaysDropped)
+	}
+	res.removeDisplays(func(int) bool { return true })
+	if got := describe(res.Pieces()); got != "out:99 err:." {
+		t.Errorf("without its display: %s", got)
+	}
+}
+
 func TestPiecesOfOneFile(t *testing.T) {
 	c := newCapture(&run{}, 100, &spool{})
 	for i, file := range []string{"a.png", "", "a.png", "b.png"} {

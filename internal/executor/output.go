@@ -31,7 +31,7 @@ func newCapture(r *run, limit int, sp *spool) *capture {
 		}}
 	}
 	c.redactors = map[Stream]*redactor{Stdout: out(Stdout, c.stdout), Stderr: out(Stderr, c.stderr)}
-	c.displays = displays{memory: &r.memory, redact: c.redactors[Stdout].redact, shown: c.order.shown}
+	c.displays = displays{memory: &r.memory, redact: c.redactors[Stdout].redact, shown: c.order.shown, clear: c.order.clear}
 	return c
 }
 

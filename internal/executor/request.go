@@ -136,13 +136,21 @@ func (e *Executor) check(ctx context.Context, caller session.Caller, req *Reques
 }
 
 // unfence returns code that is as a whole in a Markdown fence without the fence: models write it
-// so, and in no language does code begin with one.
+// so, and in no language does code begin or end with one. A fence at one end counts if it is the
+// only one.
 func unfence(code string) string {
-	const fence = "```"
-	text, opened := strings.CutPrefix(strings.TrimSpace(code), fence)
-	language, body, _ := strings.Cut(text, "\n")
-	body, closed := strings.CutSuffix("\n"+body, "\n"+fence)
-	if !opened || !closed || strings.ContainsAny(language, "`\"'()=;") || strings.Contains(body, "\n"+fence) {
+	const fence = "\n```"
+	text := "\n" + strings.TrimSpace(code)
+	body, isClosed := strings.CutSuffix(text, fence)
+	rest, isOpen := strings.CutPrefix(body, fence)
+	if isOpen {
+		language, _, _ := strings.Cut(rest, "\n")
+		if strings.ContainsAny(language, "`\"'()=;") {
+			return code
+		}
+		body = strings.TrimPrefix(rest, language)
+	}
+	if !isOpen && !isClosed || strings.Contains(body, fence) {
 		return code
 	}
 	return strings.TrimPrefix(body+"\n", "\n")

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -67,20 +68,23 @@ type turn struct {
 	runID string
 	since time.Time     // when it became the first; guarded by m.mu
 	moved chan struct{} // gets a value when a run before it has left
-	end   func()        // cancels the run
+	end   context.CancelCauseFunc
 }
+
+// errRestarted ends a run whose interpreter is restarted.
+var errRestarted = errors.New("the interpreter was restarted")
 
 // takeTurn waits until it is the run's turn in the interpreter. It asks req.KeepWaiting every
 // turnWait and gives up with ErrBusy. Until done is called, the session is not evicted.
 // A restart ends the runs before it, whose contexts end cancels.
 func (s *Session) takeTurn(
-	ctx context.Context, end func(), key interpreterKey, req RunRequest,
+	ctx context.Context, end context.CancelCauseFunc, key interpreterKey, req RunRequest,
 ) (done func(), err error) {
 	t := &turn{runID: req.ID, since: time.Now(), moved: make(chan struct{}, 1), end: end}
 	s.m.mu.Lock()
 	if req.Restart {
 		for _, before := range s.turns[key] {
-			before.end()
+			before.end(errRestarted)
 		}
 	}
 	s.turns[key] = append(s.turns[key], t)

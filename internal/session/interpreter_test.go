@@ -119,7 +119,7 @@ func TestRestart(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				if res := run("forever", false, false); res.Cause != sandbox.CauseCancelled {
+				if res := run("forever", false, false); res.Cause != sandbox.CauseCancelled || res.StateLost != res.Started {
 					t.Errorf("%+v", res)
 				}
 			})

@@ -64,6 +64,7 @@ const (
 type Display struct {
 	MIME   string
 	File   string // where the code says that it saved this in the workspace
+	Clear  bool   // nothing is shown; what was printed and shown before is withdrawn
 	Data   []byte
 	More   bool // another part follows
 	Beyond bool // over the limit of a run: Data is empty, and drop its earlier parts
@@ -121,9 +122,9 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		if len(r.Persistent) == 0 {
 			return RunResult{}, ErrNotPersistent
 		}
-		var end context.CancelFunc
-		ctx, end = context.WithCancel(ctx)
-		defer end()
+		var end context.CancelCauseFunc
+		ctx, end = context.WithCancelCause(ctx)
+		defer end(nil)
 		done, err := s.takeTurn(ctx, end, key, req)
 		if err != nil {
 			return notStarted(ctx, err)
@@ -141,6 +142,9 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		s.recordInterpreter(key, &res)
 		if req.Restart { // the caller knows
 			res.Forgotten, res.Evicted = false, false
+		}
+		if res.Cause == sandbox.CauseCancelled && context.Cause(ctx) == errRestarted {
+			res.StateLost = true
 		}
 		res.Switched = s.recordNetwork(r, req.Network)
 	}

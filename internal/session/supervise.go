@@ -324,9 +324,17 @@ type displays struct {
 	bytes  int // including dropped ones
 	count  int // complete ones
 	beyond bool
+	clears int
 }
 
 func (d *displays) add(f wire.Frame, show func(Display)) {
+	if f.MIME == wire.ClearMIME && !f.More && d.clears < wire.MaxClears {
+		*d = displays{clears: d.clears + 1}
+		if show != nil {
+			show(Display{Clear: true})
+		}
+		return
+	}
 	d.bytes = min(d.bytes, maxDisplayBytes) + len(f.Data)
 	d.beyond = d.beyond || d.bytes > maxDisplayBytes || d.count >= maxDisplays
 	part := Display{MIME: f.MIME, File: f.File, Data: f.Data, More: f.More, Beyond: d.beyond}

@@ -38,6 +38,12 @@ const (
 	maxExitError = 4 << 10
 )
 
+// ClearMIME is the type of a display that withdraws what the run has printed and shown before it.
+const ClearMIME = "application/vnd.mcp-code-sandbox.clear"
+
+// MaxClears is how often a run may show as much again by withdrawing what it showed.
+const MaxClears = 1000
+
 // ErrProtocol matches every error that a peer causes by breaking the protocol.
 var ErrProtocol = errors.New("wire: protocol violation")
 

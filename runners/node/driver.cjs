@@ -210,7 +210,7 @@ function applyEnvironment(dir) {
 
 // show shows the value of a cell's last expression. A timer says nothing to anybody.
 function show(cell, value) {
-  if (value === undefined || value instanceof Timeout || value instanceof Immediate) return;
+  if (value === undefined || !types.isProxy(value) && (value instanceof Timeout || value instanceof Immediate)) return;
   const type = imageType(value);
   if (type !== undefined && display(cell, type, value)) return;
   const text = inspect(value, { showProxy: true, maxStringLength: Infinity }) + '\n';
@@ -371,7 +371,7 @@ async function run(cell, source) {
     functions?.runInThisContext();
     const value = await body.runInThisContext()(importer(cell, rewritten.imports));
     for (let i = 0; i < 2; i++) await new Promise((resolve) => setImmediate(resolve)); // work that need not wait happens in this cell
-    show(cell, value);
+    if (cell === current) show(cell, value); // an error of a promise may have ended it
     code = Number(process.exitCode ?? 0) & 0xff;
   } catch (error) {
     if (error?.signal === 'SIGINT') await new Promise((resolve) => setTimeout(resolve, 100)); // a child was interrupted, and so will this cell be

@@ -145,7 +145,8 @@ function describe(error) {
   if (error instanceof CompileError) return error.message;
   if (!(error instanceof Error) && !(typeof error === 'object' && error !== null && typeof error.stack === 'string')) return `Uncaught ${inspect(error)}`;
   let shown = inspect(error); // also reads error.stack, which sets its position
-  if (shown.startsWith('[')) shown = String(error.stack); // without frames, inspect puts it in brackets
+  const { stack } = error;
+  if (shown.startsWith(`[${stack}]`)) shown = stack + shown.slice(stack.length + 2); // without frames, inspect puts it in brackets
   const at = positions.get(error);
   return (at ? sourceLine(at) : '') + shown;
 }

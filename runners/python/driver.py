@@ -28,6 +28,7 @@ MAX_MARKUP = 256 << 10  # bytes of a value's HTML or Markdown, and of the text t
 MAX_LATE = 8 << 10  # bytes of late output that are kept
 MAX_FRAMES = 20  # of an interrupted cell
 BUNDLE = "application/vnd.mcp-code-sandbox.bundle+json"
+CLEAR = "application/vnd.mcp-code-sandbox.clear"
 
 
 class Cell:
@@ -35,22 +36,35 @@ class Cell:
 
     number = 0
     directory = None
-    shown = 0
+    shown = 0  # since the output was cleared
+    files = 0
+    clearing = False  # before the next output
     stdin = None
     started_by = contextvars.ContextVar("cell")  # the number of the cell that started a task or a callback
 
 
 def show_bytes(mime, data, saved=None):
     """Hands something to the agent to display. saved is the file below /data in which the code saved it."""
+    if Cell.clearing:
+        clear()
     if Cell.directory is None or os.getpid() != PID or Cell.shown >= MAX_DISPLAYS:
         return
-    Cell.shown += 1
-    name = f"display-{Cell.shown}"
+    Cell.shown, Cell.files = Cell.shown + 1, Cell.files + 1
+    name = f"display-{Cell.files}"
     path = os.path.join(Cell.directory, name)
     with open(path, "wb") as f:
         f.write(data)
     tell(f"display {Cell.number} {mime} {name}" + (f" {saved}" if saved else ""))
     Order.await_end(lambda: not os.path.exists(path))  # it has its place in the output
+
+
+def clear(wait=False):
+    """Withdraws what the cell has printed and shown, now or when there is something new."""
+    Cell.clearing = wait
+    if not wait:
+        Cell.shown = 0
+        show_bytes(CLEAR, b"\n")
+        Cell.shown = 0
 
 
 def tell(line):
@@ -412,8 +426,12 @@ class Output(io.RawIOBase):
         if pipe is None or number != pipe.number:
             Late.add(number, data)
             return len(data)
+        if Cell.clearing:
+            clear()
         if Order.last is not pipe:
             Order.use(pipe)
+        if Late.pieces and self.fd == 1 and pipe.is_at_line_start():
+            print_late()
         pipe.write(data)
         return len(data)
 
@@ -546,7 +564,7 @@ def main():
         verb, number, directory = line.split()
         if verb != "execute":
             continue
-        Cell.number, Cell.directory, Cell.shown = int(number), directory, 0
+        Cell.number, Cell.directory, Cell.shown, Cell.clearing = int(number), directory, 0, False
         Cell.started_by.set(Cell.number)
         sys.stdout, sys.stderr = Stream.of(1), Stream.of(2)  # what the old ones still hold is late
         redirect(directory)
@@ -614,7 +632,7 @@ except ImportError:
 try:
     import sandbox_shell as IPYTHON
 
-    SHELL = IPYTHON.SHELL.activate(show_bytes, show_text, report)
+    SHELL = IPYTHON.SHELL.activate(show_bytes, show_text, report, clear)
 except ImportError:
     IPYTHON, SHELL = None, Plain()
 RUN_TASKS = (lambda: IPYTHON.run_tasks(CHANNEL)) if IPYTHON else None

@@ -65,21 +65,23 @@ def hint_for(error):
         return "there is no keyboard: nobody can type a password. Read it from os.environ or from a file in /data"
     if type(error).__name__ == "UndefinedVariableError":  # of DataFrame.query
         return missing_column(error, [error.args[0].split("'")[1]])
+    if isinstance(error, ModuleNotFoundError):
+        return missing_module(error)
     if isinstance(error, NameError):
-        return missing_import(error)
+        return missing_import(error) or similar_name(error)
     if type(error).__name__ == "ColumnNotFoundError":  # of polars, which makes a suggestion itself in most cases
         return None if "valid columns" in str(error) else missing_column(error, re.findall('"([^"]*)" not found', str(error)))
     if isinstance(error, KeyError) and error.args:
         return missing_column(error, missing_labels(error.args[0]))
     if isinstance(error, AttributeError):
-        return missing_attribute(error)
+        return missing_attribute(error) or similar_attribute(error)
     if isinstance(error, FileNotFoundError):
         return missing_file(error)
     if isinstance(error, UnicodeDecodeError):
         return wrong_encoding(error)
     if isinstance(error, RuntimeError) and str(error).endswith(NESTED_LOOP):
         return "this code runs in an event loop already: await the coroutine, as in `await main()`"
-    return None
+    return wrong_value(error) if isinstance(error, (ValueError, RuntimeError)) else None
 
 
 def frame_files(error):
@@ -94,6 +96,8 @@ def frame_files(error):
 def missing_import(error):
     name = getattr(error, "name", None) or str(error).partition("'")[2].partition("'")[0]
     statement = IMPORTS.get(name)
+    if name == "datetime" and "datetime.datetime" not in source_line(error) and re.search(r"datetime(\.\w*now|\.today|\.str|\.from|\()", source_line(error)):
+        statement = "from datetime import datetime"
     if statement is None and (name in MODULES or name in sys.stdlib_module_names and sys.version_info < (3, 12)):  # 3.12 says so itself
         statement = f"import {name}"
     if statement is None or importlib.util.find_spec(statement.split()[1].partition(".")[0]) is None:
@@ -101,8 +105,96 @@ def missing_import(error):
     return f'did you forget "{statement}"?'
 
 
+def source_line(error):
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].line or "" if frames else ""
+
+
+SUGGESTS = sys.version_info < (3, 12)  # later ones say it themselves, also in cells
+
+
+def similar_name(error):
+    """A name that is like an undefined one, which the traceback of a cell does not show."""
+    name, trace = getattr(error, "name", None), error.__traceback__
+    if not SUGGESTS or not in_cell(error) or not isinstance(name, str):
+        return None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    known = [*trace.tb_frame.f_locals, *trace.tb_frame.f_globals, *dir(builtins)]
+    return did_you_mean(nearest(name, [each for each in known if not each.startswith("_")], 0.75, 1))
+
+
+def similar_attribute(error):
+    """An attribute that is like one that does not exist."""
+    name = getattr(error, "name", None)
+    if not SUGGESTS or not in_cell(error) or not isinstance(name, str):
+        return None
+    return did_you_mean(nearest(name, [each for each in dir(error.obj) if not each.startswith("_")], 0.75, 1))
+
+
+def did_you_mean(names):
+    return f"did you mean {names}?" if names else None
+
+
+def in_cell(error):
+    """Whether a cell raised the error. A program's traceback has Python's own suggestions."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith("<cell ")
+
+
+def missing_module(error):
+    """The module that is like one that does not exist."""
+    import pkgutil
+
+    package, _, name = (error.name or "").rpartition(".")
+    if not package:
+        known = MODULES | set(sys.stdlib_module_names)
+    elif getattr(sys.modules.get(package), "__path__", None) is not None:
+        known = [each.name for each in pkgutil.iter_modules(sys.modules[package].__path__)]
+    else:
+        return None
+    near = nearest(name, sorted(each for each in known if not each.startswith("_")), 0.75, 1)
+    if near:
+        return did_you_mean(near)
+    return f"{package} is there, but has no module {name!r}" if package else None
+
+
+def wrong_value(error):
+    """A hint about an error that lacks what is needed to correct it."""
+    text = str(error)
+    if "kaleido" in text.lower():
+        return 'a plotly figure needs a browser to be drawn. Save it for the user with fig.write_html("/data/figure.html", include_plotlyjs="cdn"), or draw it with matplotlib'
+    sheet = re.match("Worksheet named '(.*)' not found", text)
+    if sheet:
+        return next((listing("the sheets are", [str(name) for name in each.sheet_names]) for each in selves(error) if hasattr(each, "sheet_names")), None)
+    value = re.match("Could not interpret value `(.*)` for `", text)  # of seaborn
+    frames = [each for each in locals_of(error, "data") if hasattr(each, "columns")]
+    if value and frames:
+        names = [str(name) for name in frames[-1].columns[:MAX_LISTED]]
+        return about_column(value[1], names, "column")
+    return None
+
+
+def selves(error):
+    return locals_of(error, "self")
+
+
+def locals_of(error, name):
+    """The values of a local variable in the frames of a traceback."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        if name in trace.tb_frame.f_locals:
+            found.append(trace.tb_frame.f_locals[name])
+        trace = trace.tb_next
+    return found
+
+
 def missing_labels(key):
     """The labels that a KeyError of pandas is about: its key, or those that its message lists."""
+    if isinstance(key, (list, tuple)):
+        return [each for each in key if isinstance(each, str)]
     if not isinstance(key, str):
         return []
     listed = re.search(r"\[('.*')\].*( not in index| not found in axis|are in the|do not exist)", key)
@@ -113,17 +205,20 @@ def missing_column(error, wanted):
     """A hint about the data frame, or the row of one, whose method has raised the error."""
     names, kind = labels_of(error)
     wanted = [name for name in wanted if name not in names]
-    if not names or not wanted:
-        return None
-    near = nearest(wanted[0], names)
+    return about_column(wanted[0], names, kind) if names and wanted else None
+
+
+def about_column(wanted, names, kind):
+    near = nearest(wanted, names)
     if near:
-        return f"there is no {kind} {wanted[0]!r}. Did you mean {near}?"
-    return f"there is no {kind} {wanted[0]!r}. {listing('The columns are', names)}" if kind == "column" else None
+        return f"there is no {kind} {wanted!r}. Did you mean {near}?"
+    return f"there is no {kind} {wanted!r}. {listing('The columns are', names)}" if kind == "column" else None
 
 
 def labels_of(error):
     """The labels among which the library looked, if its innermost frames tell, and what they are."""
     pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
+    groups = pandas.api.typing.DataFrameGroupBy if pandas else ()
     found = index = None
     trace = error.__traceback__
     while trace is not None:
@@ -131,6 +226,8 @@ def labels_of(error):
         if not frame.f_globals.get("__name__", "").startswith(("pandas.", "polars.")):
             found = index = None  # the user's code has been called, by DataFrame.apply for example
         value = frame.f_locals.get("self")
+        if pandas and isinstance(value, groups):
+            value = vars(value).get("obj")  # none while it is being made
         if pandas and isinstance(value, pandas.Index):
             index = value
         elif pandas and isinstance(value, (pandas.DataFrame, pandas.Series)) or polars and isinstance(value, (polars.DataFrame, polars.LazyFrame)):
@@ -149,6 +246,8 @@ def labels_of(error):
 def missing_attribute(error):
     """A hint about a column that was used as an attribute."""
     pandas, frame, name = sys.modules.get("pandas"), getattr(error, "obj", None), getattr(error, "name", None)
+    if pandas and isinstance(frame, pandas.api.typing.DataFrameGroupBy):
+        frame = frame.obj
     if not pandas or not isinstance(frame, pandas.DataFrame) or not isinstance(name, str):
         return None
     near = nearest(name, [str(each) for each in frame.columns[:MAX_LISTED]], cutoff=0.75)
@@ -174,7 +273,7 @@ def missing_file(error):
         return None  # a program, or a broken link
     if not names:
         return f"{directory} is empty"
-    near = nearest(name, names)
+    near = nearest(name, names, 0.7)
     return f"did you mean {near}?" if near else listing(f"{directory} has", names)
 
 
@@ -186,9 +285,19 @@ def wrong_encoding(error):
         return "the data is compressed: use gzip.open, or compression='gzip' of pandas"
     if data[:4] == b"PK\3\4":
         return "the data is a ZIP archive or an Office file, not text: use zipfile, or pandas.read_excel"
+    if error.encoding.lower().replace("-", "") == "utf8" and is_east_asian(error.object):
+        return "the data is not UTF-8: try encoding='cp932' (Japanese), 'gb18030' (Chinese) or 'cp949' (Korean)"
     if error.encoding.lower().replace("-", "") == "utf8":
         return "the data is not UTF-8: try encoding='cp1252' (Windows), or encoding='latin-1', which accepts every byte"
     return None
+
+
+def is_east_asian(data):
+    """Whether letters beyond ASCII come in pairs of bytes, as in the encodings of East Asia."""
+    sample = bytes(data[: 64 << 10])
+    pairs = sum(len(run[0]) for run in re.finditer(rb"(?:[\x81-\xfe][\x40-\xfe]){2,}", sample))
+    beyond = sum(byte >= 0x80 for byte in sample)
+    return 0 < beyond <= pairs
 
 
 def listing(title, names):
@@ -196,12 +305,12 @@ def listing(title, names):
     return f"{title}: {', '.join(names[:MAX_NAMES])}{more}"
 
 
-def nearest(wanted, names, cutoff=0.6):
+def nearest(wanted, names, cutoff=0.6, most=3):
     """The names that are most like the wanted one, in quotes."""
     by_case = {}
     for name in names:
         by_case.setdefault(name.lower(), name)
-    near = difflib.get_close_matches(wanted.lower(), by_case, n=3, cutoff=cutoff)
+    near = difflib.get_close_matches(wanted.lower(), by_case, n=most, cutoff=cutoff)
     return " or ".join(repr(by_case[name]) for name in near)
 
 

@@ -32,6 +32,8 @@ MAX_FILES = 64
 
 process = os.getpid()  # the one that shows figures at its end; its forks do not
 saved = 0  # images that were shown because they were saved
+is_saving_again = False  # a figure that was shown, to another file
+logged = set()  # messages of matplotlib about fonts
 files = {}  # by the hash of a saved image: its path below /data, as it is announced, and when it was saved
 
 
@@ -106,11 +108,12 @@ def show_saved(file):
         modified = os.stat(path).st_mtime_ns
     except (TypeError, KeyError, OSError, ValueError, StopIteration):
         return
-    saved += 1
     if len(files) >= MAX_FILES:
         files.clear()
     files[hash(data)] = quote(name), modified
-    emit(kind, data, file_of(data))
+    if not is_saving_again:
+        saved += 1
+        emit(kind, data, file_of(data))
 
 
 def file_of(data):
@@ -130,9 +133,13 @@ def change_pyplot(module):
     save = figure.savefig
 
     def savefig(self, fname, *args, **kwargs):
+        global is_saving_again
         before = saved
-        shown = is_shown(self)
-        result = save(self, fname, *args, **kwargs)  # through Pillow, unless it is SVG or PDF
+        shown = is_saving_again = is_shown(self)
+        try:
+            result = save(self, fname, *args, **kwargs)  # through Pillow, unless it is SVG or PDF
+        finally:
+            is_saving_again = False
         if shown or saved > before:
             mark_shown(self)
         return result
@@ -171,9 +178,14 @@ def change_text(text):
 
 
 def is_about_other_fonts(record):
-    """Filters matplotlib's log: a missing family is no problem if add_fonts has its characters."""
+    """Filters matplotlib's log, which repeats itself: a missing family is no problem if add_fonts has its
+    characters."""
     text = record.getMessage()
-    return not text.startswith("findfont:") or not any(family.replace("_", " ") in text for family in FAMILIES)
+    if not text.startswith("findfont:"):
+        return True
+    is_new = text not in logged
+    logged.add(text)
+    return is_new and not any(family.replace("_", " ") in text for family in FAMILIES)
 
 
 def add_fonts():

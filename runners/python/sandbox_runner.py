@@ -33,6 +33,10 @@ class Finder:
 def excepthook(kind, error, trace, standard=sys.excepthook):
     if not isinstance(error, Exception):
         return standard(kind, error, trace)  # imports could change the exit code of an interrupt
+    try:
+        sys.stdout.flush()  # what was printed comes before the error
+    except Exception:
+        pass
     import sandbox_errors
 
     sandbox_errors.report(kind, error, trace, standard)

@@ -8,10 +8,11 @@ import binascii
 import builtins
 import contextlib
 import functools
-import html.parser
+import html
 import json
 import linecache
 import os
+import re
 import subprocess
 import sys
 import types
@@ -130,7 +131,8 @@ class Publisher(DisplayPublisher):
         self.shell.show(mime, data, metadata.get("saved") or figures and figures.file_of(data))
 
     def clear_output(self, wait=False):
-        pass  # what was printed stays
+        if self.shell.clear is not None:
+            self.shell.clear(wait)
 
 
 def content(mime, data):
@@ -153,43 +155,37 @@ def plain(data):
     return next((text for text in texts if text), own)
 
 
+LINES = {"br", "div", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "p", "pre", "table", "tr"}
+HIDDEN = {"audio", "head", "iframe", "script", "style", "template", "title", "video"}
+
+
 def text_of(markup):
-    """The text of HTML, with a line per row and a tab between cells."""
-    reader = TextReader()
-    try:
-        reader.feed(markup)
-        reader.close()
-    except Exception:
-        return ""
-    lines = ("".join(reader.parts)).split("\n")
-    return "\n".join(line for line in (each.rstrip(" \t") for each in lines) if line)
+    """The text of HTML, with a line per row and a tab between cells. It takes linear time, which
+    html.parser does not."""
+    parts, lower, at = [], markup.lower(), 0
+    while (start := markup.find("<", at)) >= 0:
+        parts.append(one_line(markup[at:start]))
+        close = "-->" if markup.startswith("<!--", start) else ">"
+        end = markup.find(close, start)
+        if end < 0:
+            break
+        at = end + len(close)
+        slash, name = re.match("<(/?)([a-z0-9]*)", lower[start : start + 20]).groups()
+        if name in HIDDEN and not slash:
+            end = lower.find(f"</{name}", at)
+            at = end if end >= 0 else len(markup)
+        elif name in LINES:
+            parts.append("\n")
+        elif slash and name in ("td", "th"):
+            parts.append("\t")
+    else:
+        parts.append(one_line(markup[at:]))
+    lines = (line.rstrip(" \t") for line in "".join(parts).split("\n"))
+    return "\n".join(line for line in lines if line)
 
 
-class TextReader(html.parser.HTMLParser):
-    LINES = {"br", "div", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "p", "pre", "table", "tr"}
-    HIDDEN = {"audio", "head", "iframe", "script", "style", "template", "title", "video"}
-
-    def __init__(self):
-        super().__init__()
-        self.parts, self.hidden = [], 0
-
-    def handle_starttag(self, tag, attrs):
-        if tag in self.HIDDEN:
-            self.hidden += 1
-        elif tag in self.LINES:
-            self.parts.append("\n")
-
-    def handle_endtag(self, tag):
-        if tag in self.HIDDEN:
-            self.hidden = max(0, self.hidden - 1)
-        elif tag in ("td", "th"):
-            self.parts.append("\t")
-        elif tag in self.LINES:
-            self.parts.append("\n")
-
-    def handle_data(self, data):
-        if not self.hidden:
-            self.parts.append(" ".join(data.split()) if "\n" in data else data)
+def one_line(text):
+    return html.unescape(" ".join(text.split()) if "\n" in text else text)
 
 
 class InlineBackend(Configurable):
@@ -204,15 +200,17 @@ class InlineBackend(Configurable):
 
 class Shell(interactiveshell.InteractiveShell):
     code, number = "", 0  # of the present cell
-    show = show_text = report = None  # see activate
+    show = show_text = report = clear = None  # see activate
     reported = None  # the last exception that was given to report
     profile_dir = Any()
     db = property(lambda self: self.__dict__.setdefault("sandbox_db", {}), lambda self, value: None)
 
-    def activate(self, show, show_text, report):
+    def activate(self, show, show_text, report, clear=None):
         """Makes this the shell of the process. show(mime, data, saved) shows an image, show_text(text, mime,
-        markup) prints a text that a page may replace with markup, report(error) prints an exception."""
-        self.show, self.show_text, self.report = show, show_text, report
+        markup) prints a text that a page may replace with markup, report(error) prints an exception,
+        clear(wait) withdraws what the cell has printed and shown."""
+        self.show, self.show_text, self.report, self.clear = show, show_text, report, clear
+        self.user_ns["_dh"][:] = [os.getcwd()]
         for kind in Shell._walk_mro():
             kind._instance = self
         vars(builtins).update(OWN_BUILTINS)
@@ -418,6 +416,8 @@ def make():
         config=config, user_module=types.ModuleType("__main__"), display_pub_class=Publisher, displayhook_class=Hook, compiler_class=Compiler, colors="nocolor"
     )
     shell.loop_runner = run_in_loop
+    for names in shell.user_ns, shell.user_ns_hidden:
+        names.pop("open", None)  # IPython's own, which only keeps a cell from closing its streams
     atexit.unregister(shell.atexit_operations)
     shell.configurables.append(InlineBackend(parent=shell))
     shell.set_hook("show_in_pager", page.as_hook(page.display_page), 99)

@@ -224,7 +224,7 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 			return 0, err
 		}
 	}
-	cell := &cell{n: c.n, out: NewOutput(s), result: make(chan int, 1), displays: displays{dir: dir}}
+	cell := &cell{n: c.n, out: NewOutput(s), result: make(chan int, 1), displays: displays{dir: dir, clears: wire.MaxClears}}
 	stdout, stdoutEnd, err := fifo(dir, "stdout")
 	if err != nil {
 		return 0, err

@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"mcp-code-sandbox/internal/wire"
 )
 
 // DisplayDir is the directory, in the run's private one, where a program leaves files to be shown.
@@ -44,14 +46,23 @@ type Display struct {
 // displays reads the files that a run shows. The program chooses everything about them, so it skips
 // what is not well-formed.
 type displays struct {
-	dir   *os.Root
-	count int
-	size  int64
+	dir    *os.Root
+	count  int
+	size   int64
+	clears int // that may still come; only cells may withdraw what they have shown
 }
 
 // read returns the display that a program announced with "<MIME type> <name> [<path>]".
 func (ds *displays) read(fields []string) (d Display, ok bool) {
-	if len(fields) < 2 || len(fields) > 3 || len(fields[0]) > maxMIME || ds.count == maxDisplays {
+	if len(fields) < 2 || len(fields) > 3 || len(fields[0]) > maxMIME {
+		return d, false
+	}
+	if fields[0] == wire.ClearMIME && ds.clears > 0 {
+		ds.clears--
+		ds.count, ds.size = 0, 0
+		return Display{MIME: wire.ClearMIME, Data: []byte("\n")}, true
+	}
+	if ds.count == maxDisplays {
 		return d, false
 	}
 	d.MIME, d.Data = fields[0], readDisplay(ds.dir, fields[1], maxDisplay-ds.size)

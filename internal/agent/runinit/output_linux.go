@@ -62,6 +62,9 @@ func (o *Output) Pump(t wire.Type, r *os.File) {
 		err := raw.Read(func(fd uintptr) bool {
 			o.turn.Lock()
 			defer o.turn.Unlock()
+			if t == wire.TypeStderr { // of what is in both pipes, output probably came before the error
+				o.drainOthers(p)
+			}
 			n, again := o.pass(p, fd)
 			more = n > 0
 			return !again
@@ -93,9 +96,14 @@ func (o *Output) Settle() {
 	o.drainAll()
 }
 
-func (o *Output) drainAll() {
+func (o *Output) drainAll() { o.drainOthers(nil) }
+
+// drainOthers passes on what is in all pipes but one.
+func (o *Output) drainOthers(not *outputPipe) {
 	for _, p := range o.pipes {
-		o.drain(p)
+		if p != not {
+			o.drain(p)
+		}
 	}
 }
 

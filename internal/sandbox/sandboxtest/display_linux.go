@@ -208,6 +208,14 @@ driver["show_bytes"]("t/y", b"last")
 			t.Errorf("%.200q, want %q; %+v %s", res.Displays, want, res.Exit, res.Stderr)
 		}
 	})
+	t.Run("cleared", func(t *testing.T) { // as much may be shown again
+		const code = "import sys\ndriver = sys._getframe(2).f_globals\nfor i in range(100): driver['clear'](); driver['show_bytes']('image/png', b'x' * 300_000)"
+		res := b.Begin(t, Cell(t, "python", code)).WaitFor(t, patience)
+		want := slices.Repeat([]string{wire.ClearMIME + " \n", "image/png " + strings.Repeat("x", 300_000)}, 100)
+		if !slices.Equal(res.Displays, want) || res.Exit.Code != 0 {
+			t.Errorf("%d displays; %+v %s", len(res.Displays), res.Exit, res.Stderr)
+		}
+	})
 	t.Run("interrupted", func(t *testing.T) {
 		// The display fits into no buffer, so the program waits for a reader.
 		const large = "8 << 20"
