@@ -1,5 +1,6 @@
 // Turns text with ANSI escape sequences into coloured spans. Unknown sequences are dropped, never
 // shown or executed.
+import { cssOf, hexOf, pair, parseColor, textOn, texts, themed, withContrast, type Color } from "./color.ts";
 
 /** The style of a span. Colours are 0-15 of the palette, or "#rrggbb". */
 export interface Style {
@@ -16,6 +17,13 @@ export interface Style {
 export interface Span {
   text: string;
   style: Style;
+}
+
+/** How a span looks: classes of ansi.css, and colours for CSS that they do not have, or "". */
+export interface Paint {
+  classes: string[];
+  color: string;
+  background: string;
 }
 
 export const plain: Style = Object.freeze({});
@@ -105,4 +113,35 @@ function extended(codes: number[]): [color: number | string | undefined, used: n
   const level = (v: number) => (v === 0 ? 0 : 55 + v * 40);
   const cube = n! - 16;
   return [hex(level(Math.floor(cube / 36)), level(Math.floor(cube / 6) % 6), level(cube % 6)), 2];
+}
+
+// The palette where a colour is the background, or has one. The colours of ansi.css are for text on
+// the page's background, and differ between the themes.
+const palette = [
+  "#000000", "#cd3131", "#0dbc79", "#e5e510", "#2472c8", "#bc3fbc", "#11a8cd", "#e5e5e5",
+  "#666666", "#f14c4c", "#23d18b", "#f5f543", "#3b8eea", "#d670d6", "#29b8db", "#ffffff",
+];
+
+function colorOf(color: number | string | undefined): Color | undefined {
+  return color === undefined ? undefined : parseColor(typeof color === "number" ? palette[color]! : color);
+}
+
+/** Returns how text of a style looks, readable in both themes. */
+export function paintOf(style: Style): Paint {
+  const [fg, bg] = style.inverse ? [style.bg, style.fg] : [style.fg, style.bg];
+  const [text, behind] = [colorOf(fg), colorOf(bg)];
+  const paint: Paint = { classes: [], color: "", background: "" };
+  if (behind) {
+    [paint.color, paint.background] = (text ? pair(text, behind) : [textOn(behind), behind]).map(hexOf) as [string, string];
+  } else if (style.inverse) {
+    paint.classes.push("bg-text");
+    if (text) paint.color = cssOf(themed((background) => withContrast(text, background), texts));
+    else paint.classes.push("fg-surface");
+  } else if (typeof fg === "number") {
+    paint.classes.push(`fg-${fg}`);
+  } else if (text) {
+    paint.color = cssOf(themed((surface) => withContrast(text, surface)));
+  }
+  for (const flag of ["bold", "dim", "italic", "underline", "strike"] as const) if (style[flag]) paint.classes.push(`ansi-${flag}`);
+  return paint;
 }

@@ -9,11 +9,16 @@ interface Events {
   show(cell: Cell): void;
   edit(cell: Cell): void;
   rerun(cell: Cell): void;
+  /** Whether an active run waits for another one; undefined if this page does not follow it. */
+  isQueued(cell: Cell): boolean | undefined;
   /** Removed runs were restored. */
   restored(): void;
 }
 
 const words = { running: "running", ok: "done", failed: "failed", stopped: "stopped", error: "not run", lost: "result gone" };
+
+/** The tag of runs that restart an interpreter. They are no part of the history. */
+export const restartTag = "restart";
 
 export class HistoryPane {
   #conversation = "";
@@ -79,6 +84,7 @@ export class HistoryPane {
     // not equal.
     const known = new Map(this.#cells.flatMap((c) => [[c.id, c], [c.runId, c]] as const).filter(([id]) => id !== ""));
     for (const run of listed) {
+      if (run.tag === restartTag) continue;
       const cell = known.get(run.tag) ?? known.get(run.runId);
       if (cell?.foreign && cell.outcome !== run.outcome) cells.update(this.#conversation, cell.id, { outcome: run.outcome, cause: run.cause, duration: run.duration });
       if (cell || cleared.includes(run.runId)) continue;
@@ -98,15 +104,21 @@ export class HistoryPane {
     keepFocus(this.#list, "cell", () => this.#list.replaceChildren(...this.#cells.toReversed().map((cell) => this.#row(cell))));
   }
 
+  #isQueued(cell: Cell): boolean {
+    const listed = () => this.#listed.find((run) => (run.tag !== "" && run.tag === cell.id) || run.runId === cell.runId)?.queued;
+    return this.on.isQueued(cell) ?? listed() ?? false;
+  }
+
   #row(cell: Cell): HTMLElement {
     const title = cell.foreign ? "Run by another client" : firstLine(cell.code);
-    const facts = [cell.language, outcomeText(cell), ...(cell.outcome === "running" ? [] : [duration(cell.duration)]), age(cell.at, Date.now())];
+    const state = cell.outcome === "running" && this.#isQueued(cell) ? "queued" : cell.outcome;
+    const facts = [cell.language, state === "queued" ? state : outcomeText(cell), ...(cell.outcome === "running" ? [] : [duration(cell.duration)]), age(cell.at, Date.now())];
     return h(
       "li",
       { class: "row", "data-testid": "history-item", "data-cell": cell.id, "data-outcome": cell.outcome, "data-foreign": cell.foreign ? "true" : null, "aria-current": cell.id === this.#current ? "true" : null },
       h(
         "button",
-        { type: "button", class: "row-main", title: cell.code.slice(0, 500) || "Show its output", "data-state": cell.outcome, onclick: () => this.on.show(cell) },
+        { type: "button", class: "row-main", title: cell.code.slice(0, 500) || "Show its output", "data-state": state, onclick: () => this.on.show(cell) },
         h("span", { class: "dot", "aria-hidden": "true" }),
         h("span", { class: cell.foreign ? "row-title" : "row-title mono" }, title),
         h("span", { class: "row-sub" }, ...facts.flatMap((fact, i) => (i === 0 ? [fact] : [" ", h("span", { class: "fact" }, `· ${fact}`)]))),

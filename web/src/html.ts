@@ -20,8 +20,8 @@ const deepest = 200;
 const tag = /<(\/?)([a-z][a-z0-9:-]*)(?=[\s/>])((?:[^<>"']|"[^"]*"|'[^']*')*)>/iy;
 const attribute = /([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=<>`]+)))?/g;
 
-/** Returns the harmless part of html as well-formed HTML. */
-export function cleanHTML(html: string): string {
+/** Returns the harmless part of html as well-formed HTML, with ids only if asked for. */
+export function cleanHTML(html: string, withIds = false): string {
   let out = "";
   const open: string[] = [];
   let at = 0;
@@ -59,7 +59,7 @@ export function cleanHTML(html: string): string {
       const level = open.lastIndexOf(name);
       if (level >= 0) while (open.length > level) out += `</${open.pop()}>`;
     } else if (open.length < deepest) {
-      out += `<${name}${attributesOf(match[3]!)}>`;
+      out += `<${name}${attributesOf(match[3]!, withIds)}>`;
       if (!childless.has(name)) open.push(name);
     }
   }
@@ -67,11 +67,11 @@ export function cleanHTML(html: string): string {
   return out;
 }
 
-function attributesOf(source: string): string {
+function attributesOf(source: string, withIds: boolean): string {
   let out = "";
   for (const [, name, double, single, bare] of source.matchAll(attribute)) {
     const lower = name!.toLowerCase();
-    if (!keptAttributes.has(lower)) continue;
+    if (!keptAttributes.has(lower) && !(withIds && lower === "id")) continue;
     const value = double ?? single ?? bare ?? "";
     out += ` ${lower}="${value.replaceAll('"', "&quot;").replaceAll("<", "&lt;").replaceAll(">", "&gt;")}"`;
   }
@@ -96,6 +96,51 @@ function afterElement(html: string, name: string, from: number): number {
     if (level === 0) return tags.lastIndex;
   }
   return html.length;
+}
+
+const lineHeight = 20;
+const rowHeight = 29; // of a table
+const gap = 13; // between paragraphs and the like
+const lineLength = 80; // characters, roughly
+const spaced = new Set("p ul ol dl pre blockquote figure table h1 h2 h3 h4 h5 h6".split(" "));
+const inLine = new Set("a abbr b code del dfn em i ins kbd mark q s samp small span strong sub sup td th time u var".split(" "));
+const taller = new Map([["h1", 16], ["h2", 8], ["h3", 2], ["hr", gap]]); // than a line
+
+/**
+ * Estimates how high html is in a frame, in pixels: a frame without rights cannot report it. Of
+ * closed details, only the summary counts.
+ */
+export function estimatedHeight(html: string): number {
+  const details: { closed: boolean; inSummary: boolean }[] = [];
+  const isHidden = () => details.some((d) => d.closed && !d.inSummary);
+  let height = 28; // margins and border
+  let [line, isRow, isPre, isFirst] = ["", false, false, true];
+  const endLine = () => {
+    const text = isPre ? line.replace(/^\n|\n$/g, "") : line.trim();
+    const lines = isPre ? text.split("\n").length : Math.ceil(text.length / lineLength);
+    if (text.trim() !== "") height += isRow ? rowHeight : lines * lineHeight;
+    isFirst &&= text.trim() === "";
+    line = "";
+  };
+  for (const [, closing, name, attributes, text] of cleanHTML(html).matchAll(/<(\/?)([a-z0-9]+)([^>]*)>|([^<]+)/g)) {
+    if (text !== undefined) {
+      if (!isHidden()) line += isPre ? text : text.replace(/\s+/g, " ");
+      continue;
+    }
+    if (inLine.has(name!)) continue;
+    if (name === "br" && line.trim() === "" && !isHidden()) height += lineHeight;
+    endLine();
+    const last = details.at(-1);
+    if (name === "details" && closing) details.pop();
+    else if (name === "details") details.push({ closed: !attributes!.includes(" open="), inSummary: false });
+    else if (name === "summary" && last) last.inSummary = !closing;
+    if (name === "pre") isPre = !closing;
+    if (name === "tr") isRow = !closing;
+    if (closing || isHidden()) continue;
+    height += (taller.get(name!) ?? 0) + (!isFirst && spaced.has(name!) ? gap : 0);
+  }
+  endLine();
+  return height;
 }
 
 /**

@@ -1,6 +1,6 @@
 // The output of a program on screen. Short output is laid out whole and wraps; of long output, only
 // the visible lines exist.
-import type { Span, Style } from "./ansi.ts";
+import { paintOf, type Span } from "./ansi.ts";
 import { h } from "./dom.ts";
 import { Lines, spansOf, type Line, type Stream } from "./lines.ts";
 import { windowOf } from "./virtual.ts";
@@ -121,20 +121,10 @@ function fill(row: HTMLElement, line: Line): void {
 }
 
 function nodeOf(span: Span): Node {
-  const { style } = span;
-  if (Object.keys(style).length === 0) return document.createTextNode(span.text);
-  const element = h("span", { class: classesOf(style) }, span.text);
-  const [fg, bg] = style.inverse ? [style.bg, style.fg] : [style.fg, style.bg];
-  if (typeof fg === "string") element.style.color = fg;
-  if (typeof bg === "string") element.style.backgroundColor = bg;
+  if (Object.keys(span.style).length === 0) return document.createTextNode(span.text);
+  const { classes, color, background } = paintOf(span.style);
+  const element = h("span", { class: classes.join(" ") }, span.text);
+  if (color !== "") element.style.color = color;
+  if (background !== "") element.style.backgroundColor = background;
   return element;
-}
-
-function classesOf(style: Style): string {
-  const names: string[] = [];
-  const [fg, bg] = style.inverse ? [style.bg ?? "surface", style.fg ?? "text"] : [style.fg, style.bg];
-  if (typeof fg === "number" || fg === "surface") names.push(`fg-${fg}`);
-  if (typeof bg === "number" || bg === "text") names.push(`bg-${bg}`);
-  for (const flag of ["bold", "dim", "italic", "underline", "strike"] as const) if (style[flag]) names.push(`ansi-${flag}`);
-  return names.join(" ");
 }

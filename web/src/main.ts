@@ -2,19 +2,19 @@
 import { Connection, hideBanner, showBanner } from "./connection.ts";
 import { openConnect } from "./connect.ts";
 import { ConversationBar } from "./conversations.ts";
-import { announce, byId, copy, h } from "./dom.ts";
+import { announce, ask, byId, copy, h } from "./dom.ts";
 import { createEditor } from "./editor.ts";
 import { examplesFor } from "./examples.ts";
 import { FilesPane } from "./files.ts";
 import { duration } from "./format.ts";
-import { HistoryPane } from "./history.ts";
+import { HistoryPane, restartTag } from "./history.ts";
 import { KeyDialog, keyFromAddress } from "./keydialog.ts";
 import { CallError, Client, type Tool } from "./mcp.ts";
 import { createMenu } from "./menu.ts";
 import { Runs, type Run } from "./runs.ts";
-import type { RunView, Status } from "./runview.ts";
+import { detailsKey, type RunView, type Status } from "./runview.ts";
 import { Settings } from "./settings.ts";
-import { fields, list, text, texts } from "./shape.ts";
+import { fields, list, number, text, texts } from "./shape.ts";
 import { applyThemeTo } from "./shown.ts";
 import { drafts, key, preferences, type Cell } from "./store.ts";
 import { themeSwitch } from "./theme.ts";
@@ -59,13 +59,14 @@ const settings = new Settings(client, {
 });
 const conversation = new ConversationBar(client, openConversation);
 const files = new FilesPane(client, () => conversation.id, trouble, (listed) => cells.learn(listed));
-const cells = new HistoryPane({ show: showCell, edit: editCell, rerun: (cell) => run(cell), restored: resume });
+const cells = new HistoryPane({ show: showCell, edit: editCell, rerun: (cell) => run(cell), isQueued: (cell) => waits(cell), restored: resume });
 const output = byId("output");
 const blank = [...output.childNodes];
 const languages = byId<HTMLSelectElement>("language-select");
 const keep = byId<HTMLInputElement>("persist-switch");
+const restart = byId<HTMLButtonElement>("restart");
 
-const runs = new Runs(client, output, nonce, { changed: showProgress, ended: showEnd, trouble, back: () => connection.back() });
+const runs = new Runs(client, output, nonce, { changed: showProgress, queued: () => cells.refresh(), ended: showEnd, trouble, back: () => connection.back() });
 
 let unsaved: (() => void) | undefined;
 let saving: ReturnType<typeof setTimeout> | undefined;
@@ -168,6 +169,12 @@ function describeLanguage(): void {
   const canForget = unknown || tools.has("run_code") || (!tools.has("run") && tools.has("run_python"));
   keep.disabled = !(canKeep && canForget);
   keep.checked = canKeep && (!canForget || (preferences.get().keep ?? true));
+  showRestart();
+}
+
+/** Offers to restart the interpreter where one is kept. */
+function showRestart(): void {
+  restart.disabled = restarting || !keep.checked || !tools.get("run")?.has("restart");
 }
 
 function selectLanguage(name: string): void {
@@ -295,6 +302,40 @@ function callOf(what: { code: string; language: string; keep: boolean }, id: str
   return [tool, { ...common, ...optional, conversationId: id, language: what.language }];
 }
 
+let restarting = false;
+
+/** Starts a new interpreter for the conversation and language, if the person agrees. */
+async function restartInterpreter(): Promise<void> {
+  const [id, env] = [conversation.id, language];
+  const runner = runners.find((r) => r.language === env);
+  const name = runner ? titleOf(runner) : env;
+  if (key.get() === "") return keyDialog.open();
+  if (connection.down) return connection.refuse();
+  const detail = `Its variables, imports and functions are lost${runs.of(id) ? ", and its running code is stopped" : ""}. Files stay.`;
+  if (!(await ask(`Restart the ${name} interpreter?`, detail, "Restart"))) return;
+  restarting = true;
+  showRestart();
+  try {
+    // Code must not be empty.
+    const { meta } = await client.call("run", { code: "\n", env, session: id, network: settings.network, restart: true }, { details: true, tag: restartTag });
+    const { exit_code, cause } = fields(meta[detailsKey]);
+    if ((number(exit_code) ?? 0) !== 0 || text(cause) !== "") showBanner("error", `The ${name} interpreter did not start${text(cause) ? `: ${text(cause).replaceAll("_", " ")}` : ""}. Run some code to see why.`);
+    else showToast(`The ${name} interpreter was restarted. Its variables are gone.`);
+  } catch (err) {
+    trouble(err);
+  } finally {
+    restarting = false;
+    showRestart();
+    if (document.activeElement === document.body) restart.focus();
+  }
+}
+
+/** Whether an active run waits for another one, if this page follows it. */
+function waits(cell: Cell): boolean | undefined {
+  const run = runs.get(cell);
+  return run && run.began === Infinity;
+}
+
 /** Stops the active run. Returns whether there was one. */
 function stop(): boolean {
   const going = runs.of(conversation.id);
@@ -385,7 +426,11 @@ byId("output-copy").addEventListener("click", (event) => {
   if (shown) void copy(event.currentTarget as HTMLButtonElement, shown.text);
 });
 languages.addEventListener("change", () => selectLanguage(languages.value));
-keep.addEventListener("change", () => preferences.set({ keep: keep.checked }));
+keep.addEventListener("change", () => {
+  preferences.set({ keep: keep.checked });
+  showRestart();
+});
+restart.addEventListener("click", () => void restartInterpreter());
 byId("run-key").textContent = /Mac|iPhone|iPad/.test(navigator.userAgent) ? "⌘" : "Ctrl";
 addEventListener("keydown", (event) => {
   if (event.defaultPrevented || document.querySelector("dialog[open]")) return;

@@ -1,9 +1,10 @@
 // Reads the Markdown that notebooks show: headings, paragraphs, lists, code, quotes, tables, emphasis.
-// Links and images show their text, and everything else stays as it is written.
+// Web links are links. Other links and images show their text, and everything else stays as it is
+// written.
 
-/** A node is text, or an element with one of the tags below. */
-export type Node = string | { tag: Tag; children: Node[] };
-export type Tag = "h2" | "h3" | "h4" | "p" | "ul" | "ol" | "li" | "pre" | "blockquote" | "hr" | "code" | "strong" | "em" | "s" | "table" | "thead" | "tbody" | "tr" | "th" | "td" | "br";
+/** A node is text, or an element with one of the tags below. Only an "a" has an address. */
+export type Node = string | { tag: Tag; children: Node[]; href?: string };
+export type Tag = "a" | "h2" | "h3" | "h4" | "p" | "ul" | "ol" | "li" | "pre" | "blockquote" | "hr" | "code" | "strong" | "em" | "s" | "table" | "thead" | "tbody" | "tr" | "th" | "td" | "br";
 
 const deepest = 8; // levels of quotes, lists and emphasis
 
@@ -17,15 +18,15 @@ function blocks(lines: string[], depth: number): Node[] {
   for (let i = 0; i < lines.length; ) {
     const line = lines[i]!;
     const fence = /^ {0,3}(`{3,}|~{3,})/.exec(line)?.[1];
-    const heading = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/.exec(line);
+    const heading = /^ {0,3}(#{1,6})[ \t]/.exec(line);
     if (line.trim() === "") {
       i++;
     } else if (fence) {
-      const end = lines.findIndex((l, k) => k > i && l.trim().startsWith(fence));
-      out.push(element("pre", [lines.slice(i + 1, end < 0 ? undefined : end).join("\n")]));
-      i = end < 0 ? lines.length : end + 1;
+      const end = endOf(lines, i + 1, (l) => !l.trim().startsWith(fence));
+      out.push(element("pre", [lines.slice(i + 1, end).join("\n")]));
+      i = end + 1;
     } else if (heading) {
-      out.push(element((["h2", "h3"] as const)[heading[1]!.length - 1] ?? "h4", inline(heading[2]!)));
+      out.push(element((["h2", "h3"] as const)[heading[1]!.length - 1] ?? "h4", inline(withoutEnd(line.slice(heading[0].length)))));
       i++;
     } else if (/^ {0,3}([-*_])(\s*\1){2,}\s*$/.test(line)) {
       out.push(element("hr"));
@@ -52,10 +53,19 @@ function blocks(lines: string[], depth: number): Node[] {
 }
 
 const item = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+/;
-const ruler = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
 function isTable(lines: string[], at: number): boolean {
-  return lines[at]!.includes("|") && ruler.test(lines[at + 1] ?? "") && (lines[at + 1] ?? "").includes("-");
+  const ruler = (lines[at + 1] ?? "").trim().replace(/^\|/, "");
+  const columns = (ruler.endsWith("|") ? ruler.slice(0, -1) : ruler).split("|");
+  return lines[at]!.includes("|") && columns.every((c) => /^:?-+:?$/.test(c.trim()));
+}
+
+/** Returns the text of a heading without the #s that may follow it. */
+function withoutEnd(text: string): string {
+  const trimmed = text.trim();
+  let end = trimmed.length;
+  while (trimmed[end - 1] === "#") end--;
+  return trimmed.slice(0, end).trimEnd();
 }
 
 function endOf(lines: string[], from: number, goesOn: (line: string, at: number) => boolean): number {
@@ -83,28 +93,59 @@ function table(lines: string[]): Node {
   return element("table", [element("thead", [row(lines[0]!, "th")]), element("tbody", lines.slice(2).map((l) => row(l, "td")))]);
 }
 
-// Each alternative needs its end on the same line or the next ones of the paragraph, within 500 characters.
-const spans = /(`+)([^`]{1,500}?)\1(?!`)|\*\*(?=\S)([^]{0,500}?\S)\*\*|__(?=\S)([^]{0,500}?\S)__|~~(?=\S)([^]{0,500}?\S)~~|\*(?=[^\s*])([^*]{0,500}?[^\s*])\*|(?<!\w)_(?=[^\s_])([^_]{0,500}?[^\s_])_(?!\w)|!?\[([^\[\]]{0,500})\]\([^()\s]{0,500}(?:\s+"[^"]{0,200}")?\)|\\([!-/:-@[-`{-~])|(?: {2,}|\\)\n/g;
+// Each alternative needs its end on the same line or the next ones of the paragraph, within 500
+// characters: the text is hostile, so nothing here may take more than linear time.
+const spans = new RegExp(
+  [
+    /(?<!`)(`+)(?!`)([^`]{1,500}?)\1(?!`)/,
+    /\*\*(?=\S)([^]{0,500}?\S)\*\*/,
+    /__(?=\S)([^]{0,500}?\S)__/,
+    /~~(?=\S)([^]{0,500}?\S)~~/,
+    /\*(?=[^\s*])([^*]{0,500}?[^\s*])\*/,
+    /(?<!\w)_(?=[^\s_])([^_]{0,500}?[^\s_])_(?!\w)/,
+    /(!?)\[([^\[\]]{0,500})\]\(((?:[^()\s]|\([^()\s]{0,100}\)){0,500})(?:\s{1,10}"[^"]{0,200}")?\)/,
+    /<(https?:\/\/[^\s<>]{1,500})>/,
+    /\\([!-/:-@[-`{-~])/,
+    /(?: {2}|\\)\n/,
+  ].map((alternative) => alternative.source).join("|"),
+  "g",
+);
 
-function inline(text: string, depth = 0): Node[] {
+/** Returns the nodes of a text. There is no link within a link. */
+function inline(text: string, depth = 0, linked = false): Node[] {
   if (depth > deepest) return [text];
   const out: Node[] = [];
   let at = 0;
   for (const match of text.matchAll(spans)) {
     if (match.index > at) out.push(text.slice(at, match.index));
     at = match.index + match[0].length;
-    const [, , code, strong, strong2, struck, em, em2, label, escaped] = match;
-    const inner = (s: string) => inline(s, depth + 1);
+    const [, , code, strong, strong2, struck, em, em2, image, label, target, auto, escaped] = match;
+    const inner = (s: string) => inline(s, depth + 1, linked);
     if (code !== undefined) out.push(element("code", [code.trim()]));
     else if (strong ?? strong2) out.push(element("strong", inner((strong ?? strong2)!)));
     else if (struck) out.push(element("s", inner(struck)));
     else if (em ?? em2) out.push(element("em", inner((em ?? em2)!)));
-    else if (label !== undefined) out.push(...inner(label));
-    else if (escaped !== undefined) out.push(escaped);
+    else if (label !== undefined) {
+      const href = linked || image || label.trim() === "" ? undefined : webAddress(target!);
+      out.push(...(href === undefined ? inner(label) : [{ tag: "a" as const, href, children: inline(label, depth + 1, true) }]));
+    } else if (auto !== undefined) {
+      const href = linked ? undefined : webAddress(auto);
+      out.push(href === undefined ? auto : { tag: "a", href, children: [auto] });
+    } else if (escaped !== undefined) out.push(escaped);
     else out.push(element("br"));
   }
   if (at < text.length) out.push(text.slice(at));
   return out;
+}
+
+/**
+ * Returns the whole address of a web page, or undefined. A name before an @ could look like the
+ * host, so such an address is none.
+ */
+function webAddress(text: string): string | undefined {
+  if (!/^https?:\/\//i.test(text) || !URL.canParse(text)) return undefined;
+  const url = new URL(text);
+  return url.username === "" && url.password === "" ? url.href : undefined;
 }
 
 function element(tag: Tag, children: Node[] = []): Node {

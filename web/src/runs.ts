@@ -19,6 +19,8 @@ export interface Run {
 interface Events {
   /** The output, time or status of a run has changed. */
   changed(run: Run): void;
+  /** A run has started or stopped waiting for another one. */
+  queued(run: Run): void;
   ended(run: Run): void;
   trouble(err: CallError): void;
   /** Resolves when the server can be reached. */
@@ -39,6 +41,7 @@ export interface Listed {
   runner: string;
   started: number;
   outcome: Outcome;
+  queued: boolean; // it waits for another run; its outcome is "running"
   cause: string;
   duration: number;
 }
@@ -48,7 +51,7 @@ export function listedOf(value: unknown): Listed[] {
     .map(fields)
     .map((r) => ({
       runId: text(r["run_id"]), tag: text(r["tag"]), runner: text(r["runner"]), started: Date.parse(text(r["started"])) || 0, duration: number(r["duration_ms"]) ?? 0,
-      cause: text(r["cause"]), outcome: outcomeOf(text(r["status"]), text(r["cause"]), number(r["exit_code"])),
+      cause: text(r["cause"]), queued: text(r["status"]) === "queued", outcome: outcomeOf(text(r["status"]), text(r["cause"]), number(r["exit_code"])),
     }))
     .filter((r) => r.runId !== "");
 }
@@ -247,8 +250,11 @@ export class Runs {
   /** Shows that a run waits for another one, or that it runs; from then on its time counts. */
   #showGoing(run: Run, status: string, behind: unknown): void {
     if (run.cell.outcome !== "running" || (status !== "queued" && status !== "running")) return;
-    if (status === "queued") run.began = Infinity;
-    else if (run.began === Infinity) run.began = Date.now();
+    const isQueued = status === "queued";
+    if (isQueued !== (run.began === Infinity)) {
+      run.began = isQueued ? Infinity : Date.now();
+      this.on.queued(run);
+    }
     if (run.stopping) run.view.status = { ...run.view.status, title: "Stopping" };
     else if (status === "running") run.view.status = { state: "running", title: "Running", facts: [] };
     else run.view.status = { state: "running", title: "Queued", facts: [waitsFor(fields(behind), this.#going.values())] };

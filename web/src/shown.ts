@@ -1,7 +1,7 @@
 // What code shows beside its text: tables, pictures, HTML, Markdown.
 import { h, icon } from "./dom.ts";
 import { visible } from "./format.ts";
-import { cleanHTML, frameDocument } from "./html.ts";
+import { cleanHTML, estimatedHeight, frameDocument } from "./html.ts";
 import { parseMarkdown, type Node as MarkdownNode } from "./markdown.ts";
 import type { Piece, Shown } from "./parts.ts";
 import { renderTable, tableOfHTML } from "./tables.ts";
@@ -15,7 +15,10 @@ export interface Display {
 
 const frameCSS = `
 :root { color-scheme: light; font: 13px/1.5 system-ui, sans-serif; }
-body { margin: 12px; color: CanvasText; overflow-wrap: anywhere; }
+body { margin: 10px 12px; color: CanvasText; overflow-wrap: anywhere; }
+body > :first-child { margin-top: 0; }
+body > :last-child { margin-bottom: 0; }
+h1, h2, h3 { line-height: 1.3; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; border-bottom: 1px solid color-mix(in srgb, CanvasText 18%, transparent); text-align: left; }
 pre, code { font-family: ui-monospace, monospace; }
@@ -73,9 +76,7 @@ export class Showing {
     const frame = h("iframe", { sandbox: "", title: "HTML that the code showed", "data-testid": "output-html", loading: "lazy" });
     documents.set(frame, frameDocument(html, frameCSS, this.nonce));
     applyTheme(frame);
-    // A frame without rights cannot report its height.
-    const rows = (html.match(/<(tr|p|li|h[1-6]|pre|div|br)\b/gi) ?? []).length;
-    frame.style.height = `${Math.min(420, 60 + rows * 28)}px`;
+    frame.style.height = `${Math.min(420, estimatedHeight(html))}px`;
     return frame;
   }
 }
@@ -107,6 +108,7 @@ function missing(text: string): HTMLElement {
 function nodeOf(node: MarkdownNode): HTMLElement | Text {
   if (typeof node === "string") return document.createTextNode(node);
   const children = node.children.map(nodeOf);
+  if (node.href !== undefined) return h("a", { href: node.href, target: "_blank", rel: "noopener noreferrer nofollow", title: node.href }, ...children);
   // The levels of headings in a text need not fit those of the page.
   return /^h\d$/.test(node.tag) ? h("p", { class: node.tag }, ...children) : h(node.tag, {}, ...children);
 }

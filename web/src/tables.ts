@@ -1,5 +1,6 @@
-// Tables made of text, or read from HTML that code showed. Cells are text; nothing else of the HTML
-// reaches the page.
+// Tables made of text, or read from HTML that code showed. Cells are text with the styles that
+// cellstyle.ts lets through; nothing else of the HTML reaches the page.
+import { cellStyles, colorOf, readable, type CellStyle } from "./cellstyle.ts";
 import { numericColumns } from "./csv.ts";
 import { h } from "./dom.ts";
 import { cleanHTML } from "./html.ts";
@@ -9,17 +10,22 @@ export interface Cell {
   head: boolean;
   columns: number;
   rows: number;
+  style?: CellStyle;
 }
 
 export interface Table {
   head: Cell[][];
   body: Cell[][];
+  caption?: string;
   notes: string[]; // text around the table, such as how large the whole is
 }
 
 /** A browser lays this many out at once without a delay. */
 const mostColumns = 200;
 const mostCells = 40_000;
+const longestCaption = 500;
+/** A table is at least as wide as a caption of this length. */
+const shortCaption = 40;
 
 const entities = new Map(Object.entries({ amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", times: "×", hellip: "…", minus: "−" }));
 
@@ -41,7 +47,9 @@ function span(attributes: string, name: string): number {
  */
 export function tableOfHTML(html: string): Table | undefined {
   const table: Table = { head: [], body: [], notes: [] };
-  let [tables, inTable, inHead] = [0, false, false];
+  const styles = cellStyles(html);
+  let [tables, inTable, inHead, inCaption] = [0, false, false, false];
+  let caption = "";
   let row: Cell[] | undefined;
   let cell: Cell | undefined;
   let note = "";
@@ -49,9 +57,10 @@ export function tableOfHTML(html: string): Table | undefined {
     if (note.trim() !== "") table.notes.push(note.replace(/\s+/g, " ").trim());
     note = "";
   };
-  for (const [, closing, name, attributes, text] of cleanHTML(html).matchAll(/<(\/?)([a-z0-9]+)((?: [a-z]+="[^"]*")*)>|([^<]+)/g)) {
+  for (const [, closing, name, attributes, text] of cleanHTML(html, true).matchAll(/<(\/?)([a-z0-9]+)((?: [a-z]+="[^"]*")*)>|([^<]+)/g)) {
     if (text !== undefined) {
       if (cell) cell.text += decoded(text);
+      else if (inCaption) caption += decoded(text);
       else if (!inTable) note += decoded(text);
     } else if (name === "table") {
       if (!closing && ++tables > 1) return undefined;
@@ -62,6 +71,8 @@ export function tableOfHTML(html: string): Table | undefined {
     } else if (!inTable) {
       if (name !== "div" && name !== "p" && name !== "span") return undefined;
       endNote();
+    } else if (name === "caption") {
+      inCaption = !closing;
     } else if (name === "thead") {
       inHead = !closing;
     } else if (name === "tr") {
@@ -70,10 +81,14 @@ export function tableOfHTML(html: string): Table | undefined {
       if (row) (inHead ? table.head : table.body).push(row);
     } else if (name === "th" || name === "td") {
       cell = closing ? undefined : { text: "", head: name === "th", columns: span(attributes!, "colspan"), rows: span(attributes!, "rowspan") };
+      const style = styles.get(/ id="([\w-]{1,100})"/.exec(attributes!)?.[1] ?? "");
+      if (cell && style) cell.style = style;
       if (cell) row?.push(cell);
     }
   }
   endNote();
+  caption = caption.replace(/\s+/g, " ").trim();
+  if (caption !== "") table.caption = caption.length > longestCaption ? `${caption.slice(0, longestCaption)}…` : caption;
   for (const c of [...table.head, ...table.body].flat()) c.text = c.text.trim();
   return tables === 1 && table.body.length + table.head.length > 0 ? table : undefined;
 }
@@ -131,18 +146,19 @@ export function renderTable(whole: Table, label = "Table"): HTMLElement {
     return Array.from(texts, (t) => t ?? "");
   });
   const numeric = numericColumns(values);
-  const render = (row: Cell[], columns: number[], inHead: boolean) =>
+  const render = (row: Cell[], columns: number[], inHead: boolean, rowsLeft: number) =>
     h(
       "tr",
       {},
       ...row.map((cell, i) => {
+        const classes = [numeric[columns[i]!] && cell.columns === 1 && "number", cell.rows >= rowsLeft && "last"].filter((c) => typeof c === "string");
         const attributes = {
-          class: numeric[columns[i]!] && cell.columns === 1 ? "number" : null,
+          class: classes.join(" ") || null,
           colspan: cell.columns > 1 ? cell.columns : null,
           rowspan: cell.rows > 1 ? cell.rows : null,
         };
-        if (!cell.head || cell.text === "") return h("td", attributes, cell.text);
-        return h("th", { ...attributes, scope: inHead ? (cell.columns > 1 ? "colgroup" : "col") : "row" }, cell.text);
+        if (!cell.head || cell.text === "") return dress(h("td", attributes, cell.text), cell.style);
+        return dress(h("th", { ...attributes, scope: inHead ? (cell.columns > 1 ? "colgroup" : "col") : "row" }, cell.text), cell.style);
       }),
     );
   const headPlaces = columnsOf(table.head);
@@ -155,11 +171,20 @@ export function renderTable(whole: Table, label = "Table"): HTMLElement {
       h(
         "table",
         { class: "data" },
-        table.head.length > 0 && h("thead", {}, ...table.head.map((row, r) => render(row, headPlaces[r]!, true))),
-        h("tbody", {}, ...table.body.map((row, r) => render(row, places[r]!, false))),
+        whole.caption !== undefined && h("caption", { class: whole.caption.length <= shortCaption ? "short" : null }, whole.caption),
+        table.head.length > 0 && h("thead", {}, ...table.head.map((row, r) => render(row, headPlaces[r]!, true, Infinity))),
+        h("tbody", {}, ...table.body.map((row, r) => render(row, places[r]!, false, table.body.length - r))),
       ),
     ),
     ...whole.notes.map((note) => h("p", { class: "muted" }, note)),
     cut && h("p", { class: "muted" }, `${table.body.length} of ${whole.body.length} rows and at most ${mostColumns} columns are shown.`),
   );
+}
+
+/** Sets the style of a cell. The page's policy forbids style attributes, not the object model. */
+function dress(element: HTMLElement, style: CellStyle | undefined): HTMLElement {
+  if (!style) return element;
+  for (const [name, value] of readable(style, colorOf)) element.style.setProperty(name, value);
+  if (style.has("background-image")) element.classList.add("bar");
+  return element;
 }

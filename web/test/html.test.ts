@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cleanHTML } from "../src/html.ts";
+import { cleanHTML, estimatedHeight } from "../src/html.ts";
 
 const cases: [name: string, html: string, want: string][] = [
   ["a table", '<table border="1"><tr><th colspan=2>a</th></tr></table>', '<table><tr><th colspan="2">a</th></tr></table>'],
@@ -41,3 +41,26 @@ test("what looks like the beginning of many tags is read once", () => {
     assert.ok(ms < 10_000, `${html.slice(0, 20)}…: ${ms} ms`); // a few, and minutes when it is read over and over
   }
 });
+
+test("ids stay only if asked for", () => {
+  assert.equal(cleanHTML('<td id="a" class="b">x</td>'), "<td>x</td>");
+  assert.equal(cleanHTML('<td id="a" class="b">x</td>', true), '<td id="a">x</td>');
+});
+
+for (const [name, html, want] of [
+  ["one line", "<b>x</b>", 48],
+  ["one paragraph", "<p>x</p>", 48],
+  ["one line in boxes", "<div>\n<div><p>x</p></div>\n</div>", 48],
+  ["two paragraphs", "<p>x</p><p>y</p>", 81],
+  ["breaks", "a<br>b<br><br>c", 108],
+  ["a list", "<ul><li>a</li><li>b</li></ul>", 68],
+  ["a heading and rows", "<h3>t</h3><table><tr><td>1</td><td>2</td></tr><tr><td>3</td></tr></table>", 121],
+  ["code", "<pre>a\nb\n\nc\n</pre>", 108],
+  ["long text", "x ".repeat(200), 128],
+  ["closed details", "<details><summary>more</summary><p>a</p><ul><li>b</li></ul></details>", 48],
+  ["open details", "<details open><summary>more</summary><p>a</p></details>", 81],
+  ["details in closed details", "<details><summary>more</summary><details open><summary>a</summary>b<br>c</details></details><p>end</p>", 81],
+  ["what is not shown", "<script>a<p>b<p>c</script><!-- <p>d --><b>x</b>", 48],
+] as const) {
+  test(`the height of ${name}`, () => assert.equal(estimatedHeight(html), want));
+}
