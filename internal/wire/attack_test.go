@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -18,19 +19,24 @@ import (
 )
 
 // raw is a frame as a hostile agent writes it.
-func raw(json string) []byte {
-	return append(binary.BigEndian.AppendUint32(nil, uint32(len(json))), json...)
+func raw(body string) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
 }
 
-func writeRaw(tb testing.TB, w io.Writer, json string) {
+func writeRaw(tb testing.TB, w io.Writer, body string) {
 	tb.Helper()
-	if _, err := w.Write(raw(json)); err != nil {
+	if _, err := w.Write(raw(body)); err != nil {
 		tb.Fatal(err)
 	}
 }
 
-// b64 is n bytes of payload.
-func b64(n int) string { return strings.Repeat("AAAA", n/3) + []string{"", "AA==", "AAA="}[n%3] }
+// payload is the body of a frame with payload.
+func payload(t Type, id uint64, data string) string {
+	code := slices.Index(payloadTypes[:], t)
+	return string(binary.BigEndian.AppendUint64([]byte{byte(code)}, id)) + data
+}
+
+func zeros(n int) string { return strings.Repeat("\x00", n) }
 
 func TestHello(t *testing.T) {
 	var good bytes.Buffer
@@ -67,13 +73,13 @@ func TestHello(t *testing.T) {
 		"not JSON":       {string(raw("hello")), ErrProtocol},
 		"null":           {string(raw("null")), ErrProtocol},
 		"list":           {string(raw("[]")), ErrProtocol},
-		"older":          {string(raw(`{"type":"hello","hello":{"version":0,"agent":"a"}}`)), ErrProtocol},
-		"newer":          {string(raw(`{"type":"hello","hello":{"version":2,"agent":"a"}}`)), ErrProtocol},
+		"older":          {string(raw(`{"type":"hello","hello":{"version":1,"agent":"a"}}`)), ErrProtocol},
+		"newer":          {string(raw(`{"type":"hello","hello":{"version":3,"agent":"a"}}`)), ErrProtocol},
 		"no body":        {string(raw(`{"type":"hello"}`)), ErrProtocol},
 		"other frame":    {string(raw(`{"type":"pong"}`)), ErrProtocol},
-		"more than that": {string(raw(`{"type":"hello","hello":{"version":1},"data":"AAAA"}`)), ErrProtocol},
-		"unknown field":  {string(raw(`{"type":"hello","hello":{"version":1,"root":true}}`)), ErrProtocol},
-		"trailing JSON":  {string(raw(`{"type":"hello","hello":{"version":1}}{}`)), ErrProtocol},
+		"more than that": {string(raw(`{"type":"hello","hello":{"version":2},"credit":1}`)), ErrProtocol},
+		"unknown field":  {string(raw(`{"type":"hello","hello":{"version":2,"root":true}}`)), ErrProtocol},
+		"trailing JSON":  {string(raw(`{"type":"hello","hello":{"version":2}}{}`)), ErrProtocol},
 	}
 	for name, tt := range bad {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +103,10 @@ func TestHostileAgent(t *testing.T) {
 	for i := range maxStreams + 1 {
 		dials = append(dials, fmt.Sprintf(`{"type":"dial","id":%d}`, 2*i+1))
 	}
-	stdout := func(n int) string { return `{"type":"stdout","id":2,"data":"` + b64(n) + `"}` }
+	stdout := func(n int) string { return payload(TypeStdout, 2, zeros(n)) }
+	display := func(more byte, mime, file string) string {
+		return payload(TypeDisplay, 2, string([]byte{more, byte(len(mime))})+mime+string([]byte{byte(len(file))})+file+"data")
+	}
 	flood := func(n int, f string) (fs []string) {
 		for range n {
 			fs = append(fs, f)
@@ -115,8 +124,13 @@ func TestHostileAgent(t *testing.T) {
 		"trailing JSON":         {exit + `{}`},
 		"trailing garbage":      {exit + `x`},
 		"nested too deep":       {`{"run":` + strings.Repeat(`[`, 30000)},
-		"bad base64":            {`{"type":"stdout","id":2,"data":"A"}`},
-		"second hello":          {`{"type":"hello","hello":{"version":1,"agent":""}}`},
+		"payload in JSON":       {`{"type":"stdout","id":2,"data":"AAAA"}`},
+		"MIME type in JSON":     {`{"type":"pong","mime":"a"}`},
+		"code 0":                {"\x00" + stdout(1)[1:]},
+		"code 5":                {"\x05" + stdout(1)[1:]},
+		"code alone":            {stdout(1)[:1]},
+		"half an id":            {stdout(1)[:5]},
+		"second hello":          {`{"type":"hello","hello":{"version":2,"agent":""}}`},
 
 		"ping":                {`{"type":"ping"}`},
 		"pong without ping":   {`{"type":"pong"}`},
@@ -124,14 +138,14 @@ func TestHostileAgent(t *testing.T) {
 		"run with odd id":     {`{"type":"run","id":3,"run":{"argv":["sh"],"limits":{}}}`},
 		"kill":                {`{"type":"kill","id":2}`},
 		"interrupt":           {`{"type":"interrupt","id":2}`},
-		"data on a run":       {`{"type":"data","id":2,"data":"AAAA"}`},
+		"data on a run":       {payload(TypeData, 2, "data")},
 		"close on a run":      {`{"type":"close","id":2}`},
 		"eof on a run":        {`{"type":"eof","id":2}`},
-		"stdout on a dial":    {opened, `{"type":"stdout","id":1,"data":"AAAA"}`},
+		"stdout on a dial":    {opened, payload(TypeStdout, 1, "data")},
 		"exit on a dial":      {opened, `{"type":"exit","id":1,"exit":{}}`},
 		"kill on a dial":      {opened, `{"type":"kill","id":1}`},
-		"stdout on no id":     {`{"type":"stdout","data":"AAAA"}`},
-		"a run of the future": {`{"type":"stdout","id":4,"data":"AAAA"}`},
+		"stdout on no id":     {payload(TypeStdout, 0, "data")},
+		"a run of the future": {payload(TypeStdout, 4, "data")},
 
 		"dial with id 0":       {`{"type":"dial"}`},
 		"dial with even id":    {`{"type":"dial","id":2}`},
@@ -141,7 +155,7 @@ func TestHostileAgent(t *testing.T) {
 		"dial with negative":   {`{"type":"dial","id":-1}`},
 		"dial with id too big": {`{"type":"dial","id":18446744073709551617}`},
 		"dial with fraction":   {`{"type":"dial","id":1.5}`},
-		"dial with data":       {`{"type":"dial","id":1,"data":"AAAA"}`},
+		"dial with credit":     {`{"type":"dial","id":1,"credit":1}`},
 		"257 dials":            dials,
 
 		"exit twice":           {exit, exit},
@@ -149,7 +163,7 @@ func TestHostileAgent(t *testing.T) {
 		"window after exit":    {exit, `{"type":"window","id":2,"credit":1}`},
 		"exit without body":    {`{"type":"exit","id":2}`},
 		"exit null":            {`{"type":"exit","id":2,"exit":null}`},
-		"exit with output":     {`{"type":"exit","id":2,"exit":{"code":0},"data":"AAAA"}`},
+		"exit with credit":     {`{"type":"exit","id":2,"exit":{"code":0},"credit":1}`},
 		"exit code -1":         {exitOf(`"code":-1`)},
 		"exit code 256":        {exitOf(`"code":256`)},
 		"exit signal 65":       {exitOf(`"signal":65`)},
@@ -158,20 +172,23 @@ func TestHostileAgent(t *testing.T) {
 		"exit negative memory": {exitOf(`"max_rss_bytes":-1`)},
 		"exit with a novel":    {exitOf(`"error":"` + strings.Repeat("e", maxExitError+1) + `"`)},
 
-		"data after eof":       {opened, eof, `{"type":"data","id":1,"data":"AAAA"}`},
+		"data after eof":       {opened, eof, payload(TypeData, 1, "data")},
 		"eof twice":            {opened, eof, eof},
-		"data after close":     {opened, closed, `{"type":"data","id":1,"data":"AAAA"}`},
+		"data after close":     {opened, closed, payload(TypeData, 1, "data")},
 		"window after close":   {opened, closed, `{"type":"window","id":1,"credit":1}`},
 		"close twice":          {opened, closed, closed},
 		"close of nothing":     {closed},
-		"empty stdout":         {`{"type":"stdout","id":2,"data":""}`},
+		"empty stdout":         {stdout(0)},
 		"stdout without data":  {`{"type":"stdout","id":2}`},
 		"too much in a frame":  {stdout(MaxData + 1)},
-		"stdout with MIME":     {`{"type":"stdout","id":2,"data":"AAAA","mime":"a"}`},
-		"stdout with a run":    {`{"type":"stdout","id":2,"data":"AAAA","run":{"argv":[],"limits":{}}}`},
-		"stdout with a file":   {`{"type":"stdout","id":2,"data":"AAAA","file":"a"}`},
-		"display of a path":    {`{"type":"display","id":2,"data":"AAAA","file":"` + strings.Repeat("f", maxFile+1) + `"}`},
-		"display with a novel": {`{"type":"display","id":2,"data":"AAAA","mime":"` + strings.Repeat("m", maxMIME+1) + `"}`},
+		"display of nothing":   {payload(TypeDisplay, 2, "")},
+		"display without data": {strings.TrimSuffix(display(0, "image/png", ""), "data")},
+		"display without file": {payload(TypeDisplay, 2, "\x00\x01m")},
+		"display cut in MIME":  {payload(TypeDisplay, 2, "\x00\x05mime")},
+		"display cut in file":  {payload(TypeDisplay, 2, "\x00\x01m\xfffile")},
+		"display of no UTF-8":  {display(0, "\xff", "")},
+		"file of no UTF-8":     {display(0, "image/png", "\xff")},
+		"display with a flag":  {display(2, "image/png", "")},
 
 		"credit for nothing":   {opened, `{"type":"window","id":1,"credit":1}`},
 		"credit on a run":      {`{"type":"window","id":2,"credit":1}`},
@@ -181,7 +198,7 @@ func TestHostileAgent(t *testing.T) {
 		"credit beyond int":    {opened, `{"type":"window","id":1,"credit":9223372036854775808}`},
 		"window overrun":       flood(Window/MaxData, stdout(MaxData)),
 		"overrun in bytes":     flood(Window/cost(1)+1, stdout(1)),
-		"overrun on a dial":    append([]string{opened}, flood(Window/MaxData, `{"type":"data","id":1,"data":"`+b64(MaxData)+`"}`)...),
+		"overrun on a dial":    append([]string{opened}, flood(Window/MaxData, payload(TypeData, 1, zeros(MaxData)))...),
 		"frame over the limit": {strings.Repeat(" ", maxFromAgent) + exit},
 	}
 	for name, frames := range tests {
@@ -253,7 +270,7 @@ func queued(s *Stream) int {
 func TestWholeWindow(t *testing.T) {
 	var in []byte
 	for range Window / cost(1) {
-		in = append(in, raw(`{"type":"stdout","id":2,"data":"AA=="}`)...)
+		in = append(in, raw(payload(TypeStdout, 2, "x"))...)
 	}
 	if err, _ := attack(t, in); err != io.EOF {
 		t.Errorf("connection ended with %v", err)
@@ -322,7 +339,7 @@ func TestFloodWithoutReading(t *testing.T) {
 	s := open(t, server, runOne)
 	_ = s.Close()
 	before := runtime.NumGoroutine()
-	frame := raw(`{"type":"stdout","id":2,"data":"` + b64(MaxData) + `"}`)
+	frame := raw(payload(TypeStdout, 2, zeros(MaxData)))
 	sent, most := 0, 0
 	for ; sent < 100*Window; sent += MaxData {
 		if _, err := ac.Write(frame); err != nil {
@@ -367,7 +384,7 @@ func TestSlowDrip(t *testing.T) {
 		defer server.Close()
 		go func() { _, _ = io.Copy(io.Discard, ac) }()
 		s := open(t, server, runOne)
-		for _, b := range raw(`{"type":"stdout","id":2,"data":"aGk="}`) {
+		for _, b := range raw(payload(TypeStdout, 2, "hi")) {
 			ctx, cancel := context.WithTimeout(bg, time.Minute)
 			if f, err := s.Recv(ctx); !errors.Is(err, context.DeadlineExceeded) {
 				t.Fatalf("recv = %+v, %v", f, err)

@@ -2,16 +2,23 @@ package wire
 
 import (
 	"bytes"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"strconv"
 )
 
+// payloadTypes are the types whose frames are binary, because base64 took most of the time of a
+// transfer; see docs/internals.md. The first byte of such a frame is the index of its type. JSON
+// begins with "{".
+var payloadTypes = [...]Type{1: TypeStdout, 2: TypeStderr, 3: TypeDisplay, 4: TypeData}
+
+// payloadHead is the size of code and id.
+const payloadHead = 1 + 8
+
 // keepBuffer is the size of the largest buffer that a connection keeps between frames.
-const keepBuffer = maxFromAgent + 4
+const keepBuffer = 4 + maxFromAgent
 
 // encoder makes frames. The zero value is ready.
 type encoder struct {
@@ -21,15 +28,8 @@ type encoder struct {
 // encode returns the bytes of f, which are valid until the next call.
 func (e *encoder) encode(f *Frame, limit int) ([]byte, error) {
 	b := append(e.buf[:0], 0, 0, 0, 0)
-	if plainPayload(f.Type) && f.fields() == hasID|hasData {
-		// The same bytes as encoding/json, many times faster: all output of programs goes this way.
-		b = append(b, `{"type":"`...)
-		b = append(b, f.Type...)
-		b = append(b, `","id":`...)
-		b = strconv.AppendUint(b, f.ID, 10)
-		b = append(b, `,"data":"`...)
-		b = base64.StdEncoding.AppendEncode(b, f.Data)
-		b = append(b, `"}`...)
+	if f.Type.payload() {
+		b = appendPayload(b, f)
 	} else {
 		j, err := json.Marshal(f)
 		if err != nil {
@@ -48,11 +48,30 @@ func (e *encoder) encode(f *Frame, limit int) ([]byte, error) {
 	return b, nil
 }
 
+// appendPayload appends a frame that check has accepted.
+func appendPayload(b []byte, f *Frame) []byte {
+	for code, t := range payloadTypes {
+		if t == f.Type {
+			b = append(b, byte(code))
+		}
+	}
+	b = binary.BigEndian.AppendUint64(b, f.ID)
+	if f.Type == TypeDisplay {
+		more := byte(0)
+		if f.More {
+			more = 1
+		}
+		b = append(append(b, more, byte(len(f.MIME))), f.MIME...)
+		b = append(append(b, byte(len(f.File))), f.File...)
+	}
+	return append(b, f.Data...)
+}
+
 // decoder reads frames of at most limit bytes.
 type decoder struct {
 	r     io.Reader
 	limit int
-	buf   []byte
+	buf   []byte // of JSON
 }
 
 // decode reads one frame and no byte more. The frame shares no memory with the decoder.
@@ -65,34 +84,52 @@ func (d *decoder) decode() (*Frame, error) {
 	if n == 0 || uint64(n) > uint64(d.limit) {
 		return nil, fmt.Errorf("%w: frame of %d bytes (limit %d)", ErrProtocol, n, d.limit)
 	}
-	b := d.buf
-	if int(n) > cap(b) {
-		b = make([]byte, n)
-		if n <= keepBuffer {
-			d.buf = b
-		}
+	b, err := d.read(int(n))
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
 	}
-	b = b[:n]
-	if _, err := io.ReadFull(d.r, b); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
+	if err != nil {
 		return nil, err
 	}
-	f, ok := parsePayload(b)
-	if !ok {
-		var err error
-		if f, err = parse(b); err != nil {
-			return nil, fmt.Errorf("%w: %v", ErrProtocol, err)
-		}
+	parse := parseJSON
+	if isPayload(b[0]) {
+		parse = parsePayload
 	}
-	if err := f.check(); err != nil {
+	f, err := parse(b)
+	if err == nil {
+		err = f.check()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrProtocol, err)
 	}
 	return f, nil
 }
 
-func parse(b []byte) (*Frame, error) {
+// read returns the n bytes of a frame. The frame keeps those of payload; others are valid until the
+// next call.
+func (d *decoder) read(n int) ([]byte, error) {
+	var first [1]byte
+	if _, err := io.ReadFull(d.r, first[:]); err != nil {
+		return nil, err
+	}
+	b := d.buf
+	switch {
+	case isPayload(first[0]):
+		b = make([]byte, n)
+	case n > cap(b):
+		if b = make([]byte, n); n <= keepBuffer {
+			d.buf = b
+		}
+	}
+	b = b[:n]
+	b[0] = first[0]
+	_, err := io.ReadFull(d.r, b[1:])
+	return b, err
+}
+
+func isPayload(code byte) bool { return code > 0 && int(code) < len(payloadTypes) }
+
+func parseJSON(b []byte) (*Frame, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	f := new(Frame)
@@ -100,45 +137,33 @@ func parse(b []byte) (*Frame, error) {
 		return nil, err
 	}
 	if _, err := dec.Token(); err != io.EOF {
-		return nil, fmt.Errorf("data after the frame's JSON")
+		return nil, errors.New("data after the frame's JSON")
 	}
 	return f, nil
 }
 
-// parsePayload parses exactly the bytes that encode writes for plain payload. Everything that it
-// accepts, parse accepts with the same result.
-func parsePayload(b []byte) (*Frame, bool) {
-	b, ok := bytes.CutPrefix(b, []byte(`{"type":"`))
-	if !ok {
-		return nil, false
-	}
-	var t Type
-	for _, t = range []Type{TypeStdout, TypeStderr, TypeData} {
-		if len(b) > len(t) && string(b[:len(t)]) == string(t) {
-			break
-		}
-	}
-	if b, ok = bytes.CutPrefix(b, []byte(t+`","id":`)); !ok {
-		return nil, false
-	}
-	digits, b, ok := bytes.Cut(b, []byte(`,"data":"`))
-	if !ok || len(digits) == 0 || digits[0] < '1' || digits[0] > '9' { // JSON has no leading zero, no sign
-		return nil, false
-	}
-	id, err := strconv.ParseUint(string(digits), 10, 64)
-	if err != nil {
-		return nil, false
-	}
-	b, ok = bytes.CutSuffix(b, []byte(`"}`))
-	if !ok || bytes.IndexByte(b, '\r') >= 0 || bytes.IndexByte(b, '\n') >= 0 { // base64 would skip them
-		return nil, false
-	}
-	data := make([]byte, base64.StdEncoding.DecodedLen(len(b)))
-	n, err := base64.StdEncoding.Decode(data, b)
-	if err != nil {
-		return nil, false
-	}
-	return &Frame{Type: t, ID: id, Data: data[:n]}, true
-}
+var errShort = errors.New("payload that is cut short")
 
-func plainPayload(t Type) bool { return t == TypeStdout || t == TypeStderr || t == TypeData }
+// parsePayload returns the frame of b, which becomes its memory.
+func parsePayload(b []byte) (*Frame, error) {
+	if len(b) < payloadHead {
+		return nil, errShort
+	}
+	f := &Frame{Type: payloadTypes[b[0]], ID: binary.BigEndian.Uint64(b[1:]), Data: b[payloadHead:]}
+	if f.Type != TypeDisplay {
+		return f, nil
+	}
+	if len(f.Data) == 0 || f.Data[0] > 1 {
+		return nil, errors.New("a display that neither ends nor continues")
+	}
+	f.More = f.Data[0] == 1
+	f.Data = f.Data[1:]
+	for _, text := range []*string{&f.MIME, &f.File} {
+		if len(f.Data) == 0 || len(f.Data)-1 < int(f.Data[0]) {
+			return nil, errShort
+		}
+		end := 1 + int(f.Data[0])
+		*text, f.Data = string(f.Data[1:end]), f.Data[end:]
+	}
+	return f, nil
+}

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -225,7 +226,7 @@ func hangUp(err error) error {
 
 func (c *Conn) readLoop() {
 	defer close(c.done)
-	dec := decoder{r: c.rw, limit: maxFromAgent}
+	dec := decoder{r: bufio.NewReader(c.rw), limit: maxFromAgent} // reads several short frames at once
 	if c.side == AgentSide {
 		dec.limit = maxToAgent
 	}

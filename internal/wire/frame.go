@@ -1,9 +1,10 @@
 // Package wire is the protocol between the server and the agent inside a sandbox.
 //
-// A frame is a 4-byte big-endian length and that many bytes of JSON. The agent's hello comes first.
-// Then both sides open streams on one connection: the server opens run streams, the agent dial
-// streams. Each stream has flow control. The server treats the agent as hostile: a breach of the
-// protocol ends the connection with an error that matches [ErrProtocol].
+// A frame is a 4-byte big-endian length and that many bytes: JSON, or payload in a binary form. The
+// agent's hello comes first. Then both sides open streams on one connection: the server opens run
+// streams, the agent dial streams. Each stream has flow control. The server
+// treats the agent as hostile: a breach of the protocol ends the connection with an error that
+// matches [ErrProtocol].
 //
 // The package knows nothing of processes, sandboxes or sessions, and imports only the standard
 // library.
@@ -18,7 +19,7 @@ import (
 )
 
 // Version of the protocol. Server and agent are built together, so it must match exactly.
-const Version = 1
+const Version = 2
 
 const (
 	// MaxData is the maximum payload of one frame.
@@ -31,7 +32,7 @@ const (
 	frameCost    = 256
 	maxStreams   = 256
 	maxHello     = 4 << 10
-	maxFromAgent = 64 << 10 // MaxData in base64, and some more
+	maxFromAgent = 64 << 10 // MaxData, and some more
 	maxToAgent   = 16 << 20 // a run frame carries code and environment
 	maxMIME      = 255
 	maxFile      = 255
@@ -77,10 +78,10 @@ func (t Type) payload() bool {
 type Frame struct {
 	Type   Type   `json:"type"`
 	ID     uint64 `json:"id,omitempty"`
-	Data   []byte `json:"data,omitempty"`
-	MIME   string `json:"mime,omitempty"`
-	File   string `json:"file,omitempty"` // the path in the workspace where the code saved what it shows
-	More   bool   `json:"more,omitempty"`
+	Data   []byte `json:"-"` // payload has its own form, with the next three fields; see codec.go
+	MIME   string `json:"-"`
+	File   string `json:"-"` // the path in the workspace where the code saved what it shows
+	More   bool   `json:"-"`
 	Credit int    `json:"credit,omitempty"`
 	Hello  *Hello `json:"hello,omitempty"`
 	Run    *Run   `json:"run,omitempty"`

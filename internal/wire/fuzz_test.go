@@ -4,19 +4,19 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"reflect"
+	"math"
 	"testing"
 	"testing/synctest"
 )
 
 func FuzzReadFrame(f *testing.F) {
 	for _, s := range []string{
+		payload(TypeStdout, 2, "hi"),
+		payload(TypeData, math.MaxUint64, "data"),
+		payload(TypeStderr, 0, ""),
+		payload(TypeDisplay, 2, "\x01\x09image/png\x05a.pngdata"),
+		payload(TypeDisplay, 2, "\x00\xff"),
 		`{"type":"stdout","id":2,"data":"aGk="}`,
-		`{"type":"data","id":18446744073709551615,"data":"AAAA"}`,
-		"{\"type\":\"stderr\",\"id\":2,\"data\":\"AA\nAA\"}",
-		`{"type":"stdout","id":02,"data":"AAAA"}`,
-		`{"type":"stdout","id":2,"data":"AAAA","data":"BBBB"}`,
-		`{"type":"display","id":2,"data":"AAAA","mime":"image/png","more":true}`,
 		`{"type":"exit","id":2,"exit":{"code":1,"error":"\ud800"}}`,
 		`{"type":"run","id":2,"run":{"argv":["sh","{file}"],"env":{"A":"b"},"limits":{"tmp_bytes":1}}}`,
 		`{"type":"window","id":1,"credit":1}`,
@@ -40,13 +40,13 @@ func FuzzReadFrame(f *testing.F) {
 		if want := 4 + int(in[0])<<24 + int(in[1])<<16 + int(in[2])<<8 + int(in[3]); took != want {
 			t.Fatalf("read %d bytes of a frame of %d", took, want)
 		}
-		if slow, err := parse(in[4:took]); err != nil || !reflect.DeepEqual(got, slow) {
-			t.Fatalf("decoded %+v, encoding/json says %+v, %v", got, slow, err)
-		}
 		var enc encoder
 		b, err := enc.encode(got, maxToAgent)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if got.Type.payload() && !bytes.Equal(b, in[:took]) {
+			t.Fatalf("%q was decoded and encoded as %q", in[:took], b)
 		}
 		dec = decoder{r: bytes.NewReader(b), limit: maxToAgent}
 		again, err := dec.decode()
@@ -77,10 +77,10 @@ func FuzzServerConn(f *testing.F) {
 		}
 		f.Add(in)
 	}
-	seed(`{"type":"stdout","id":2,"data":"aGk="}`, `{"type":"exit","id":2,"exit":{"code":0}}`)
-	seed(`{"type":"dial","id":1}`, `{"type":"data","id":1,"data":"aGk="}`, `{"type":"eof","id":1}`, `{"type":"close","id":1}`)
+	seed(payload(TypeStdout, 2, "hi"), `{"type":"exit","id":2,"exit":{"code":0}}`)
+	seed(`{"type":"dial","id":1}`, payload(TypeData, 1, "hi"), `{"type":"eof","id":1}`, `{"type":"close","id":1}`)
 	seed(`{"type":"dial","id":1}`, `{"type":"dial","id":3}`, `{"type":"window","id":3,"credit":9}`, `{"type":"pong"}`)
-	seed(`{"type":"exit","id":4,"exit":{"code":0}}`, `{"type":"stdout","id":4,"data":"aGk="}`)
+	seed(`{"type":"exit","id":4,"exit":{"code":0}}`, payload(TypeStdout, 4, "hi"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		synctest.Test(t, func(t *testing.T) { // which fails if anything waits for ever
 			start := make(chan struct{})

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -229,12 +228,12 @@ func TestOverrunAfterCredit(t *testing.T) {
 			}
 		}()
 		s := open(t, server, runOne)
-		payload := fmt.Sprintf(`{"type":"stdout","id":2,"data":%q}`, b64(MaxData))
+		stdout := payload(TypeStdout, 2, zeros(MaxData))
 		spend := func() (frames int) {
 			mu.Lock()
 			defer mu.Unlock()
 			for ; credit >= cost(MaxData); credit -= cost(MaxData) {
-				writeRaw(t, ac, payload)
+				writeRaw(t, ac, stdout)
 				frames++
 			}
 			return frames
@@ -252,7 +251,7 @@ func TestOverrunAfterCredit(t *testing.T) {
 		if err := server.Err(); err != nil {
 			t.Fatalf("ended with %v within the window", err)
 		}
-		writeRaw(t, ac, payload)
+		writeRaw(t, ac, stdout)
 		<-server.Done()
 		if err := server.Err(); !errors.Is(err, ErrProtocol) {
 			t.Errorf("ended with %v", err)
