@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -157,7 +157,7 @@ func (c *connection) Disconnect(ctx context.Context, caller string) error {
 func (v *services) any() bool { return v != nil && len(v.names) > 0 }
 
 // dial returns the handler of a sandbox's connections to the proxy, or nil without services.
-func (v *services) dial() func(context.Context, string, io.ReadWriteCloser) {
+func (v *services) dial() func(context.Context, string, net.Conn) {
 	if !v.any() {
 		return nil
 	}

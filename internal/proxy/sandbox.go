@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,27 +18,13 @@ const (
 
 // ServeSandbox serves HTTP/1.1 on a connection from a sandbox, for tokens bound to that sandbox. It
 // returns when the connection or ctx ends. By then it has closed conn and ended its goroutines.
-// Closing conn must unblock its Read and Write.
-func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn io.ReadWriteCloser) {
+func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn net.Conn) {
+	defer conn.Close()
 	if sandboxID == "" {
-		conn.Close()
 		return
 	}
-	inner, outer := net.Pipe() // has the deadlines that conn lacks
-	read, written := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(read)
-		defer outer.Close()
-		_, _ = io.Copy(outer, conn)
-	}()
-	go func() {
-		defer close(written)
-		defer conn.Close()
-		_, _ = io.Copy(conn, outer)
-	}()
-
 	served := make(chan struct{})
-	listener := &oneConn{conn: inner, closed: make(chan struct{})}
+	listener := &oneConn{conn: conn, closed: make(chan struct{})}
 	server := &http.Server{
 		Handler:     http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(w, r, sandboxID) }),
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -59,20 +44,9 @@ func (p *Proxy) ServeSandbox(ctx context.Context, sandboxID string, conn io.Read
 	defer stop()
 	_ = server.Serve(listener) // until listener is closed
 	_ = server.Close()
-	_ = inner.Close()
 	if listener.conn == nil {
 		<-served
 	}
-	late := time.NewTimer(grace)
-	defer late.Stop()
-	select {
-	case <-written: // the sandbox has the last answer
-	case <-ctx.Done():
-	case <-late.C:
-	}
-	_ = conn.Close()
-	<-read
-	<-written
 }
 
 // oneConn is a listener that accepts one connection.

@@ -4,8 +4,8 @@ import (
 	"container/list"
 	"context"
 	"crypto/rand"
-	"io"
 	"log/slog"
+	"net"
 	"runtime"
 	"sync"
 	"time"
@@ -47,7 +47,7 @@ type Config struct {
 
 	// Dial serves a connection that a process inside a sandbox opened to the server, and returns
 	// when it is done. If Dial is nil, every such connection is closed at once.
-	Dial func(ctx context.Context, sandboxID string, conn io.ReadWriteCloser)
+	Dial func(ctx context.Context, sandboxID string, conn net.Conn)
 
 	Logger *slog.Logger // nil: silent
 }

@@ -2,7 +2,7 @@
 //
 // A frame is a 4-byte big-endian length and that many bytes: JSON, or payload in a binary form. The
 // agent's hello comes first. Then both sides open streams on one connection: the server opens run
-// streams, the agent dial streams. Each stream has flow control. The server
+// streams, the agent dial streams, which are net.Conns. Each stream has flow control. The server
 // treats the agent as hostile: a breach of the protocol ends the connection with an error that
 // matches [ErrProtocol].
 //

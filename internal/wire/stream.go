@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 )
@@ -30,9 +31,11 @@ type Stream struct {
 	closedPeer bool  // the peer sent its last frame
 	err        error // why the connection ended, if it did before the stream
 
-	// Used by Read, which one goroutine calls.
-	rest []byte // of the last data frame
-	eof  bool
+	readUntil, writeUntil deadline // of a dial
+
+	reading sync.Mutex // held by Read
+	rest    []byte     // of the last data frame
+	eof     bool
 }
 
 func newStream(c *Conn, id uint64, kind Type) *Stream {
@@ -218,6 +221,9 @@ func (s *Stream) takeCredit(ctx context.Context, want int) (int, error) {
 	for {
 		s.mu.Lock()
 		err := s.sendErrLocked(TypeData)
+		if err == nil && s.writeUntil.hasPassed() {
+			err = os.ErrDeadlineExceeded
+		}
 		n := 0
 		if err == nil && s.credit > frameCost {
 			n = min(want, s.credit-frameCost)
@@ -351,45 +357,6 @@ func (s *Stream) end(err error) {
 func (s *Stream) changed() {
 	wake(s.arrived)
 	wake(s.credited)
-}
-
-// Read implements io.Reader on a dial: it returns the peer's data, and io.EOF after its eof or
-// close. One goroutine may read, and it must not mix Read and Recv.
-func (s *Stream) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	for len(s.rest) == 0 {
-		if s.eof {
-			return 0, io.EOF
-		}
-		f, err := s.Recv(context.Background())
-		if err != nil {
-			return 0, err
-		}
-		switch f.Type {
-		case TypeData:
-			s.rest = f.Data
-		case TypeEOF, TypeClose:
-			s.eof = true
-		}
-	}
-	n := copy(p, s.rest)
-	s.rest = s.rest[n:]
-	return n, nil
-}
-
-// Write implements io.Writer on a dial.
-func (s *Stream) Write(p []byte) (int, error) {
-	if !s.carries(TypeData, s.conn.side) {
-		return 0, fmt.Errorf("wire: cannot send %q on a %s stream", TypeData, s.kind)
-	}
-	return s.sendPayload(context.Background(), Frame{Type: TypeData, ID: s.id, Data: p})
-}
-
-// CloseWrite ends the data from this side of a dial. It is idempotent.
-func (s *Stream) CloseWrite() error {
-	return s.Send(context.Background(), Frame{Type: TypeEOF})
 }
 
 func wake(ch chan struct{}) {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/net/nettest"
 )
 
 // Concurrent senders share one window, in pieces of every size, and none starves.
@@ -347,4 +349,19 @@ func TestFrameCrossesExit(t *testing.T) {
 			writeRaw(t, sc, `{"type":"ping"}`)
 		}
 	}
+}
+
+// A dial keeps the rules of net.Conn: deadlines, closing, and both from many goroutines.
+func TestNetConn(t *testing.T) {
+	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+		sc, ac := net.Pipe()
+		accepted := make(chan *Stream, 1)
+		agent := NewConn(ac, AgentSide, nil)
+		server := NewConn(sc, ServerSide, func(s *Stream, _ Frame) { accepted <- s })
+		s, err := agent.Open(dial)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		return s, <-accepted, func() { _, _ = server.Close(), agent.Close() }, nil
+	})
 }
