@@ -2,14 +2,17 @@
 # %%
 import asyncio
 
+gate = asyncio.Event()
+
 async def work(name):
-    await asyncio.sleep(0.05)
+    await gate.wait()
     return f"{name} done"
 
 task = asyncio.create_task(work("first"))
 # %%
 task.done()
 # %%
+gate.set()
 await task
 # %%
 queue = asyncio.Queue()
