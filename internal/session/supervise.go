@@ -22,7 +22,7 @@ const (
 	cancelGrace = 500 * time.Millisecond
 	// crowdedGrace replaces killGrace for an agent among hundreds of processes that fork. It is
 	// enough to pass on what the code has printed, unless the machine is busy.
-	crowdedGrace = 50 * time.Millisecond
+	crowdedGrace = 300 * time.Millisecond
 	// interruptGrace is how long an interpreter may take to obey an interrupt, which keeps its
 	// state, before the server kills it.
 	interruptGrace = 2 * time.Second
