@@ -178,7 +178,7 @@ def change_text(text):
 
 
 def is_about_other_fonts(record):
-    """Filters matplotlib's log, which repeats itself: a missing family is no problem if add_fonts has its
+    """Filters matplotlib's log, which repeats itself: a missing family does not matter if add_fonts has its
     characters."""
     text = record.getMessage()
     if not text.startswith("findfont:"):
