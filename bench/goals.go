@@ -61,6 +61,12 @@ var goals = []goal{
 	{what: "a pandas notebook's own memory", value: "memory pandas notebook", judge: shown("memory pandas notebook", mb), figure: true},
 	{what: "the server's memory (RSS) with 1000 idle sessions", target: "≤ 200 MB", value: "memory server",
 		judge: atMost("memory server", 200e6, mb), figure: true},
+	{what: "a new connection to a named host, added by http", target: "≤ 1 ms", judge: atMost("http connection added", 1, msOf)},
+	{what: "… by https", target: "≤ 1 ms", judge: atMost("https connection added", 1, msOf)},
+	{what: "100 MB from a named host by http, to direct", target: "≥ 60 %", judge: reaching("http to a named host, from a sandbox", 0.6)},
+	{what: "… by https", target: "≥ 60 %", judge: reaching("https to a named host, from a sandbox", 0.6)},
+	{what: "a wheel with a dependency, first installed in a session, to pip on the host", target: "≤ 1.1x", judge: atMost("packages a session, nothing cached", 1.1, times)},
+	{what: "… in a second session", target: "≤ 0.5x", judge: atMost("packages another session", 0.5, times)},
 	{what: "p99 of innocent runs beside hostile ones", target: "≤ 1000 ms", judge: atMost("hostile p99", 1000, msOf)},
 	{what: "innocent runs that failed beside hostile ones", target: "none", judge: atMost("hostile failed", 0, count)},
 }
@@ -78,6 +84,14 @@ func atMost(name string, limit float64, show func(float64) string) judgement {
 	return func(v values, kind string) (string, bool, bool) {
 		a, ok := v[name+" "+kind]
 		return show(a), a <= limit, ok
+	}
+}
+
+// reaching requires a part of something to be at least a limit.
+func reaching(name string, limit float64) judgement {
+	return func(v values, kind string) (string, bool, bool) {
+		a, ok := v[name+" "+kind]
+		return percent(a), a >= limit, ok
 	}
 }
 
@@ -128,9 +142,10 @@ func (v values) yardstick(name, kind string) float64 {
 	return v[name]
 }
 
-func msOf(v float64) string  { return ms(time.Duration(v * 1e6)) }
-func mb(v float64) string    { return fmt.Sprintf("%.1f MB", v/1e6) }
-func count(v float64) string { return strings.TrimSuffix(short(v, 1), ".0") }
+func msOf(v float64) string    { return ms(time.Duration(v * 1e6)) }
+func percent(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }
+func mb(v float64) string      { return fmt.Sprintf("%.1f MB", v/1e6) }
+func count(v float64) string   { return strings.TrimSuffix(short(v, 1), ".0") }
 
 // valuesOf returns the numbers of all sections.
 func valuesOf(sections []*section) values {

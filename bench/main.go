@@ -68,7 +68,7 @@ func (b *bench) parts() []part {
 	}
 	return append(parts, part{"stdio", b.stdio}, part{"backtoback", b.backToBack}, part{"throughput", b.throughput}, part{"memory", b.pandasMemory},
 		part{"sessions-root", b.sessions(rootKind)}, part{"sessions-ordinary", b.sessions(ordinaryKind)},
-		part{"hostile", b.hostile}, part{"download", b.download}, part{"proxy", b.proxy})
+		part{"hostile", b.hostile}, part{"download", b.download}, part{"proxy", b.proxy}, part{"packages", b.packages})
 }
 
 func run(ctx context.Context, args []string) (err error) {

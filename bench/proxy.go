@@ -22,7 +22,10 @@ import (
 	"syscall"
 	"time"
 
+	"mcp-code-sandbox/internal/audit"
 	"mcp-code-sandbox/internal/credential"
+	"mcp-code-sandbox/internal/door"
+	"mcp-code-sandbox/internal/egress"
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/proxy"
 	"mcp-code-sandbox/internal/secret"
@@ -47,6 +50,10 @@ type way struct {
 // relay that only copies. All parts share this process and loopback, so nothing hides the proxy's
 // cost. Over HTTPS the proxy does the client's share of the encryption.
 func (b *bench) proxy(ctx context.Context) (*section, error) {
+	own, err := b.own(ctx)
+	if err != nil {
+		return nil, err
+	}
 	dir, err := os.MkdirTemp(b.dir, "proxy-")
 	if err != nil {
 		return nil, err
@@ -58,7 +65,7 @@ func (b *bench) proxy(ctx context.Context) (*section, error) {
 		defer os.Unsetenv(certificates)
 	}
 	for _, scheme := range []string{"http", "https"} {
-		if err := benchScheme(ctx, s, b.scaled(60), scheme, filepath.Join(dir, scheme)); err != nil {
+		if err := benchScheme(ctx, s, own.name, b.scaled(60), scheme, filepath.Join(dir, scheme)); err != nil {
 			return nil, fmt.Errorf("calls by %s: %w", scheme, err)
 		}
 	}
@@ -67,7 +74,7 @@ func (b *bench) proxy(ctx context.Context) (*section, error) {
 
 var proxyHeader = []string{"calls of a service", "p50", "p99", "added", "CPU added"}
 
-func benchScheme(ctx context.Context, s *section, n int, scheme, dir string) error {
+func benchScheme(ctx context.Context, s *section, own string, n int, scheme, dir string) error {
 	up, err := startService(scheme, dir)
 	if err != nil {
 		return err
@@ -85,7 +92,12 @@ func benchScheme(ctx context.Context, s *section, n int, scheme, dir string) err
 	defer relay.Close()
 	ways = append(ways, way{"through a relay that only copies", caller(relay.Client(), relay.URL, "")})
 
-	p, stop, err := startProxy(base, dir)
+	trail, err := audit.Open(filepath.Join(dir, "audit.jsonl"))
+	if err != nil {
+		return err
+	}
+	defer trail.Close()
+	p, stop, err := startProxy(base, dir, trail)
 	if err != nil {
 		return err
 	}
@@ -98,7 +110,11 @@ func benchScheme(ctx context.Context, s *section, n int, scheme, dir string) err
 	defer front.Close()
 	ways = append(ways, way{"through the execution proxy", caller(front.Client(), front.URL+"/proxy/service", token.Token)})
 
-	inside, leave, err := startSandboxSide(p)
+	hosts, err := startEgress(trail)
+	if err != nil {
+		return err
+	}
+	inside, leave, err := startSandboxSide(p, hosts)
 	if err != nil {
 		return err
 	}
@@ -109,6 +125,12 @@ func benchScheme(ctx context.Context, s *section, n int, scheme, dir string) err
 	}
 	ways = append(ways, way{"the same, from a sandbox", caller(&http.Client{Transport: &http.Transport{}}, inside+"/proxy/service", tokens[0].Token)})
 
+	named, address, err := byName(hosts, up, base, inside)
+	if err != nil {
+		return err
+	}
+	ways = append(ways, way{"to a named host, from a sandbox", caller(named, address, "")})
+
 	small, err := inTurn(ctx, 2*n, 10, "/small", ways)
 	if err != nil {
 		return err
@@ -117,11 +139,25 @@ func benchScheme(ctx context.Context, s *section, n int, scheme, dir string) err
 	if err != nil {
 		return err
 	}
-	report(s, scheme, ways, small, large)
+	report(s, own, scheme, ways, small, large)
+	fresh := []way{{"direct", caller(unkept(up.Client()), up.URL, "")}, {"to a named host, from a sandbox", caller(unkept(named), address, "")}}
+	opened, err := inTurn(ctx, 2*n, 10, "/small", fresh)
+	if err != nil {
+		return err
+	}
+	for i, w := range fresh {
+		row := []string{"short " + scheme + " call on a new connection, " + w.name, ms(percentile(opened[i].wall, 50)), ms(percentile(opened[i].wall, 99))}
+		if i > 0 {
+			added := percentile(opened[i].wall, 50) - percentile(opened[0].wall, 50)
+			s.set(scheme+" connection added "+own, float64(added.Nanoseconds())/1e6)
+			row = append(row, ms(added), ms(percentile(opened[i].cpu, 50)-percentile(opened[0].cpu, 50)))
+		}
+		s.row(row...)
+	}
 	return nil
 }
 
-func report(s *section, scheme string, ways []way, small, large []samples) {
+func report(s *section, own, scheme string, ways []way, small, large []samples) {
 	median := func(d []time.Duration) time.Duration { return percentile(d, 50) }
 	for i, w := range ways {
 		row := []string{"short " + scheme + " call, " + w.name, ms(median(small[i].wall)), ms(percentile(small[i].wall, 99))}
@@ -134,8 +170,9 @@ func report(s *section, scheme string, ways []way, small, large []samples) {
 		wall := median(large[i].wall)
 		row := []string{"100 MB by " + scheme + ", " + w.name, fmt.Sprintf("%.0f MB/s", bodySize/1e6/wall.Seconds()), ""}
 		if i > 0 {
-			row = append(row, fmt.Sprintf("%.0f %% of direct", 100*median(large[0].wall).Seconds()/wall.Seconds()),
-				ms(median(large[i].cpu)-median(large[0].cpu)))
+			part := median(large[0].wall).Seconds() / wall.Seconds()
+			s.set(scheme+" "+w.name+" "+own, part)
+			row = append(row, percent(part)+" of direct", ms(median(large[i].cpu)-median(large[0].cpu)))
 		}
 		s.row(row...)
 	}
@@ -160,24 +197,19 @@ func startService(scheme, dir string) (*httptest.Server, error) {
 	return up, nil
 }
 
-func startProxy(base *url.URL, dir string) (p *proxy.Proxy, stop func(), err error) {
+func startProxy(base *url.URL, dir string, trail *audit.Trail) (p *proxy.Proxy, stop func(), err error) {
 	db, err := store.Open(context.Background(), filepath.Join(dir, "state.db"))
 	if err != nil {
 		return nil, nil, err
 	}
-	audit, err := proxy.OpenAudit(filepath.Join(dir, "audit.jsonl"))
-	if err != nil {
-		db.Close()
-		return nil, nil, err
-	}
-	stop = func() { audit.Close(); db.Close() }
+	stop = func() { db.Close() }
 	p, err = proxy.New(proxy.Config{
 		Services: []proxy.Service{{
 			Name: "service", BaseURL: base, Defaults: []string{"/**"}, AllowPrivate: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
 			Credential: credential.Bearer(secret.New("bench_0123456789abcdefghijABCDEFGHIJ")),
 			RateLimit:  proxy.Rate{PerSecond: 1e6}, TokenRate: proxy.Rate{PerSecond: 1e6},
 		}},
-		Keys: executiontoken.NewKeys(make([]byte, 32), "execution token"), Store: db, Audit: audit,
+		Keys: executiontoken.NewKeys(make([]byte, 32), "execution token"), Store: db, Audit: trail,
 	})
 	if err != nil {
 		stop()
@@ -189,13 +221,14 @@ const sandboxID = "bench"
 
 // startSandboxSide does the agent's part: it carries connections from a local address over the wire
 // to the proxy.
-func startSandboxSide(p *proxy.Proxy) (address string, stop func(), err error) {
+func startSandboxSide(p *proxy.Proxy, e *egress.Egress) (address string, stop func(), err error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return "", nil, err
 	}
-	server := wire.NewConn(os.NewFile(uintptr(fds[0]), "agent"), wire.ServerSide, func(s *wire.Stream, _ wire.Frame) {
-		p.ServeSandbox(context.Background(), sandboxID, s)
+	d := door.New(door.Config{Rooms: map[string]door.Room{"proxy": p}, Egress: e})
+	server := wire.NewConn(os.NewFile(uintptr(fds[0]), "agent"), wire.ServerSide, func(s *wire.Stream, f wire.Frame) {
+		d.Serve(context.Background(), sandboxID, f.Host, s)
 	})
 	agent := wire.NewConn(os.NewFile(uintptr(fds[1]), "server"), wire.AgentSide, nil)
 	closeBoth := func() { agent.Close(); server.Close() }
@@ -217,11 +250,12 @@ func startSandboxSide(p *proxy.Proxy) (address string, stop func(), err error) {
 				if err != nil {
 					return
 				}
+				defer s.Close()
 				connections.Go(func() {
-					_, _ = io.Copy(struct{ io.Writer }{s}, c)
+					_, _ = s.ReadFrom(c)
 					_ = s.CloseWrite()
 				})
-				_, _ = io.Copy(struct{ io.Writer }{c}, s)
+				_, _ = s.WriteTo(c)
 			})
 		}
 	})

@@ -140,7 +140,7 @@ func (c modelCall) complete(tools []object) *modelCall {
 	for _, name := range required {
 		property, _ := properties[name.(string)].(object)
 		if _, ok := args[name.(string)]; !ok {
-			args[name.(string)] = map[any]any{"boolean": false, "number": 30, "integer": 1, "object": object{}, "string": "auto"}[property["type"]]
+			args[name.(string)] = map[any]any{"boolean": false, "number": 30, "integer": 1, "object": object{}, "array": []any{}, "string": "auto"}[property["type"]]
 		}
 	}
 	return &modelCall{c.Tool, args}

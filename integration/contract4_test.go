@@ -38,6 +38,7 @@ type pythonResult struct {
 	Artifacts       []artifact `json:"artifacts"`
 	DurationMS      int64      `json:"duration_ms"`
 	Cause           string     `json:"cause"`
+	Blocked         []any      `json:"blocked"`
 	Hint            string     `json:"hint"`
 }
 

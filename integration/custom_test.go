@@ -411,3 +411,33 @@ func TestWrapperIsListed(t *testing.T) {
 		t.Errorf("without session-run there is no state, which must be said: %+v", res)
 	}
 }
+
+// TestOwnRunnerThroughMirror: where packages are on, the operator's own environments get only what
+// the mirror lets through. A kind of packages that is off changes nothing.
+func TestOwnRunnerThroughMirror(t *testing.T) {
+	root := customRoot(t)
+	own := filepath.Join(root, "runners.d", "words")
+	if err := os.MkdirAll(own, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"runner.json": `{"base": "python", "libraries": ["inflection"]}`, "requirements.txt": "inflection\n", "../../denied.json": `{"packages": {"pypi": {"deny": ["inflection"]}}}`} {
+		if err := os.WriteFile(filepath.Join(own, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	install := func(settings ...string) (string, int) {
+		return commandWith(t, append(settings, "SANDBOX_ROOT="+root), "runners", "install", "--own")
+	}
+	if out, code := install("SANDBOX_CONFIG=" + filepath.Join(root, "denied.json")); code == 0 || !strings.Contains(out, "The operator does not allow the package inflection.") {
+		t.Errorf("denied: exit %d\n%s", code, out)
+	}
+	if out, code := install("SANDBOX_PACKAGES=pypi"); code != 0 || !strings.Contains(out, "words: ready") {
+		t.Errorf("allowed: exit %d\n%s", code, out)
+	}
+	if err := os.WriteFile(filepath.Join(own, "requirements.txt"), []byte("inflection # again\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := install("SANDBOX_PACKAGES=npm"); code != 0 || !strings.Contains(out, "words: ready") {
+		t.Errorf("only npm: exit %d\n%s", code, out)
+	}
+}

@@ -29,7 +29,7 @@ var sameAnswers = []string{
 	"TestExecutionProxy", "TestForked", "TestTenNotebooks", "TestCallerWithMostMakesRoom", "TestOneUserHoldsEverything", "TestQueuedRun",
 	"TestFullWorkspace", "TestUnlinkedFilesCount", "TestWritesBetweenCells", "TestLargestWriterIsStopped", "TestCallersStorage",
 	"TestValuesAsTheInterpreterPrintsThem", "TestTablesForThePage", "TestCPython",
-	"TestMagics", "TestRichValues", "TestFonts", "TestUnsavedFigure",
+	"TestMagics", "TestRichValues", "TestFonts", "TestUnsavedFigure", "TestPackages", "TestHosts", "TestHostClients",
 }
 
 // TestSameAnswersOnDocker runs them again on the Docker backend.

@@ -4,6 +4,7 @@ package integration
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -278,10 +280,15 @@ func imageText(t *testing.T, kind string, data []byte) string {
 
 // ---- Here ----
 
+// habitTimeout says which habit hangs before the whole test is cut.
+const habitTimeout = 5 * time.Minute
+
 // runHabit runs a cell with a client that asks for details, in a session with that name.
 func runHabit(t *testing.T, client *mcp.ClientSession, session, code string) (tr transcript) {
 	t.Helper()
-	res, err := client.CallTool(t.Context(), &mcp.CallToolParams{Name: "run", Arguments: map[string]any{"session": session, "env": "python", "code": code},
+	ctx, cancel := context.WithTimeout(t.Context(), habitTimeout)
+	defer cancel()
+	res, err := client.CallTool(ctx, &mcp.CallToolParams{Name: "run", Arguments: map[string]any{"session": session, "env": "python", "code": code},
 		Meta: mcp.Meta{"mcp-code-sandbox/details": true}})
 	if err != nil {
 		t.Fatal(err)
@@ -430,7 +437,14 @@ func errorText(frame *regexp.Regexp, trace, name, value string) string {
 type jupyter struct {
 	mu      sync.Mutex
 	stdin   io.Writer
-	waiting map[string]chan [][]jupyterOutput // by the name of the habit
+	waiting map[string]chan jupyterAnswer // by the name of the habit
+}
+
+// jupyterAnswer has the outputs of each cell of a habit, or why there are none.
+type jupyterAnswer struct {
+	Name    string
+	Outputs [][]jupyterOutput
+	Error   string
 }
 
 // startJupyter starts the Jupyter in cache with the libraries of the environment there.
@@ -447,7 +461,7 @@ func startJupyter(t *testing.T, cache string) *jupyter {
 		"OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1", "MPLCONFIGDIR=" + filepath.Join(cache, "jupyter", "matplotlib"), "PYDEVD_DISABLE_FILE_VALIDATION=1"}
 	cmd.Stderr = log
 	stdin, stdout := startPiped(t, cmd)
-	j := &jupyter{stdin: stdin, waiting: map[string]chan [][]jupyterOutput{}}
+	j := &jupyter{stdin: stdin, waiting: map[string]chan jupyterAnswer{}}
 	go j.read(stdout)
 	t.Cleanup(func() {
 		stdin.Close()
@@ -458,18 +472,18 @@ func startJupyter(t *testing.T, cache string) *jupyter {
 	return j
 }
 
-// read passes answers on. At the end of the process, everybody who waits gets none.
+// read passes answers on. At the end of the process, everybody who waits gets an error.
 func (j *jupyter) read(stdout io.Reader) {
 	for answers := json.NewDecoder(stdout); ; {
-		var answer struct {
-			Name    string
-			Outputs [][]jupyterOutput
-		}
+		var answer jupyterAnswer
 		err := answers.Decode(&answer)
+		if err != nil {
+			answer.Error = "Jupyter has ended: " + err.Error()
+		}
 		j.mu.Lock()
 		for name, waits := range j.waiting {
 			if name == answer.Name || err != nil {
-				waits <- answer.Outputs
+				waits <- answer
 				delete(j.waiting, name)
 			}
 		}
@@ -491,15 +505,19 @@ func (j *jupyter) run(t *testing.T, name string, h habit) (cells []transcript) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer := make(chan [][]jupyterOutput, 1)
+	answered := make(chan jupyterAnswer, 1)
 	j.mu.Lock()
-	j.waiting[name] = answer
+	j.waiting[name] = answered
 	_, err = j.stdin.Write(append(line, '\n'))
 	j.mu.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, outputs := range <-answer {
+	answer := <-answered
+	if answer.Error != "" {
+		t.Fatal(answer.Error)
+	}
+	for _, outputs := range answer.Outputs {
 		cells = append(cells, fromJupyter(t, outputs))
 	}
 	if len(cells) != len(h.cells) {

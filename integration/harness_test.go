@@ -168,6 +168,7 @@ func serveWith(t *testing.T, prepare func(*exec.Cmd), settings ...string) *serve
 const (
 	envBackend = "SANDBOX_TEST_BACKEND" // jail, unless it says docker
 	envEngine  = "SANDBOX_TEST_DOCKER_HOST"
+	envPodman  = "SANDBOX_TEST_PODMAN_HOST"
 	envBuilt   = "SANDBOX_TEST_SERVER"
 
 	envUseRuntime = "SANDBOX_TEST_USE_RUNTIME" // of the engine, for all sandboxes

@@ -228,7 +228,7 @@ func TestPipInstall(t *testing.T) {
 	n := serve(t).notebook(t)
 	const missing = "ERROR: No matching distribution found for nothing-like-it: it is not installed\n" +
 		"No package index can be reached from this sandbox, so nothing can be installed. Use what \"pip list\" shows, " +
-		"or ask the operator of the server to add a library (docs/environments.md).\n"
+		"or ask the operator of the server to turn packages on (SANDBOX_PACKAGES=pypi) or to add a library (docs/environments.md).\n"
 	for _, install := range []string{"!pip install -q ", "%pip install ", "pip install ", "!python -m pip install --upgrade "} {
 		n.want(t, "p", install+"numpy", `^Requirement already satisfied: numpy \(\d[\d.]*\)`+"\n", 0)
 		n.want(t, "p", install+"nothing-like-it", missing, 0)

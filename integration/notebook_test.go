@@ -78,18 +78,19 @@ var carets = regexp.MustCompile(`(?m)^[ ~^]+\n`)
 // TestWhereInterrupted: an interrupted cell says where it was, in the user's frames alone, and not
 // at length.
 func TestWhereInterrupted(t *testing.T) {
-	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=1")
-	r := s.cell(t, "i", "python", "import time\nkept = 1\ndef slow():\n    time.sleep(60)\nslow()")
-	const want = "Traceback (most recent call last):\n  File \"<cell 1>\", line 5, in <module>\n    slow()\n  File \"<cell 1>\", line 4, in slow\n    time.sleep(60)\nKeyboardInterrupt\nExecution timed out after 1 second"
+	s := serve(t)
+	s.cell(t, "i", "python", "0")
+	r := s.cellFor(t, 2, "i", "python", "import time\nkept = 1\ndef slow():\n    time.sleep(60)\nslow()")
+	const want = "Traceback (most recent call last):\n  File \"<cell 2>\", line 5, in <module>\n    slow()\n  File \"<cell 2>\", line 4, in slow\n    time.sleep(60)\nKeyboardInterrupt\nExecution timed out after 2 seconds"
 	if carets.ReplaceAllString(r.Stderr, "") != want || r.Cause != "timeout" || !strings.Contains(r.State, "kept") {
 		t.Errorf("a timeout: %+v\nwant %s", r, want)
 	}
-	r = s.cell(t, "i", "python", "def deep(n):\n    deep(n - 1) if n else time.sleep(60)\ndeep(100), kept")
+	r = s.cellFor(t, 2, "i", "python", "def deep(n):\n    deep(n - 1) if n else time.sleep(60)\ndeep(100), kept")
 	if n := strings.Count(r.Stderr, "  File "); n < 4 || n > 20 || !strings.Contains(r.Stderr, "\n  [82 frames were left out]\n") || !strings.Contains(r.Stderr, "\nKeyboardInterrupt\n") ||
 		!strings.Contains(r.Stderr, "line 3, in <module>") {
 		t.Errorf("deep: %d frames, %+v", n, r)
 	}
-	r = s.cell(t, "i", "python", "import asyncio\nasync def waits():\n    await asyncio.sleep(60)\nawait waits()")
+	r = s.cellFor(t, 2, "i", "python", "import asyncio\nasync def waits():\n    await asyncio.sleep(60)\nawait waits()")
 	if !strings.Contains(r.Stderr, "line 3, in waits\n    await asyncio.sleep(60)\n") || strings.Contains(r.Stderr, "driver") || !strings.Contains(r.Stderr, "\nKeyboardInterrupt\n") {
 		t.Errorf("a coroutine: %+v", r)
 	}

@@ -48,6 +48,13 @@ func (s *server) cellWith(t *testing.T, session, env, code string, environment m
 	return s.callRun(t, args)
 }
 
+// cellFor is cell for code that its time limit may end. Other cells of these tests have the usual
+// limit: on a busy machine, an interpreter may take seconds to start.
+func (s *server) cellFor(t *testing.T, seconds int, session, env, code string) cellResult {
+	t.Helper()
+	return s.callRun(t, map[string]any{"env": env, "session": session, "code": code, "timeout_seconds": seconds})
+}
+
 func (s *server) callRun(t *testing.T, args map[string]any) cellResult {
 	t.Helper()
 	res := s.call(t, "run", args)
@@ -116,7 +123,7 @@ func TestNotebook(t *testing.T) {
 
 // TestNodeNotebook does the same for JavaScript and TypeScript.
 func TestNodeNotebook(t *testing.T) {
-	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=3")
+	s := serve(t)
 	for _, env := range []string{"javascript", "typescript"} {
 		number := map[string]string{"typescript": ": number"}[env]
 		for i, step := range []struct{ code, want string }{
@@ -135,7 +142,7 @@ func TestNodeNotebook(t *testing.T) {
 		if r := s.cell(t, "nb", env, "\nnull.x"); r.ExitCode != 1 || !strings.Contains(r.Stderr, "<cell 8>:2") || strings.Contains(r.Stderr, ".cjs") {
 			t.Errorf("%s: an error: %+v", env, r)
 		}
-		if r := s.cell(t, "nb", env, "while (true) {}"); r.Cause != "timeout" || !strings.Contains(r.State, "kept") {
+		if r := s.cellFor(t, 3, "nb", env, "while (true) {}"); r.Cause != "timeout" || !strings.Contains(r.State, "kept") {
 			t.Errorf("%s: an endless loop: %+v", env, r)
 		}
 		if r := s.cell(t, "nb", env, "x"); r.Stdout != "5\n" {
@@ -192,17 +199,17 @@ func TestSingleRun(t *testing.T) {
 // TestInterruptAndLoss checks that a timeout keeps the state if the code stops, and that a loss is
 // reported at once and by the next run.
 func TestInterruptAndLoss(t *testing.T) {
-	s := serve(t, "SANDBOX_EXEC_TIMEOUT_S=1")
+	s := serve(t)
 	s.cell(t, "x", "python", "kept = 1")
-	r := s.cell(t, "x", "python", "import time\nprint('on')\nwhile True: time.sleep(0.05)")
-	if r.Cause != "timeout" || r.ExitCode != -1 || r.Stdout != "on\n" || !strings.HasSuffix(r.Stderr, "Execution timed out after 1 second") ||
+	r := s.cellFor(t, 2, "x", "python", "import time\nprint('on')\nwhile True: time.sleep(0.05)")
+	if r.Cause != "timeout" || r.ExitCode != -1 || r.Stdout != "on\n" || !strings.HasSuffix(r.Stderr, "Execution timed out after 2 seconds") ||
 		!strings.Contains(r.Stderr, "line 3, in <module>\n") || strings.Contains(r.Stderr, "driver") || !strings.Contains(r.State, "kept") {
 		t.Errorf("a timeout: %+v", r)
 	}
 	if r := s.cell(t, "x", "python", "kept"); r.Stdout != "1\n" {
 		t.Errorf("after it: %+v", r)
 	}
-	r = s.cell(t, "x", "python", "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass")
+	r = s.cellFor(t, 2, "x", "python", "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass")
 	if r.Cause != "timeout" || !strings.Contains(r.State, "lost") {
 		t.Errorf("code that does not heed an interrupt: %+v", r)
 	}

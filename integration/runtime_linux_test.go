@@ -23,14 +23,14 @@ func needRuntime(t *testing.T) string {
 	return name
 }
 
-// TestSameAnswersOnOwnKernel checks that attacks get the same answers in sandboxes with their own
-// kernel.
+// TestSameAnswersOnOwnKernel checks that attacks, packages and named hosts get the same answers in
+// sandboxes with their own kernel.
 func TestSameAnswersOnOwnKernel(t *testing.T) {
 	if onDocker() {
 		t.Skip("another process runs it")
 	}
 	needEngine(t)
-	passAgain(t, []string{"TestSessionsApart", "TestNothingSurvives", "TestNotebook"}, envUseRuntime+"="+needRuntime(t))
+	passAgain(t, []string{"TestSessionsApart", "TestNothingSurvives", "TestNotebook", "TestPackages", "TestHosts", "TestHostClients"}, envUseRuntime+"="+needRuntime(t))
 }
 
 // TestOwnKernel follows a session in sandboxes with their own kernel, through the server.

@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 )
 
@@ -136,6 +139,27 @@ print(random.random(), numpy.random.random(), numpy.random.default_rng().random(
 				}
 			}
 		})
+	}
+}
+
+// TestNiceServer: a server that nice has started has a shared zygote too. Nobody may take away its
+// niceness again without privileges.
+func TestNiceServer(t *testing.T) {
+	if onDocker() {
+		return // there is none
+	}
+	s := serveWith(t, func(cmd *exec.Cmd) {
+		nice, err := exec.LookPath("nice")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Path, cmd.Args = nice, append([]string{"nice", "-n", "15"}, cmd.Args...)
+	})
+	eventually(t, time.Minute, "a shared zygote in a sandbox", func() bool {
+		return slices.ContainsFunc(descendants(t, s.cmd.Process.Pid), isSharedFork)
+	})
+	if strings.Contains(s.log.String(), "each sandbox imports libraries itself") {
+		t.Error("the first shared zygote failed")
 	}
 }
 

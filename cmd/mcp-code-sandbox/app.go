@@ -9,14 +9,18 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"mcp-code-sandbox/internal/control"
+	"mcp-code-sandbox/internal/door"
+	"mcp-code-sandbox/internal/egress"
 	"mcp-code-sandbox/internal/executor"
 	"mcp-code-sandbox/internal/instance"
 	"mcp-code-sandbox/internal/logging"
+	"mcp-code-sandbox/internal/packages"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/session"
@@ -41,10 +45,15 @@ type app struct {
 
 	isolation    isolation
 	environments environments
-	services     *services // nil without a configuration file
+	services     *services        // nil if none are configured
+	egress       *egress.Egress   // nil if code reaches no host by name
+	packages     *packages.Mirror // nil: code installs none
+	door         *door.Door       // nil if it leads nowhere
 	signer       *signedurl.Signer
 	sessions     *session.Manager
 	executor     *executor.Executor
+
+	stopping atomic.Bool // it takes no new sessions
 
 	tasks   *tasks
 	closers []func(context.Context) error // last first
@@ -74,17 +83,23 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	if err := a.openIsolation(ctx, inv); err != nil {
 		return nil, err
 	}
-	if a.store, err = store.Open(ctx, filepath.Join(s.Root, "state.db")); err != nil {
+	if a.store, err = store.Open(ctx, s.database()); err != nil {
 		return nil, err
 	}
 	a.closeLast(a.store)
-	a.environments = environments{settings: s, env: inv.env, catalogue: a.isolation.catalogue, log: a.log}
-	a.environments.change(a.environments.discover(ctx))
-	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, s.URLTTL, time.Now)
+	if !s.DatabaseURL.IsZero() {
+		a.log.Info("database opened", "database", a.store.String())
+	}
+	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, s.URLTTL, a.store.Now)
 	a.metrics = newMetrics(&a.isolation)
-	if a.services, err = a.newServices(ctx, baseURL, a.metrics); err != nil {
+	if err := a.openDoor(ctx, baseURL); err != nil {
 		return nil, err
 	}
+	a.environments = environments{settings: s, env: inv.env, catalogue: a.isolation.catalogue, log: a.log}
+	if a.packages != nil {
+		a.environments.indexes = a.packages.Indexes()
+	}
+	a.environments.change(a.environments.discover(ctx))
 	a.openSessions()
 
 	a.tasks = newTasks()
@@ -137,7 +152,7 @@ func (a *app) openSessions() {
 	quota := workspace.Usage{Bytes: int64(s.WorkspaceBytes), Files: s.WorkspaceFiles}
 	a.sessions = session.New(session.Config{
 		Root: s.Root, InstallationKey: []byte(a.keys.installation.Reveal()),
-		Backend: a.isolation.sessions, Owner: a.isolation.owner, MakeWorkspace: a.isolation.makeWorkspace(), Dial: a.services.dial(),
+		Backend: a.isolation.sessions, Owner: a.isolation.owner, MakeWorkspace: a.isolation.makeWorkspace(), Dial: a.dial(),
 		Limits: sandbox.Limits{
 			MemoryBytes: int64(s.MemoryLimit), CPUs: s.CPULimit, PIDs: s.PIDsLimit, TmpBytes: int64(s.TmpBytes),
 			// Above the quota: a file that reaches this size has exceeded it.
@@ -150,10 +165,10 @@ func (a *app) openSessions() {
 	})
 	a.onClose(a.sessions.Close)
 	a.executor = executor.New(executor.Config{
-		Sessions: a.sessions, Runners: a.environments.runners, Services: a.services.granter(), Signer: a.signer, Store: a.store,
+		Sessions: a.sessions, Runners: a.environments.runners, Services: a.services.granter(), Hosts: a.hosts(), Packages: packageGranter(a.packages), Signer: a.signer, Store: a.store,
 		ExecTimeout: s.ExecTimeout, MaxExecTimeout: s.maxExecTimeout(), MaxCodeBytes: int(s.MaxCodeBytes),
 		MaxOutputBytes: int(s.MaxOutputBytes), SpoolAfter: int(min(s.ResultBytes, s.MaxOutputBytes)), ResultMemory: int64(s.ResultMemory.byteSize), MaxUploadBytes: int(s.MaxUploadBytes),
-		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network != "off", UploadTTL: uploadTTL,
+		MaxReadBytes: int(s.MaxReadBytes), Quota: quota, NetworkAllowed: s.Network == networkFull, UploadTTL: uploadTTL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
 		Metrics: executor.NewMetrics(a.metrics), Logger: a.log,
 	})

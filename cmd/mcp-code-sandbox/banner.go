@@ -8,9 +8,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"mcp-code-sandbox/internal/doctor"
+	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/tools"
 	"mcp-code-sandbox/internal/version"
 )
@@ -41,6 +43,12 @@ func banner(w io.Writer, a *app, base string, terminal bool) {
 		if v.login != nil {
 			more += "\n  Connections   " + base + "/connections"
 		}
+	}
+	if a.packages != nil {
+		more += "\n  Packages      " + packagesLine(a.packages.Indexes(), a.environments.runners())
+	}
+	if mode := a.settings.Network; mode != networkFull {
+		more += "\n  Network       " + mode
 	}
 	wanted, err := wantedTools(a.settings.Tools)
 	if err == nil && len((tools.Options{Tools: wanted}).Offered()) == len((tools.Options{}).Offered()) {
@@ -105,6 +113,16 @@ func sessionsLine(a *app) string {
 	if n, _ := doctor.System().SuggestSessions(a.isolation.sessionCost(a.settings)); n > 0 {
 		line += fmt.Sprintf("; SANDBOX_MAX_SESSIONS=%d would suit this machine if most of them are idle (a busy one may take %s: SANDBOX_MEMORY_LIMIT)",
 			n, a.settings.MemoryLimit)
+	}
+	return line
+}
+
+// packagesLine lists the kinds of packages, and says which no environment can install yet.
+func packagesLine(kinds []string, set runner.Set) string {
+	unused := unusedKinds(kinds, set)
+	line := strings.Join(slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return slices.Contains(unused, kind) }), ", ")
+	if len(unused) > 0 {
+		line = strings.TrimSpace(line + " (" + strings.Join(unused, ", ") + ": run mcp-code-sandbox runners install first)")
 	}
 	return line
 }

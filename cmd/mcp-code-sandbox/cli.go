@@ -35,6 +35,8 @@ type cli struct {
 	Runners  runnersCmd  `cmd:"" help:"List the language environments, or prepare them."`
 	Sessions sessionsCmd `cmd:"" help:"List the sessions of all callers, or end what runs in one."`
 	Proxy    proxyCmd    `cmd:"" help:"Check the configuration and the audit trail of the execution proxy."`
+	Packages packagesCmd `cmd:"" help:"Show or empty the cache of installed packages."`
+	Store    storeCmd    `cmd:"" help:"Copy the database, from SQLite to Postgres or back."`
 	Doctor   doctorCmd   `cmd:"" help:"Check what works on this host, and how to fix what does not."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 }

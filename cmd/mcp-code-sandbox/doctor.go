@@ -18,6 +18,7 @@ import (
 	"mcp-code-sandbox/internal/backend/wrapper"
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/instance"
+	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/userns"
@@ -51,8 +52,9 @@ func runChecks(ctx context.Context, inv *invocation) []sandbox.Check {
 		return []sandbox.Check{{Name: "data directory", Status: sandbox.Fail, Detail: err.Error(), Fix: fixRoot}}
 	}
 	defer release()
-	checks := append([]sandbox.Check{checkBackend(iso, s, inv.env)}, iso.checkHost(ctx, s)...)
-	for _, c := range iso.Probe(ctx) {
+	checks := []sandbox.Check{checkBackend(iso, s, inv.env), checkNetwork(inv)}
+	checks = append(checks, slices.DeleteFunc(iso.checkHost(ctx, s), s.ignores)...)
+	for _, c := range slices.DeleteFunc(iso.Probe(ctx), s.ignores) {
 		// The host's check explains what is missing, the backend's what happened. One is enough.
 		if !slices.ContainsFunc(checks, func(h sandbox.Check) bool { return h.Name == c.Name && h.Status == c.Status }) {
 			c.Name = iso.name + ": " + c.Name
@@ -63,7 +65,10 @@ func runChecks(ctx context.Context, inv *invocation) []sandbox.Check {
 		checks = append(checks, doctor.System().CheckSessions(s.MaxSessions, iso.sessionCost(s))...)
 	}
 	checks = append(checks, checkFiles(s.Root, userns.Current(), userns.MayChown)...)
-	checks = slices.Concat(checks, checkRunners(ctx, inv, iso), checkCustom(s, inv.env), checkServices(inv))
+	checks = append(checks, checkDatabase(ctx, s))
+	found := environments{settings: s, env: inv.env, catalogue: iso.catalogue, log: discard}
+	set, problems := found.discover(ctx)
+	checks = slices.Concat(checks, checkRunners(set, problems, iso.installFix(s)), checkCustom(s, inv.env), checkServices(inv), checkPackages(ctx, inv, set))
 	checks = append(checks, checkPort(ctx, s))
 	for _, w := range s.warnings(inv.env) {
 		checks = append(checks, sandbox.Check{Name: "settings", Status: sandbox.Warn, Detail: w.name + ": " + w.problem, Fix: w.fix})
@@ -128,9 +133,7 @@ func checkFiles(root string, outer userns.Status, mayChown func(fs.FileInfo) boo
 	}}
 }
 
-func checkRunners(ctx context.Context, inv *invocation, iso isolation) (checks []sandbox.Check) {
-	found := environments{settings: inv.settings, env: inv.env, catalogue: iso.catalogue, log: discard}
-	set, problems := found.discover(ctx)
+func checkRunners(set runner.Set, problems []runner.Problem, install string) (checks []sandbox.Check) {
 	for _, r := range set {
 		c := sandbox.Check{Name: r.Name, Detail: r.Version}
 		if r.ImageID != "" {
@@ -148,7 +151,7 @@ func checkRunners(ctx context.Context, inv *invocation, iso isolation) (checks [
 		checks = append(checks, sandbox.Check{Name: p.Runner, Status: sandbox.Warn, Detail: p.Problem, Fix: p.Fix})
 	}
 	if len(set) == 0 {
-		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: errNoRunners.Error(), Fix: iso.installFix(inv.settings)})
+		checks = append(checks, sandbox.Check{Name: "runners", Status: sandbox.Fail, Detail: errNoRunners.Error(), Fix: install})
 	}
 	return checks
 }

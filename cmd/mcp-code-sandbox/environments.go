@@ -22,6 +22,7 @@ type environments struct {
 	settings  *settings
 	env       map[string]string
 	catalogue runner.Catalogue // nil: the runners are directories on this machine
+	indexes   []string         // of packages that code may install
 	log       *slog.Logger
 
 	mu       sync.Mutex
@@ -44,7 +45,7 @@ func (e *environments) missing() []runner.Problem {
 func (e *environments) change(set runner.Set, problems []runner.Problem) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.set, e.problems = set, problems
+	e.set, e.problems = set.Installing(e.indexes), problems
 }
 
 // discover finds the runners and mounts the project into them. built lists directories of wrappers

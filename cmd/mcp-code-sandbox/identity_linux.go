@@ -15,17 +15,22 @@ import (
 	"strings"
 	"syscall"
 
+	"mcp-code-sandbox/internal/packages"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/version"
 )
 
 // sharedVariables are the variables that a shared server has besides its settings: how it finds
-// interpreters, engines and the user's manager. It has no others, so none reaches another window.
+// interpreters, engines, the database and the user's manager. It has no others, so none reaches
+// another window.
 var sharedVariables = strings.Fields(`
 	PATH HOME USER LOGNAME LANG LC_ALL LC_CTYPE TZ TMPDIR
 	XDG_DATA_HOME XDG_CONFIG_HOME XDG_CACHE_HOME XDG_STATE_HOME XDG_RUNTIME_DIR DBUS_SESSION_BUS_ADDRESS
 	DOCKER_CONFIG DOCKER_CONTEXT DOCKER_CERT_PATH DOCKER_TLS_VERIFY DOCKER_API_VERSION CONTAINER_HOST
 	SSL_CERT_FILE SSL_CERT_DIR HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy no_proxy all_proxy
+	PGHOST PGPORT PGUSER PGDATABASE PGOPTIONS PGPASSWORD PGPASSFILE PGSERVICE PGSERVICEFILE PGCONNECT_TIMEOUT
+	PGSSLMODE PGSSLCERT PGSSLKEY PGSSLROOTCERT PGSSLPASSWORD PGSSLCERTMODE PGSSLSNI PGSSLNEGOTIATION PGTZ
+	PGCHANNELBINDING PGREQUIREAUTH PGTARGETSESSIONATTRS PGMINPROTOCOLVERSION PGMAXPROTOCOLVERSION
 	NIX_PATH NIX_REMOTE NIX_CONFIG NIX_SSL_CERT_FILE GOMEMLIMIT GOGC GODEBUG GOMAXPROCS GOTRACEBACK`)
 
 // identify returns the id of the server that this window may share, and the server's environment.
@@ -47,6 +52,9 @@ func identify(inv *invocation) (id string, environ []string, err error) {
 	addSettings(mac, inv.settings)
 	config, _ := os.ReadFile(inv.settings.Config) // the server reports what is wrong with it
 	variables, files := references(config)
+	if hasPackages(inv.settings, config) {
+		variables = append(variables, packages.Host{Env: inv.env, ReadFile: os.ReadFile}.Variables()...)
+	}
 	fmt.Fprintf(mac, "%q\n", config)
 	for _, name := range files {
 		if !filepath.IsAbs(name) {
@@ -131,6 +139,13 @@ func sharedEnvironment(env map[string]string, names []string) (environ []string)
 	}
 	slices.Sort(environ)
 	return environ
+}
+
+// hasPackages reports whether the settings or the configuration turn packages on.
+func hasPackages(s *settings, config []byte) bool {
+	var file struct{ Packages json.RawMessage }
+	_ = json.Unmarshal(config, &file)
+	return len(s.Packages) > 0 || file.Packages != nil
 }
 
 // references returns what a configuration refers to as {"$env": "NAME"} and {"$file": "path"}.

@@ -82,7 +82,7 @@ func TestIdentity(t *testing.T) {
 	for name, value := range map[string]string{
 		"PATH": "/usr/bin", "KEY": "b", "PROJECT_DIR": t.TempDir(), "SANDBOX_TOOLS": "run", "MCP_API_TOKEN": "another-of-16-bytes", "SANDBOX_POOL_SIZE": "1",
 		"SANDBOX_NETWORK_DENY": "203.0.114.7", "HTTPS_PROXY": "http://proxy", "SANDBOX_LOG_LEVEL": "DEBUG", "SANDBOX_UNKNOWN": "1", "SELF": write("upgrade", "x"),
-		"SANDBOX_CONFIG": write("config2.json", "{}"), "GOMEMLIMIT": "1GiB",
+		"SANDBOX_CONFIG": write("config2.json", "{}"), "GOMEMLIMIT": "1GiB", "PGUSER": "ann", "PGREQUIREAUTH": "scram-sha-256",
 	} {
 		env := maps.Clone(base)
 		env[name] = value
@@ -96,6 +96,37 @@ func TestIdentity(t *testing.T) {
 	differs("runner", base)
 	write("program", "xy")
 	differs("program", base)
+}
+
+// TestIdentityHasIndexes: with packages on, a shared server has the variables with which the
+// window's own pip and npm find their indexes. Otherwise, it has none of them.
+func TestIdentityHasIndexes(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{".npmrc": "//npm.example.com/:_authToken=${NPM_SECRET}\n", "on.json": `{"packages": {"pypi": {}}}`, "program": ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	base := map[string]string{"SANDBOX_ROOT": filepath.Join(dir, "root"), "HOME": dir, "SELF": filepath.Join(dir, "program")}
+	variables := map[string]string{"PIP_INDEX_URL": "https://a.example.com", "PIP_CONFIG_FILE": "/a", "PIP_CERT": "/b", "NETRC": "/c", "NODE_EXTRA_CA_CERTS": "/d",
+		"npm_config_registry": "https://b.example.com", "NPM_CONFIG_USERCONFIG": filepath.Join(dir, ".npmrc"), "NPM_SECRET": "s3cret"}
+	for on, setting := range map[bool][2]string{false: {"SANDBOX_LOG_LEVEL", "DEBUG"}, true: {"SANDBOX_PACKAGES", "npm"}} {
+		env := maps.Clone(base)
+		env[setting[0]] = setting[1]
+		id, _ := identityOf(t, env)
+		for name, value := range variables {
+			with := maps.Clone(env)
+			with[name] = value
+			other, environ := identityOf(t, with)
+			if slices.Contains(environ, name+"="+value) != on || (other != id) != on {
+				t.Errorf("%s with %s: the same server %t, environment %q", name, setting[0], other == id, environ)
+			}
+		}
+	}
+	base["SANDBOX_CONFIG"], base["PIP_CERT"] = filepath.Join(dir, "on.json"), "/b"
+	if _, environ := identityOf(t, base); !slices.Contains(environ, "PIP_CERT=/b") {
+		t.Errorf("packages are on in the configuration: %q", environ)
+	}
 }
 
 // TestIdentityHasEverySetting: no field of the settings is left out.

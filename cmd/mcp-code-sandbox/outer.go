@@ -46,7 +46,7 @@ func enterOuterNamespace(args, environ []string) {
 		userns.Decline(why, fix)
 		return
 	}
-	userns.Enter(args, environ, c.whyNoRange())
+	userns.Enter(args, withPostgresUser(environ), c.whyNoRange())
 }
 
 // whyNoOuterNamespace says which setting keeps an ordinary user's server out of an outer namespace,

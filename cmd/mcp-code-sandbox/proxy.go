@@ -1,14 +1,19 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
-	"mcp-code-sandbox/internal/proxy"
+	"mcp-code-sandbox/internal/audit"
+	"mcp-code-sandbox/internal/packages"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/serviceconfig"
 )
@@ -29,7 +34,9 @@ func (c *proxyValidateCmd) Run(inv *invocation) error {
 		return err
 	}
 	t := tabwriter.NewWriter(inv.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SERVICE\tADDRESS\tCREDENTIAL\tPATHS")
+	if len(file.Services) > 0 {
+		fmt.Fprintln(t, "SERVICE\tADDRESS\tCREDENTIAL\tPATHS")
+	}
 	for _, s := range file.Services {
 		credential := "the operator's own"
 		switch {
@@ -47,13 +54,70 @@ func (c *proxyValidateCmd) Run(inv *invocation) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if p := file.Packages; p != nil {
+		for _, kind := range slices.Sorted(maps.Keys(p.Kinds)) {
+			describeKind(inv.stdout, kind, p.Kinds[kind], p)
+		}
+	}
 	switch file.Login.Kind {
 	case "oidc":
 		fmt.Fprintf(inv.stdout, "\nPeople log in at %s.\n", file.Login.Issuer)
 	case "oauth":
 		fmt.Fprintf(inv.stdout, "\nPeople log in at %s.\n", file.Login.AuthorizationURL)
 	}
+	if file.Network.Given {
+		fmt.Fprintln(inv.stdout, "\n"+describeNetwork(file.Network, inv.settings.Network))
+	}
+	for _, w := range file.Packages.Warnings() {
+		fmt.Fprintln(inv.stdout, "\nWarning: "+w)
+	}
 	return nil
+}
+
+// describeNetwork says which hosts runs may name, and how much they may send there.
+func describeNetwork(n serviceconfig.Network, mode string) string {
+	if mode == networkOff {
+		return "Runs may name no hosts, since SANDBOX_NETWORK is off."
+	}
+	text := "Runs may name every public host"
+	if n.Allow != nil {
+		text = "Runs may name these hosts: " + cmp.Or(strings.Join(n.Allow, ", "), "none")
+	}
+	if n.UploadBytes > 0 {
+		return fmt.Sprintf("%s. A run may send at most %d bytes there.", text, n.UploadBytes)
+	}
+	return text + "."
+}
+
+// describeKind says which packages of a kind code may install, and from where.
+func describeKind(w io.Writer, name string, k packages.Kind, p *serviceconfig.Packages) {
+	what := "wheels only"
+	if !p.WheelsOnly {
+		what = "wheels and source"
+	}
+	if name != packages.PyPI {
+		what = "without scripts"
+	}
+	age := "of any age"
+	if p.MinAge > 0 {
+		age = "at least " + packages.Age(p.MinAge) + " old"
+	}
+	fmt.Fprintf(w, "\nPackages of %s, %s, %s:\n", name, age, what)
+	rest := "the index of this host"
+	for _, x := range k.Indexes {
+		if len(x.Names) == 0 {
+			rest = x.URL
+			continue
+		}
+		fmt.Fprintf(w, "  %s: %s\n", strings.Join(x.Names, ", "), x.URL)
+	}
+	fmt.Fprintf(w, "  all other names: %s\n", rest)
+	if k.Allow != nil {
+		fmt.Fprintf(w, "  allowed of these: %s\n", cmp.Or(strings.Join(k.Allow, ", "), "none"))
+	}
+	if len(k.Deny) > 0 {
+		fmt.Fprintf(w, "  denied: %s\n", strings.Join(k.Deny, ", "))
+	}
 }
 
 // checkServices checks the configuration file for doctor.
@@ -87,10 +151,12 @@ type proxyAuditCmd struct {
 func (c *proxyAuditCmd) Run(inv *invocation) error {
 	name := c.File
 	if name == "" {
-		name = filepath.Join(inv.settings.Root, "audit", "proxy.jsonl")
+		name = filepath.Join(inv.settings.Root, auditFile)
 	}
-	v, err := proxy.VerifyAuditFile(name)
+	v, err := audit.VerifyFile(name)
 	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return explainDenied(err)
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s does not exist: nothing has been audited yet, or SANDBOX_ROOT is another directory", name)
 	case err != nil:

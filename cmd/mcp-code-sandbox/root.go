@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 )
 
@@ -18,6 +20,14 @@ func makeRoot(root string) error {
 		return fmt.Errorf("the data directory %s cannot be written to: %w (%s)", root, err, fixRoot)
 	}
 	return nil
+}
+
+// explainDenied adds what to do to the error of a file that only the server's user may read.
+func explainDenied(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: run the command as the user of the server", err)
+	}
+	return err
 }
 
 func tryWrite(dir string) error {

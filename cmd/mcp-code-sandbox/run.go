@@ -23,6 +23,8 @@ type runCmd struct {
 	Language string            `short:"l" placeholder:"NAME" help:"Runner to use. Default: by the file's extension."`
 	Session  string            `short:"s" default:"cli" help:"Session whose files the code sees as /data."`
 	Net      bool              `help:"Give the code network."`
+	Hosts    []string          `placeholder:"HOST" help:"Hosts that the code may connect to, such as api.example.com."`
+	Packages []string          `name:"with" sep:"none" placeholder:"PACKAGE" help:"A package to install first, such as humanize or 'pandas>=2,<3', if SANDBOX_PACKAGES turns packages on. Can be given several times."`
 	Env      map[string]string `short:"e" placeholder:"NAME=VALUE" mapsep:"none" help:"Environment variable of the code; may be repeated."`
 	File     string            `arg:"" optional:"" default:"-" help:"File with the code; - is stdin."`
 }
@@ -62,7 +64,7 @@ func (c *runCmd) Run(ctx context.Context, inv *invocation) error {
 
 	stdout, stderr := newSpool(inv.stdout), newSpool(inv.stderr)
 	res, err := a.executor.Run(ctx, session.Local, executor.Request{
-		Session: c.Session, Runner: language, Code: code, Network: c.Net, Env: c.Env, Artifacts: true, FailedArtifacts: true,
+		Session: c.Session, Runner: language, Code: code, Network: c.Net, Hosts: c.Hosts, Packages: c.Packages, Env: c.Env, Artifacts: true, FailedArtifacts: true,
 		Output: func(stream executor.Stream, p []byte) {
 			if stream == executor.Stderr {
 				stderr.write(p)

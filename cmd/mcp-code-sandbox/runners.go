@@ -57,18 +57,45 @@ func (c *runnersInstallCmd) Run(ctx context.Context, inv *invocation) error {
 	if !c.Own {
 		failed = src.Install(ctx, progress)
 	}
-	failed = append(failed, src.InstallOwn(ctx, progress)...)
+	if own, stop, err := throughMirror(ctx, inv, src); err != nil {
+		failed = append(failed, runner.Problem{Runner: "your own", Problem: "packages cannot be installed: " + err.Error(),
+			Fix: "correct SANDBOX_PACKAGES or SANDBOX_CONFIG (docs/packages.md), then mcp-code-sandbox runners install --own"})
+	} else {
+		refused := own.InstallOwn(ctx, progress)
+		if c.Own {
+			refused = onlyOwn(refused)
+		}
+		failed = append(failed, refused...)
+		stop(progress)
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	installed := environments{settings: inv.settings, env: inv.env}
 	set, problems := installed.discover(ctx)
+	if c.Own { // that they are not installed is known
+		problems = slices.DeleteFunc(problems, func(p runner.Problem) bool {
+			return slices.ContainsFunc(failed, func(f runner.Problem) bool { return f.Runner == p.Runner })
+		})
+	}
 	printRunners(inv.stdout, set, append(failed, problems...))
 	if len(set) == 0 {
 		return errNoRunners
 	}
 	progress("A running server uses the changes after a restart.")
 	return failure(failed)
+}
+
+// onlyOwn returns problems whose fixes repeat the installation of the operator's own runners only.
+func onlyOwn(problems []runner.Problem) (list []runner.Problem) {
+	const again = ", then mcp-code-sandbox runners install"
+	for _, p := range problems {
+		if strings.HasSuffix(p.Fix, again) {
+			p.Fix += " --own"
+		}
+		list = append(list, p)
+	}
+	return list
 }
 
 // failure returns an error that names the runners that could not be prepared, if any.

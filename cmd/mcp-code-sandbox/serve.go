@@ -22,7 +22,8 @@ import (
 
 type serveCmd struct{}
 
-// Run serves MCP over HTTP until ctx ends. Then it cancels all runs and leaves nothing behind.
+// Run serves MCP over HTTP until ctx ends. Then it drains, cancels the runs that are left, and
+// leaves nothing behind.
 func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	page, err := httpapi.NewPage(web.Files())
 	if err != nil {
@@ -45,7 +46,8 @@ func (*serveCmd) Run(ctx context.Context, inv *invocation) error {
 	select {
 	case err = <-served:
 	case <-ctx.Done():
-		f.log.Info("shutting down")
+		f.drain()
+		f.log.Info("shutting down", "ended_runs", f.activeRuns())
 	}
 	return errors.Join(err, f.close())
 }
@@ -72,6 +74,7 @@ func openFrontend(ctx context.Context, inv *invocation, page *httpapi.Page) (_ *
 	if f.app, err = newApp(ctx, inv, f.base); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
+	f.isolation.closed.CloseServer(listener.Addr())
 	if f.mcp, err = newMCP(f.app, page == nil); err != nil {
 		return nil, errors.Join(err, f.app.Close(), listener.Close())
 	}
@@ -98,6 +101,7 @@ func newMCP(a *app, overStdio bool) (*mcpserver.Server, error) {
 	opt := tools.Options{
 		Logger: a.log, Tools: wanted, MaxTimeout: a.settings.maxExecTimeout(), Handover: a.settings.Handover,
 		ResourceLinks: a.settings.ResourceLinks == "on", LinksEnd: overStdio && a.settings.PublicBaseURL == "", ResultBytes: int(a.settings.ResultBytes), Services: a.services.forTools(),
+		NoNetwork: a.settings.Network != networkFull, Packages: a.packages != nil, Hosts: a.egress != nil, HostCeiling: a.hostCeiling(),
 	}
 	return mcpserver.New(mcpserver.Config{
 		Version:      version.String(),
@@ -114,14 +118,14 @@ func newHandler(a *app, base string, mcpHandler http.Handler, page *httpapi.Page
 	proxy, api, login := a.services.handlers()
 	var users httpapi.Users
 	if a.services != nil && a.services.users {
-		users = people{a.services.login}
+		users = people{a.services.login, a.store}
 	}
 	s := a.settings
 	return httpapi.New(httpapi.Config{
 		MCP: mcpHandler, Page: page, Files: a.executor, Signer: a.signer, Proxy: proxy, API: api, Login: login,
 		Users: users, Token: a.keys.token,
 		AllowedHosts: allowedHosts(s, base), AllowedOrigins: s.AllowedOrigins, TrustedProxies: prefixes(s.TrustedProxies),
-		MaxUploadBytes: int64(s.MaxUploadBytes), Ready: a.ready, Logger: a.log,
+		MaxUploadBytes: int64(s.MaxUploadBytes), Ready: a.ready, Stopping: a.stopping.Load, Logger: a.log,
 		Metrics: promhttp.HandlerFor(a.metrics, promhttp.HandlerOpts{}),
 	})
 }
@@ -135,6 +139,28 @@ func (f *frontend) serveHTTP() error {
 		f.showShares(name, pool)
 	}
 	return f.http.Serve(limited)
+}
+
+// drain lets active runs finish within SANDBOX_DRAIN_S, while the server takes no new sessions and
+// is not ready. Files, results and links stay available.
+func (f *frontend) drain() {
+	if f.settings.Drain <= 0 {
+		return
+	}
+	f.log.Info("waiting for active runs before shutting down; a second signal ends the server at once", "at_most", f.settings.Drain.String())
+	f.stopping.Store(true)
+	ctx, cancel := context.WithTimeout(context.Background(), f.settings.Drain)
+	defer cancel()
+	f.executor.Drain(ctx)
+	f.mcp.Drain(ctx) // the answers
+}
+
+// activeRuns returns how many runs close would end.
+func (f *frontend) activeRuns() (n int) {
+	for _, info := range f.sessions.Infos() {
+		n += info.Runs
+	}
+	return n
 }
 
 // close ends MCP calls and streams first, because the HTTP server waits for them.

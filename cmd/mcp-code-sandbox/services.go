@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
+	"mcp-code-sandbox/internal/audit"
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/executor"
@@ -24,6 +22,7 @@ import (
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/serviceconfig"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/store"
 	"mcp-code-sandbox/internal/tools"
 )
 
@@ -40,16 +39,12 @@ type services struct {
 	app   *app
 }
 
-// newServices returns the services of the configuration file, or nil without a file.
-func (a *app) newServices(ctx context.Context, baseURL string, registry prometheus.Registerer) (*services, error) {
-	s := a.settings
-	if s.Config == "" {
+// newServices returns the services of the configuration file, or nil if it has none and no login.
+func (a *app) newServices(ctx context.Context, file *serviceconfig.File, trail *audit.Trail, baseURL string) (*services, error) {
+	if len(file.Services) == 0 && file.Login.Kind == "" {
 		return nil, nil
 	}
-	file, err := loadServices(s.Config, a.env)
-	if err != nil {
-		return nil, fmt.Errorf("SANDBOX_CONFIG: %w", err)
-	}
+	s := a.settings
 	root, older, err := rootKeys(s)
 	if err != nil {
 		return nil, err
@@ -58,12 +53,6 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	if err != nil {
 		return nil, err
 	}
-	audit, err := proxy.OpenAudit(filepath.Join(s.Root, "audit", "proxy.jsonl"))
-	if err != nil {
-		return nil, err
-	}
-	a.onClose(func(context.Context) error { return audit.Close() })
-
 	base := strings.TrimRight(baseURL, "/")
 	v := &services{app: a, users: file.Login.Kind != ""}
 	var list []proxy.Service
@@ -81,9 +70,9 @@ func (a *app) newServices(ctx context.Context, baseURL string, registry promethe
 	}
 	v.proxy, err = proxy.New(proxy.Config{
 		Services: list, Keys: executiontoken.NewKeys(root, "execution token", older...),
-		Store: a.store, Audit: audit, BaseURL: baseURL,
+		Store: a.store, Audit: trail, BaseURL: baseURL,
 		Instance: a.instance.ID(), Alive: func(id string) bool { return instance.Alive(s.Root, id) },
-		Registerer: registry, Logger: a.log, User: v.email, Closed: a.isolation.closed,
+		Registerer: a.metrics, Logger: a.log, User: v.email, Closed: a.isolation.closed,
 		MaxCalls: max(httpapi.MaxConnections()/4, 64), Operator: session.Local.ID,
 	})
 	if err != nil {
@@ -125,7 +114,7 @@ func rootKeys(s *settings) (root []byte, older [][]byte, err error) {
 
 // email returns the e-mail address of a caller, or "".
 func (v *services) email(caller string) string {
-	if v.login == nil || !v.users {
+	if v == nil || v.login == nil || !v.users {
 		return ""
 	}
 	return v.login.Email(caller)
@@ -155,14 +144,6 @@ func (c *connection) Disconnect(ctx context.Context, caller string) error {
 
 // any reports whether a service is enabled. A file may configure the login only.
 func (v *services) any() bool { return v != nil && len(v.names) > 0 }
-
-// dial returns the handler of a sandbox's connections to the proxy, or nil without services.
-func (v *services) dial() func(context.Context, string, net.Conn) {
-	if !v.any() {
-		return nil
-	}
-	return v.proxy.ServeSandbox
-}
 
 // granter returns the executor's view, or nil without services.
 func (v *services) granter() executor.Services {
@@ -263,12 +244,19 @@ func (g granter) Release(runID string) {
 }
 
 // people verifies the access tokens of users.
-type people struct{ *oauth.Server }
+type people struct {
+	*oauth.Server
+	store *store.Store
+}
 
 func (p people) Verify(ctx context.Context, token string) (caller string, expires time.Time, err error) {
 	id, err := p.Server.Verify(ctx, token)
-	if errors.Is(err, oauth.ErrTokenEnded) {
+	switch {
+	case errors.Is(err, oauth.ErrTokenEnded):
 		err = httpapi.ErrTokenEnded
+	case err != nil && !errors.Is(err, oauth.ErrInvalidToken): // the store's
+		err = fmt.Errorf("%w: %w", httpapi.ErrUnchecked, err)
 	}
-	return id.Caller, id.Expires, err
+	// httpapi compares it with this machine's clock.
+	return id.Caller, time.Now().Add(id.Expires.Sub(p.store.Now())), err
 }

@@ -183,7 +183,7 @@ func listSessions(ctx context.Context, inv *invocation) (list []listedSession, s
 	byKey := map[string]*listedSession{}
 	ids, err := instance.List(root)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, explainDenied(err)
 	}
 	for _, id := range ids {
 		infos, err := control.Infos(ctx, instance.Dir(root, id))

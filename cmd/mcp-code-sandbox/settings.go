@@ -30,9 +30,13 @@ type settings struct {
 	HTTPPort      int      `name:"http-port" environ:"SANDBOX_HTTP_PORT" default:"8080" group:"server" help:"Port to listen on, on 127.0.0.1."`
 	PublicBaseURL string   `name:"public-base-url" environ:"PUBLIC_BASE_URL" placeholder:"URL" group:"server" help:"Address at which clients reach this server, for file links. Default: the address it listens on."`
 	Root          string   `name:"root" environ:"SANDBOX_ROOT" type:"path" placeholder:"DIR" group:"server" help:"Directory for all sessions, keys and logs. Default: /var/lib/mcp-code-sandbox for root, otherwise the user's data directory."`
-	Config        string   `name:"config" environ:"SANDBOX_CONFIG" type:"path" placeholder:"FILE" group:"server" help:"Configuration file (JSON) of the services that code may call, and of the login."`
+	Config        string   `name:"config" environ:"SANDBOX_CONFIG" type:"path" placeholder:"FILE" group:"server" help:"Configuration file (JSON) of the services that code may call, of the login, of the hosts that runs may name, and of packages."`
 	Tools         []string `name:"tools" environ:"SANDBOX_TOOLS" placeholder:"NAME" group:"server" help:"Tools to offer: names, or the presets conversation, session, run and all. Use run for chat clients. Default: all."`
 	ResourceLinks string   `name:"resource-links" environ:"SANDBOX_RESOURCE_LINKS" default:"off" oneof:"on,off" group:"server" help:"Whether results link to the run's files as MCP resources: on, or off (only for clients that ask for it in _meta). Some frameworks send such links to model providers, which refuse them."`
+
+	DatabaseURL secret.Value `name:"database-url" environ:"SANDBOX_DATABASE_URL" placeholder:"URL" group:"server" help:"Postgres database (postgres://user@host:5432/database) to use instead of SQLite in the root. The password may be in PGPASSWORD or ~/.pgpass. Files and sessions stay in the root. Prefer the variable: other users of this machine can see flags."`
+
+	Drain time.Duration `unit:"s" name:"drain" environ:"SANDBOX_DRAIN_S" default:"0s" min:"0" group:"server" help:"How long serve lets running code finish after SIGTERM, while it takes no new sessions (seconds, or 1m). 0: it ends all runs at once."`
 
 	APIToken          secret.Value  `name:"api-token" environ:"MCP_API_TOKEN" placeholder:"SECRET" group:"access" help:"Bearer token for /mcp and /metrics. Default: generated and stored under the root. Prefer the variable: other users of this machine can see flags."`
 	FileSecret        secret.Value  `name:"file-secret" environ:"FILE_SECRET" placeholder:"SECRET" group:"access" help:"Key that signs file links. Default: generated and stored under the root."`
@@ -53,10 +57,11 @@ type settings struct {
 	OuterNamespace string   `name:"outer-namespace" environ:"SANDBOX_OUTER_NAMESPACE" default:"auto" oneof:"auto,off" group:"isolation" help:"Whether an ordinary user's server with the jail runs in a user namespace of its own, which makes it as fast and as isolated as root's: auto (if the machine allows it and no environment isolates itself), or off."`
 	UserBus        string   `name:"user-bus" environ:"SANDBOX_USER_BUS" placeholder:"SOCKET" group:"isolation" help:"Socket of the message bus on which an ordinary user's server asks systemd for a cgroup, so that limits apply to whole sandboxes; none: do not ask. The server then ends with the user's last login, unless loginctl enable-linger was called. Default: bus in $XDG_RUNTIME_DIR."`
 	PoolSize       *int     `name:"pool-size" environ:"SANDBOX_POOL_SIZE" placeholder:"N" min:"0" group:"isolation" help:"Most sandboxes of each kind, without network, that serve, or the server that editor windows share, starts in advance for new sessions; 0: none. Default: 2 on the jail, 0 on docker."`
-	Network        string   `name:"network" environ:"SANDBOX_NETWORK" default:"full" oneof:"full,off" group:"isolation" help:"What a run with network: true can reach: full (the internet, nothing private), or off."`
-	NetworkAllow   []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" placeholder:"CIDR" group:"isolation" help:"Private addresses or networks that runs with network may also reach."`
-	NetworkDeny    []string `name:"network-deny" environ:"SANDBOX_NETWORK_DENY" placeholder:"CIDR" group:"isolation" help:"Public addresses or networks that runs with network, and services, must not reach. Wins over --network-allow."`
+	Network        string   `name:"network" environ:"SANDBOX_NETWORK" default:"full" oneof:"full,list,off" group:"isolation" help:"What code can reach: full (runs with network: true the internet, nothing private; runs with hosts those), list (only hosts that runs name), or off."`
+	NetworkAllow   []string `name:"network-allow" environ:"SANDBOX_NETWORK_ALLOW" placeholder:"CIDR" group:"isolation" help:"Private addresses or networks that runs with network or hosts may also reach."`
+	NetworkDeny    []string `name:"network-deny" environ:"SANDBOX_NETWORK_DENY" placeholder:"CIDR" group:"isolation" help:"Public addresses or networks that runs with network or hosts, and services, must not reach. Wins over --network-allow."`
 
+	Packages     []string `name:"packages" environ:"SANDBOX_PACKAGES" placeholder:"KIND" group:"environments" help:"Packages that code may install, from this server's mirror: pypi, npm, or both. The indexes are those of this host's own pip and npm, unless --config names others. Default: none."`
 	RunnersDir   string   `name:"runners-dir" environ:"SANDBOX_RUNNERS_DIR" type:"path" placeholder:"DIR" group:"environments" help:"Directory of your own runners, one subdirectory each. Default: runners.d under the root."`
 	WrapperDir   string   `name:"nix-sandbox-dir" environ:"NIX_SANDBOX_DIR" type:"path" placeholder:"DIR" group:"environments" help:"Directory of environments that isolate themselves, one subdirectory each with metadata.json and bin/run. Default: ~/.config/nix-sandbox-mcp/sandboxes."`
 	NixEnvs      []string `name:"nix-sandbox-envs" environ:"NIX_SANDBOX_ENVS" placeholder:"REF" group:"environments" help:"Flake references of such environments. The server builds them with nix when it starts."`
@@ -192,6 +197,12 @@ func defaultEngine(env map[string]string) string {
 		}
 	}
 	return ""
+}
+
+// database returns where the store is: the URL of a Postgres database, or the path of an SQLite
+// file. Never print it.
+func (s *settings) database() string {
+	return cmp.Or(s.DatabaseURL.Reveal(), filepath.Join(s.Root, "state.db"))
 }
 
 // listenAddr returns the address to listen on.

@@ -48,6 +48,8 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_ALLOWED_ORIGINS", "https://a.example", func(s *settings) any { return strings.Join(s.AllowedOrigins, "|") }, "", "https://a.example"},
 		{"SANDBOX_TRUSTED_PROXIES", "127.0.0.1,10.0.0.0/8", func(s *settings) any { return fmt.Sprint(prefixes(s.TrustedProxies)) }, "[]", "[127.0.0.1/32 10.0.0.0/8]"},
 		{"SANDBOX_URL_TTL", "3600", func(s *settings) any { return time.Duration(s.URLTTL) }, time.Duration(0), time.Hour},
+		{"SANDBOX_DRAIN_S", "90", func(s *settings) any { return s.Drain }, time.Duration(0), 90 * time.Second},
+		{"SANDBOX_DATABASE_URL", "postgres://u@h/d", func(s *settings) any { return s.database() }, "/home/u/.local/share/mcp-code-sandbox/state.db", "postgres://u@h/d"},
 		{"SANDBOX_CONFIG", "/etc/x.json", func(s *settings) any { return s.Config }, "", "/etc/x.json"},
 		{"JWT_SECRET", "0123456789abcdef0123456789abcdef", func(s *settings) any { return s.JWTSecret.Reveal() }, "", "0123456789abcdef0123456789abcdef"},
 		{"JWT_SECRET_PREVIOUS", "fedcba9876543210fedcba9876543210", func(s *settings) any { return s.JWTSecretPrevious.Reveal() }, "", "fedcba9876543210fedcba9876543210"},
@@ -61,6 +63,7 @@ func TestEverySettingByEnvironment(t *testing.T) {
 		{"SANDBOX_IMAGE", "mine:1", func(s *settings) any { return s.Image }, "", "mine:1"},
 		{"SANDBOX_HOST_PATH", "/srv/h", func(s *settings) any { return s.HostPath }, "", "/srv/h"},
 		{"SANDBOX_DOCKER_RUNTIME", "runsc", func(s *settings) any { return s.DockerRuntime }, "", "runsc"},
+		{"SANDBOX_PACKAGES", "pypi,npm", func(s *settings) any { return strings.Join(s.Packages, "|") }, "", "pypi|npm"},
 		{"SANDBOX_RUNNERS_DIR", "/srv/r", func(s *settings) any { return ownRunnersDir(s) }, "/home/u/.local/share/mcp-code-sandbox/runners.d", "/srv/r"},
 		{"NIX_SANDBOX_DIR", "/srv/n", func(s *settings) any { return s.WrapperDir }, "/home/u/.config/nix-sandbox-mcp/sandboxes", "/srv/n"},
 		{"NIX_SANDBOX_ENVS", "github:a/b,.#c", func(s *settings) any { return strings.Join(s.NixEnvs, "|") }, "", "github:a/b|.#c"},
@@ -159,6 +162,8 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"MCP_HTTP_ADDR", "localhost:http", "host:port"},
 		{"SANDBOX_HTTP_PORT", "70000", "0 to 65535"},
 		{"SANDBOX_HTTP_PORT", "x", "SANDBOX_HTTP_PORT"},
+		{"SANDBOX_DATABASE_URL", "mysql://u:pw@h/d", "write it like postgres://"},
+		{"SANDBOX_DATABASE_URL", "state.db", "write it like postgres://"},
 		{"MCP_API_TOKEN", "has space", "letters and digits"},
 		{"PUBLIC_BASE_URL", "sandbox.example.com", "https://"},
 		{"PUBLIC_BASE_URL", "https://x.example.com?a=b", "https://"},
@@ -177,6 +182,7 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_IMAGES", "runner-python, ", "not a valid image name"},
 		{"SANDBOX_RESULT_MEMORY", "100000GB", "half"},
 		{"SANDBOX_CPU_LIMIT", "0", "0.05"},
+		{"SANDBOX_CPU_LIMIT", "0.00001", "0.00001 is too little"},
 		{"SANDBOX_PIDS_LIMIT", "1", "32"},
 		{"SANDBOX_EXEC_TIMEOUT_S", "soon", "seconds"},
 		{"SANDBOX_EXEC_TIMEOUT_S", "0", "greater than 0"},
@@ -194,8 +200,9 @@ func TestBadSettingsSayTheFix(t *testing.T) {
 		{"SANDBOX_LOG_LEVEL", "loud", "DEBUG"},
 		{"SANDBOX_LOG_FORMAT", "xml", "json"},
 		{"NIX_SANDBOX_ENVS", "--impure", "flake reference"},
+		{"SANDBOX_PACKAGES", "cargo", "use pypi, npm, or pypi,npm"},
 		{"PROJECT_DIR", "project", "absolute"},
-		{"PROJECT_DIR", "/nonexistent", "exists"},
+		{"PROJECT_DIR", filepath.Join(t.TempDir(), "missing"), "exists"},
 		{"PROJECT_DIR", "/etc/passwd", "not a directory"},
 		{"PROJECT_DIR", "/", "SANDBOX_ROOT"},
 		{"JWT_SECRET", "short", "32 bytes"},
@@ -283,12 +290,17 @@ func TestConfigOutsideProject(t *testing.T) {
 func TestSecretsNeverShow(t *testing.T) {
 	const token, key = "tok-0123456789abcdef", "key-0123456789abcdef"
 	root := filepath.Join(t.TempDir(), "root")
-	env := []string{"MCP_API_TOKEN=" + token, "FILE_SECRET=" + key, "JWT_SECRET=" + key + key, "SANDBOX_ROOT=" + root}
+	env := []string{"MCP_API_TOKEN=" + token, "FILE_SECRET=" + key, "JWT_SECRET=" + key + key, "SANDBOX_ROOT=" + root,
+		"SANDBOX_DATABASE_URL=postgres://ann:" + key + "@127.0.0.1:1/sandbox"}
 	for _, args := range [][]string{
 		{"--help"}, {"serve", "--help"}, {"stdio", "--help"}, {"run", "--help"}, {"version"}, {}, {"nonsense"},
 		{"serve", "--api-token=" + token, "--file-secret=" + key, "--bad-flag"},
 		{"serve", "--network=bad", "--api-token", token},
 		{"serve", "--api-token", token + " " + token},
+		{"serve", "--database-url=postgres://ann:" + key + "@host:" + key + "/sandbox"},
+		{"serve", "--database-url=" + key}, {"serve", "--http-port=0"}, {"doctor"},
+		{"store", "copy", "--help"}, {"store", "copy", "--from=postgres://ann:" + key + "@127.0.0.1:1/a", "--to=x"},
+		{"store", "copy", "--from=postgres://ann:" + key + "@h:" + key + "/a", "--to=x", "--bad=" + key[:3]},
 	} {
 		var out bytes.Buffer
 		run(t.Context(), args, env, strings.NewReader(""), &out, &out)

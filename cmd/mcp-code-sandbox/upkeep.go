@@ -53,8 +53,8 @@ func (a *app) clean(ctx context.Context) {
 		}
 		a.log.Info("cleaned up after a dead instance", "instance", d.ID())
 	}
-	warn("cannot delete old results", a.store.PurgeResults(ctx, time.Now().Add(-executor.ResultRetention), a.instance.ID()))
-	warn("cannot delete old records", a.store.Purge(ctx, time.Now().Add(-recordRetention)))
+	warn("cannot delete old results", a.store.PurgeResults(ctx, a.store.Now().Add(-executor.ResultRetention), a.instance.ID()))
+	warn("cannot delete old records", a.store.Purge(ctx, a.store.Now().Add(-recordRetention)))
 }
 
 // ready starts a sandbox and returns an error if the server cannot run code.
@@ -89,7 +89,7 @@ func (a *app) reportReadiness(ctx context.Context) {
 		prefix = ""
 	}
 	for _, c := range checks {
-		if c.Status == sandbox.Warn && (c.Name != "network" || a.settings.Network != "off") {
+		if c.Status == sandbox.Warn && !a.settings.ignores(c) {
 			a.log.Warn(prefix+c.Name+": "+c.Detail, "fix", c.Fix)
 		}
 	}

@@ -17,7 +17,9 @@ import (
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/doctor"
 	"mcp-code-sandbox/internal/hostname"
+	"mcp-code-sandbox/internal/packages"
 	"mcp-code-sandbox/internal/secret"
+	"mcp-code-sandbox/internal/store"
 )
 
 const generateSecret = "use for instance the output of openssl rand -hex 32"
@@ -68,6 +70,13 @@ func (s *settings) checkServer(p *problems) {
 		p.require(ok, "PUBLIC_BASE_URL", "%q is not a valid base URL; write it like https://sandbox.example.com", s.PublicBaseURL)
 	}
 	p.require(filepath.IsAbs(s.Root), "SANDBOX_ROOT", "this user has no data directory; set it to an absolute path")
+	if !s.DatabaseURL.IsZero() {
+		err := store.CheckURL(s.DatabaseURL.Reveal())
+		p.require(err == nil, "SANDBOX_DATABASE_URL", "%v", err)
+	}
+	for _, kind := range s.Packages {
+		p.require(slices.Contains(packages.Kinds, kind), "SANDBOX_PACKAGES", "%q is not a kind of packages; use pypi, npm, or pypi,npm", kind)
+	}
 	_, err := wantedTools(s.Tools)
 	p.require(err == nil, "SANDBOX_TOOLS", "%v", err)
 }
@@ -138,7 +147,7 @@ func (s *settings) checkIsolation(p *problems) {
 }
 
 func (s *settings) checkMemory(p *problems) {
-	p.require(s.CPULimit >= 0.05, "SANDBOX_CPU_LIMIT", "%g is too little; use 0.05 or more", s.CPULimit)
+	p.require(s.CPULimit >= 0.05, "SANDBOX_CPU_LIMIT", "%s is too little; use 0.05 or more", strconv.FormatFloat(s.CPULimit, 'f', -1, 64))
 	results := s.ResultMemory.byteSize
 	p.require(results >= 16<<20, "SANDBOX_RESULT_MEMORY", "%s is too little; use 16MB or more, or unset it for the default", results)
 	if total := doctor.System().Memory(); total > 0 {
@@ -170,8 +179,9 @@ func (s *settings) checkTags(p *problems) {
 			ok := err == nil && amount >= int64(limit) || amount == 0 && zero != ""
 			p.require(ok, name, "%v is too little; use %s or more%s", v, least, zero)
 		}
-		if a, b, ok := strings.Cut(f.Tag.Get("oneof"), ","); ok {
-			p.require(v.String() == a || v.String() == b, name, "must be %s or %s, not %q", a, b, v)
+		if values := strings.Split(f.Tag.Get("oneof"), ","); len(values) > 1 {
+			last := len(values) - 1
+			p.require(slices.Contains(values, v.String()), name, "must be %s or %s, not %q", strings.Join(values[:last], ", "), values[last], v)
 		}
 	}
 }

@@ -84,6 +84,7 @@ export class Visitor {
 
   async leave() {
     const violations = await this.page.evaluate(() => globalThis.violations).catch(() => []);
+    await this.page.unrouteAll({ behavior: "ignoreErrors" }); // a request of the page may be on its way
     await this.context.close();
     const problems = [...this.problems, ...violations.map((v) => `policy: ${v}`)].filter((p) => !this.tolerated.some((t) => t.test(p)));
     assert.deepEqual(problems, [], "what the browser complained about");

@@ -1,13 +1,13 @@
 // Package agent is process 1 of a sandbox. It speaks the wire protocol with the server, starts
-// runs, keeps interpreters alive between cells, and forwards connections to the server's proxy.
+// runs, keeps interpreters alive between cells, and forwards connections to the server.
 //
 // It knows no language: a run frame says which program to start on which code. No user process
 // shares a descriptor or a capability with it.
 //
 // The backend chooses how runs are kept apart. [Main] holds capabilities in the sandbox's own user
 // namespace and starts each run in new namespaces. [MainLandlock] holds no capabilities, as in a
-// container. Package prestart has the two launchers, runinit is process 1 of a run, and confine has
-// the kernel mechanisms.
+// container. Package prestart has the two launchers, runinit is process 1 of a run, forward carries
+// connections, and confine has the kernel mechanisms.
 package agent
 
 import (
@@ -15,11 +15,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
+	"os"
 	"sync"
 	"syscall"
-	"time"
 
+	"mcp-code-sandbox/internal/agent/forward"
 	"mcp-code-sandbox/internal/agent/prestart"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/wire"
@@ -29,6 +29,7 @@ import (
 type agent struct {
 	launcher prestart.Launcher
 	conn     *wire.Conn
+	forward  *forward.Forwarder // nil: nothing leads to the server
 	threads  threads
 
 	mu           sync.Mutex
@@ -49,56 +50,27 @@ func (cfg *Config) settings() prestart.Settings {
 // serve greets the server and serves it until it closes the connection.
 func serve(cfg *Config, launcher prestart.Launcher, conn io.ReadWriteCloser, hello wire.Hello) error {
 	a := &agent{launcher: launcher}
-	var forward net.Listener
 	if cfg.Forward {
 		var err error
-		if forward, err = net.Listen("tcp", sandbox.ForwardAddr); err != nil {
+		if a.forward, err = forward.Listen(sandbox.ForwardAddr); err != nil {
 			return err
+		}
+		if cfg.Names {
+			if err := a.forward.ListenNames(sandbox.ResolverAddr); err != nil {
+				fmt.Fprintln(os.Stderr, "the agent: programs cannot look up names:", err) // the backend keeps it
+			}
 		}
 	}
 	if err := wire.SendHello(conn, hello); err != nil {
 		return err
 	}
 	a.conn = wire.NewConn(conn, wire.AgentSide, a.run)
-	if forward != nil {
-		go a.forward(forward)
+	if a.forward != nil {
+		a.forward.Serve(a.conn)
 	}
 	<-a.conn.Done()
 	if err := a.conn.Err(); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
 		return err
 	}
 	return nil
-}
-
-// forward carries each connection to sandbox.ForwardAddr as a dial stream.
-func (a *agent) forward(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil { // out of descriptors or memory, until a run ends
-			time.Sleep(10 * time.Millisecond)
-			continue
-		}
-		go a.carry(c.(*net.TCPConn))
-	}
-}
-
-func (a *agent) carry(c *net.TCPConn) {
-	defer c.Close()
-	s, err := a.conn.Open(wire.Frame{Type: wire.TypeDial})
-	if err != nil {
-		return
-	}
-	defer s.Close()
-	up := make(chan struct{})
-	go func() {
-		defer close(up)
-		_, _ = io.Copy(struct{ io.Writer }{s}, c)
-		_ = s.CloseWrite()
-	}()
-	_, _ = io.Copy(struct{ io.Writer }{c}, s)
-	_ = c.CloseWrite()
-	<-up
 }

@@ -12,6 +12,8 @@ type Config struct {
 	Unreachable []string `json:"unreachable,omitempty"`
 	// Forward makes the agent listen on sandbox.ForwardAddr and carry connections to the server.
 	Forward bool `json:"forward,omitempty"`
+	// Names makes it the sandbox's name server, at sandbox.ResolverAddr. It needs Forward.
+	Names bool `json:"names,omitempty"`
 	// DataBytes and Processes are rlimits for every process of a run, where there is no cgroup.
 	DataBytes uint64 `json:"data_bytes,omitempty"`
 	Processes uint64 `json:"processes,omitempty"`

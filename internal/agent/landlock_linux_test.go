@@ -72,6 +72,30 @@ func TestLandlockRefuses(t *testing.T) {
 	}
 }
 
+// TestWithoutNames: where the agent cannot be the name server, runs and the door work, and lookups
+// fail at once.
+func TestWithoutNames(t *testing.T) {
+	c := newContainers(t)
+	c.noLowPorts = true
+	b := sandboxtest.StartWith(t, c.harness(), sandbox.Spec{Forward: true}, func(s *wire.Stream, _ wire.Frame) {
+		_, _ = io.WriteString(s, "door")
+		_ = s.Close()
+	})
+	run := sandboxtest.Python(`
+if (got := socket.create_connection(("127.0.0.1", 8099), timeout=20).recv(4)) != b"door": breach(got)
+if "Temporary failure" not in str(got := fails("resolves", socket.getaddrinfo, "db.example.com", 443)): breach(got)
+finish()
+`)
+	run.Hosts = []string{"db.example.com:443"}
+	b.ProbeRun(t, run)
+	if err := b.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if said := b.Sandbox.(*container).stderr.String(); !strings.Contains(said, "cannot look up names: listen udp4 127.0.0.1:53") {
+		t.Errorf("the agent said %q", said)
+	}
+}
+
 // containerUID is a uid without an account.
 const containerUID = 61321
 
@@ -88,6 +112,7 @@ type options struct {
 	noRuns     bool
 	notFirst   bool
 	noLandlock bool
+	noLowPorts bool
 }
 
 func (c *containers) harness() sandboxtest.Harness {
@@ -101,7 +126,7 @@ func newContainers(t *testing.T) *containers {
 	if os.Geteuid() != 0 {
 		sandboxtest.Skip(t, "needs root: to become a user without a user namespace, as in a container")
 	}
-	for _, tool := range []string{"bwrap", "setpriv", "unshare"} {
+	for _, tool := range []string{"bwrap", "setpriv", "unshare", "ip"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			sandboxtest.Skip(t, err.Error())
 		}
@@ -120,18 +145,21 @@ func newContainers(t *testing.T) *containers {
 	return &containers{agent: path, passwd: passwd}
 }
 
-// script mounts the sized file systems that bubblewrap cannot make below /mnt, in a new mount
-// namespace. Its arguments are their options and bubblewrap's command line.
+// script makes what bubblewrap cannot, in new mount and network namespaces: sized file systems
+// below /mnt, and low ports for everybody. Its arguments are their options and bubblewrap's command
+// line.
 const script = `set -e
 opts=$1; shift
 mount -t tmpfs none /mnt
 for d in tmp shm runs; do mkdir /mnt/$d; mount -t tmpfs -o "$opts" none /mnt/$d; done
+ip link set lo up
+[ "$LOW_PORTS" = false ] || echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start
 mkdir /mnt/pts; mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 none /mnt/pts
 exec bwrap "$@"`
 
 func (c *containers) args() []string {
 	args := []string{
-		"--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox",
+		"--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox",
 		"--die-with-parent", "--new-session", "--clearenv",
 		"--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP", "--cap-add", "CAP_CHOWN",
 	}
@@ -208,7 +236,7 @@ func (c *containers) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sand
 	if spec.Limits.PIDs > 0 {
 		processes = spec.Limits.PIDs + agent.PIDReserve
 	}
-	config, err := json.Marshal(agent.Config{Forward: spec.Forward, DataBytes: uint64(spec.Limits.MemoryBytes), Processes: uint64(processes)})
+	config, err := json.Marshal(agent.Config{Forward: spec.Forward, Names: spec.Forward, DataBytes: uint64(spec.Limits.MemoryBytes), Processes: uint64(processes)})
 	if err != nil {
 		return nil, err
 	}
@@ -220,7 +248,7 @@ func (c *containers) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sand
 	if c.keep != "" {
 		caps += "," + c.keep
 	}
-	args := append([]string{"--mount", "--propagation", "private", "sh", "-c", script, "sh", mount}, c.args()...)
+	args := append([]string{"--net", "--mount", "--propagation", "private", "sh", "-c", script, "sh", mount}, c.args()...)
 	if !c.noRuns {
 		args = append(args, "--bind", "/mnt/runs", confine.RunsDir)
 	}
@@ -238,7 +266,7 @@ func (c *containers) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Sand
 		files = append(files, filter)
 	}
 	s := &container{id: spec.ID, cmd: exec.Command("unshare", args...), ended: make(chan struct{})}
-	s.cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	s.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LOW_PORTS=" + strconv.FormatBool(!c.noLowPorts)}
 	s.cmd.Stderr, s.cmd.ExtraFiles = &s.stderr, files
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	inR, inW, err := os.Pipe()

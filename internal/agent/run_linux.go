@@ -31,6 +31,7 @@ func sendExit(s *wire.Stream, exit wire.Exit) {
 // execute runs a program or a cell to its end. The caller sends the exit, then calls release.
 func (a *agent) execute(s *wire.Stream, r *wire.Run) (exit wire.Exit, release func()) {
 	defer a.threads.reserve()()
+	defer a.forward.Begin(r.Hosts)()
 	before := a.launcher.LimitsHit()
 	end := a.launcher.BeginRun(r.Interpreter != "")
 	var err error

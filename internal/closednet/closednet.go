@@ -1,7 +1,7 @@
 // Package closednet owns the list of networks that code must not reach: everything but the public
-// internet, plus this host, this server's public address and what the operator denies. The jail,
-// the docker backend and the execution proxy each apply the list in their own way. The package
-// knows none of them.
+// internet, plus this host, this server's public address and what the operator denies. Backends
+// apply the list to sandboxes that have a network; whatever connects on behalf of code dials with
+// it. The package knows none of them.
 package closednet
 
 import (

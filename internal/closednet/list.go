@@ -50,6 +50,7 @@ type List struct {
 	mu       sync.Mutex
 	resolved []netip.Addr // of PublicHost, most recent last
 	failing  bool         // the last lookup failed
+	ports    []uint16     // on which this server listens
 	changed  map[int]func()
 	next     int
 }

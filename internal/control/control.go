@@ -24,6 +24,8 @@ const (
 	socketName = "control.sock"
 	// timeout bounds one request, including the time to end a session's sandboxes.
 	timeout = 15 * time.Second
+	// answerTime is how long Close waits for answers.
+	answerTime = 2 * time.Second
 	// maxAnswer bounds an answer: a thousand bytes for each of 65,536 sessions.
 	maxAnswer = 64 << 20
 )
@@ -86,9 +88,15 @@ func Serve(dir string, sessions Sessions, log *slog.Logger) (*Server, error) {
 	return s, nil
 }
 
-// Close removes the socket and cancels active requests.
+// Close removes the socket. It gives active requests a moment: one that stops the last run makes a
+// draining server close. Then it cancels them.
 func (s *Server) Close() error {
-	err := s.server.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	err := s.server.Shutdown(ctx)
+	if err != nil {
+		err = s.server.Close()
+	}
 	<-s.done
 	return errors.Join(err, s.dir.Close())
 }
@@ -144,6 +152,9 @@ func ask(ctx context.Context, dir, method, path string, result any) error {
 		return err
 	}
 	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if errors.Is(err, io.EOF) {
+		return errors.New("it ended before it answered")
+	}
 	if err != nil {
 		return err
 	}

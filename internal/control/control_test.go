@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -79,5 +80,58 @@ func TestControl(t *testing.T) {
 	}
 	if _, err := control.Infos(ctx, dir); !errors.Is(err, control.ErrNotRunning) {
 		t.Errorf("a stale socket: %v", err)
+	}
+}
+
+// lastRun is a server that closes as soon as its last session is stopped, as when it drains.
+type lastRun struct {
+	sessions
+	close  func()
+	socket string
+}
+
+func (l *lastRun) StopSession(ctx context.Context, _ string) (session.Stopped, error) {
+	go l.close()
+	for ctx.Err() == nil {
+		if _, err := os.Lstat(l.socket); err != nil { // Close has begun
+			return session.Stopped{Runs: 1, Sandboxes: 1}, nil
+		}
+		runtime.Gosched()
+	}
+	return session.Stopped{}, ctx.Err()
+}
+
+func TestCloseAnswers(t *testing.T) {
+	dir := t.TempDir()
+	last, closed := &lastRun{socket: filepath.Join(dir, "control.sock")}, make(chan error)
+	s, err := control.Serve(dir, last, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	last.close = func() { closed <- s.Close() }
+	if got, err := control.Stop(t.Context(), dir, "abc"); err != nil || got.Runs != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestServerDies: if a server ends before it answers, the error says so instead of EOF.
+func TestServerDies(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_, _ = conn.Read(make([]byte, 4096))
+			_ = conn.Close()
+		}
+	}()
+	if _, err := control.Stop(t.Context(), dir, "abc"); err == nil || err.Error() != "it ended before it answered" {
+		t.Error(err)
 	}
 }

@@ -122,7 +122,7 @@ func (c *Connection) Exchange(ctx context.Context, caller, code, verifier, redir
 	if err != nil {
 		return c.failed("exchange the code", err)
 	}
-	return c.vault.Put(ctx, caller, c.client.Service, tokenOf(t))
+	return c.vault.Put(ctx, caller, c.client.Service, c.tokenOf(t))
 }
 
 // Connected reports whether the caller has a connection, without asking the service.
@@ -295,7 +295,7 @@ func (c *Connection) refreshRow(ctx context.Context, row store.Connection) (t To
 		}
 		return Token{}, c.failed("refresh the token", err)
 	}
-	t = tokenOf(got)
+	t = c.tokenOf(got)
 	if t.Refresh == "" {
 		t.Refresh = old.Refresh
 	}
@@ -324,8 +324,9 @@ func (c *Connection) failed(what string, err error) error {
 	return fmt.Errorf("service %s: %s: %w", c.client.Service, what, err)
 }
 
-func tokenOf(t *oauth2.Token) Token {
-	return Token{Access: t.AccessToken, Refresh: t.RefreshToken, Expires: t.Expiry}
+// tokenOf converts a new token, which expires by the process's clock.
+func (c *Connection) tokenOf(t *oauth2.Token) Token {
+	return Token{Access: t.AccessToken, Refresh: t.RefreshToken, Expires: c.vault.store.At(t.Expiry)}
 }
 
 // fresh reports whether the token need not be refreshed.

@@ -19,7 +19,7 @@ import (
 // ErrWrongKey means that the stored connections were sealed with another root key.
 var ErrWrongKey = errors.New("the stored connections were sealed with another key: set JWT_SECRET to the previous key " +
 	"(or set JWT_SECRET_PREVIOUS to it, to change keys); if it is lost, delete the connections " +
-	"(sqlite3 state.db \"DELETE FROM connections; DELETE FROM key_check\") and have people connect again")
+	"(in state.db with sqlite3, or with psql: DELETE FROM connections; DELETE FROM key_check) and have people connect again")
 
 var errSealed = errors.New("a stored connection is damaged or was moved")
 
@@ -77,7 +77,7 @@ func NewVault(ctx context.Context, st *store.Store, root []byte, older ...[]byte
 	if err != nil {
 		return nil, err
 	}
-	v := &Vault{store: st, key: key, owner: rand.Text(), now: time.Now}
+	v := &Vault{store: st, key: key, owner: rand.Text(), now: st.Now}
 	check := store.KeyCheck{KeyID: key.id, Sealed: key.aead.Seal(nil, nil, []byte(checkText), []byte(key.id))}
 	stored, err := st.FirstKeyCheck(ctx, check)
 	if err != nil {

@@ -91,6 +91,28 @@ end`
 	if got := Fold(in); got != want {
 		t.Errorf("got %s", got)
 	}
+	const session = `Traceback (most recent call last):
+  File "/data/mine.py", line 1, in <module>
+    tiny.call()
+  File "/data/.packages/python/lib/python3.11/site-packages/tiny/deep.py", line 2, in call
+    fail()
+  File "/mnt/data/.packages/python/lib/python3.11/site-packages/other.py", line 1, in fail
+ValueError: one
+    at inner (/workspace/app.js:1:2)
+    at parse (/data/.packages/node/node_modules/@acme/csv/index.js:3:4)
+    at file:///data/.packages/node/node_modules/leftish/index.mjs:3:4
+`
+	const folded = `Traceback (most recent call last):
+  File "/data/mine.py", line 1, in <module>
+    tiny.call()
+  [2 frames in tiny, other]
+ValueError: one
+    at inner (/workspace/app.js:1:2)
+  [2 frames in @acme/csv, leftish]
+`
+	if got := Fold(session); got != folded {
+		t.Errorf("the session's packages: got %s", got)
+	}
 	for _, same := range []string{
 		"no frames\n  indented\n",
 		// The user's frames, wherever they are.

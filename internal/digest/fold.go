@@ -15,6 +15,7 @@ var (
 	compiled = regexp.MustCompile(`^(pandas|numpy|scipy|sklearn|statsmodels|pyarrow|lxml)/.*\.(?:pyx|pxi)$`) // their sources are not installed
 	standard = regexp.MustCompile(`^<frozen |/lib/python3\.\d+/|^node:`)
 	users    = regexp.MustCompile(`^(?:file://)?/(?:data|mnt/data|workspace|tmp)/`)
+	sessions = regexp.MustCompile(`^(?:file://)?/(?:data|mnt/data|workspace)/\.packages/`) // packages that code has installed
 )
 
 // traceback begins a traceback of Python.
@@ -74,7 +75,7 @@ func frameOf(line string) (path string, isPython bool) {
 
 // libraryOf returns the library that a file belongs to, or "" if it is the user's.
 func libraryOf(path string) string {
-	if m := packages.FindStringSubmatch(path); m != nil && !users.MatchString(path) {
+	if m := packages.FindStringSubmatch(path); m != nil && (!users.MatchString(path) || sessions.MatchString(path)) {
 		return m[1] + m[2]
 	}
 	if m := compiled.FindStringSubmatch(path); m != nil {

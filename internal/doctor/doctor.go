@@ -8,6 +8,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +31,8 @@ type Host struct {
 	Output func(ctx context.Context, program string, args ...string) (string, error)
 	// Free returns the free bytes of the file system of path, which may not exist yet.
 	Free func(path string) (uint64, error)
+	// Owner returns the user id to whom a file belongs.
+	Owner func(path string) (uid int, err error)
 }
 
 // AppArmorProfile lets a program make user namespaces on Ubuntu 24.04 and newer, which restrict
@@ -68,6 +71,40 @@ func (h Host) CheckDisk(root string) []sandbox.Check {
 		return nil
 	}
 	return []sandbox.Check{h.disk(root)}
+}
+
+// CheckCache reports what keeps a server from filling its cache of packages in dir, which need not
+// exist: rights, or the disk if the cache holds some bytes and may have limit. keys is a directory
+// that the server's user has made.
+func (h Host) CheckCache(dir, keys string, held, limit int64) (checks []sandbox.Check) {
+	const name = "package cache"
+	if h.Free == nil {
+		return nil
+	}
+	parent := dir
+	for !h.Exists(parent) && parent != path.Dir(parent) {
+		parent = path.Dir(parent)
+	}
+	for _, d := range []string{parent, path.Join(dir, "files"), path.Join(dir, "tmp")} {
+		// Root can write anywhere, so its doctor compares the owners.
+		owner, err := h.Owner(d)
+		user, err2 := h.Owner(keys)
+		foreign := h.UID == 0 && err == nil && err2 == nil && owner != user
+		switch fix := "make it writable for the server's user: sudo chown -R --reference=" + keys + " " + d; {
+		case !h.Exists(d):
+			continue
+		case !h.Writable(d):
+			return []sandbox.Check{fail(name, d+" is not writable, so the server does not start with packages", fix)}
+		case foreign:
+			return []sandbox.Check{warn(name, d+" belongs to another user than the server's keys: a server of that user does not start with packages", fix)}
+		}
+	}
+	free, err := h.Free(dir)
+	if need := max(limit-held, 0); err == nil && free < uint64(need) {
+		return []sandbox.Check{warn(name, fmt.Sprintf("%d MB free at %s, but the cache holds %d MB and may have %d MB (packages.cacheBytes)", free>>20, dir, held>>20, limit>>20),
+			"free some space, set a smaller packages.cacheBytes in SANDBOX_CONFIG, or put "+dir+" on another disk")}
+	}
+	return nil
 }
 
 func pass(name, detail string) sandbox.Check {

@@ -168,3 +168,57 @@ func TestCheck(t *testing.T) {
 		})
 	}
 }
+
+// TestCheckCache: the cache of packages must be writable for the server's user, and the disk on
+// which it is must have room for it.
+func TestCheckCache(t *testing.T) {
+	const dir = "/data/cache/packages"
+	for _, tc := range []struct {
+		name     string
+		uid      int
+		exists   []string
+		writable []string
+		owners   map[string]int
+		free     uint64
+		held     int64
+		status   sandbox.Status
+		detail   string
+		fix      string
+	}{
+		{name: "no cache yet", exists: []string{"/data"}, writable: []string{"/data"}, free: 2 << 30},
+		{name: "a cache", exists: []string{"/data", dir, dir + "/tmp"}, writable: []string{dir, dir + "/tmp"}, free: 1 << 30, held: 1 << 30},
+		{name: "a larger cache than allowed", exists: []string{"/data", dir}, writable: []string{dir}, held: 5 << 30},
+		{name: "a small disk", exists: []string{"/data"}, writable: []string{"/data"}, free: 1 << 30, held: 512 << 20, status: sandbox.Warn,
+			detail: "1024 MB free at /data/cache/packages, but the cache holds 512 MB and may have 2048 MB (packages.cacheBytes)", fix: "smaller packages.cacheBytes"},
+		{name: "made by root", uid: 1000, exists: []string{"/data", "/data/cache"}, writable: []string{"/data"}, free: 2 << 30, status: sandbox.Fail,
+			detail: "/data/cache is not writable", fix: "sudo chown -R --reference=/data/keys /data/cache"},
+		{name: "made by root, says root", exists: []string{"/data", dir}, writable: []string{dir}, owners: map[string]int{"/data/keys": 1000, dir: 0}, free: 2 << 30, status: sandbox.Warn,
+			detail: dir + " belongs to another user", fix: "sudo chown -R --reference=/data/keys " + dir},
+		{name: "a root server on a user's volume", exists: []string{"/data", dir}, writable: []string{dir}, owners: map[string]int{"/data": 1000, "/data/keys": 0, dir: 0}, free: 2 << 30},
+		{name: "files that root made", uid: 1000, exists: []string{"/data", dir, dir + "/files"}, writable: []string{dir}, free: 2 << 30, status: sandbox.Fail,
+			detail: dir + "/files is not writable", fix: "chown"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := doctor.Host{
+				UID: tc.uid, Exists: func(p string) bool { return slices.Contains(tc.exists, p) }, Writable: func(p string) bool { return slices.Contains(tc.writable, p) },
+				Free: func(string) (uint64, error) { return tc.free, nil },
+				Owner: func(p string) (int, error) {
+					if uid, ok := tc.owners[p]; ok {
+						return uid, nil
+					}
+					return 0, fs.ErrNotExist
+				},
+			}
+			checks := h.CheckCache(dir, "/data/keys", tc.held, 2<<30)
+			if tc.status == sandbox.OK {
+				if checks != nil {
+					t.Errorf("%+v", checks)
+				}
+				return
+			}
+			if len(checks) != 1 || checks[0].Status != tc.status || !strings.Contains(checks[0].Detail, tc.detail) || !strings.Contains(checks[0].Fix, tc.fix) {
+				t.Errorf("%+v", checks)
+			}
+		})
+	}
+}

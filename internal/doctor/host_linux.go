@@ -32,6 +32,11 @@ func System() Host {
 			out, err := cmd.CombinedOutput()
 			return string(out), err
 		},
+		Owner: func(path string) (uid int, err error) {
+			var st unix.Stat_t
+			err = unix.Stat(path, &st)
+			return int(st.Uid), err
+		},
 		Free: func(path string) (uint64, error) {
 			for { // path may not exist yet
 				var st unix.Statfs_t

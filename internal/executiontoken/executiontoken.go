@@ -29,6 +29,10 @@ const (
 // Prefix starts every execution token.
 const Prefix = "xt1"
 
+// notBeforeLeeway is how far the clock may be set back after a token was issued. That of a Postgres
+// is read every few seconds, each time a little differently.
+const notBeforeLeeway = 2 * time.Second
+
 const (
 	claimsType     = "exec"
 	audiencePrefix = "proxy/"
@@ -94,10 +98,10 @@ func (k *Keys) Verify(token string, now time.Time) (Claims, error) {
 	if err := c.check(); err != nil {
 		return Claims{}, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	switch t := now.Unix(); {
-	case t < c.Nbf:
+	switch {
+	case now.Add(notBeforeLeeway).Unix() < c.Nbf:
 		return Claims{}, fmt.Errorf("%w: it is not valid yet", ErrMalformed)
-	case t >= c.Exp:
+	case now.Unix() >= c.Exp:
 		return Claims{}, ErrExpired
 	}
 	return c, nil

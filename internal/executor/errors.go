@@ -46,6 +46,8 @@ const (
 	CodeUnknownService      Code = "unknown_service"
 	CodeInvalidServices     Code = "invalid_services" // what a run asks of them
 	CodeServiceNotConnected Code = "service_not_connected"
+
+	CodeInvalidHosts Code = "invalid_hosts"
 )
 
 // Error is a refusal that the caller or the operator can do something about. Any other error of

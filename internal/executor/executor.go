@@ -29,6 +29,8 @@ type Config struct {
 	Logger   *slog.Logger // nil: silent
 	Metrics  *Metrics     // nil: nothing is counted
 	Services Services     // nil: none
+	Hosts    Hosts        // nil: code reaches no host by name
+	Packages Packages     // nil: code installs no packages
 
 	ExecTimeout    time.Duration // of a run that does not set one
 	MaxExecTimeout time.Duration // the most that a run may set
@@ -38,8 +40,8 @@ type Config struct {
 	MaxUploadBytes int
 	MaxReadBytes   int             // the largest file that ReadArtifact reads; zero: 10 MB
 	Quota          workspace.Usage // of one workspace
-	NetworkAllowed bool
-	UploadTTL      time.Duration // how long an upload link works; zero: an hour
+	NetworkAllowed bool            // a run may have the whole network
+	UploadTTL      time.Duration   // how long an upload link works; zero: an hour
 
 	// ResultMemory bounds the memory of results, which callers share. Zero: no limit.
 	ResultMemory int64
@@ -61,6 +63,8 @@ type Executor struct {
 	activity    activity
 	fileChanges watchers
 	runChanges  watchers
+
+	packageStates packageStates
 }
 
 // New returns an Executor. The caller closes the session manager and the store after it.
@@ -86,6 +90,13 @@ func New(cfg Config) *Executor {
 	}
 	cfg.Metrics.observe(cfg.Sessions.Stats)
 	return e
+}
+
+// Drain refuses runs in sessions without a sandbox, and waits until no run is active or ctx is
+// done.
+func (e *Executor) Drain(ctx context.Context) {
+	e.cfg.Sessions.Drain()
+	e.runs.drain(ctx)
 }
 
 // Close ends background runs. It returns when they have ended and all records are written, or when

@@ -1,11 +1,13 @@
 package executor
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
+	"mcp-code-sandbox/internal/versionrange"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -21,18 +24,30 @@ const hintWindow = 8 << 10
 
 // Failures that are known by what the program printed.
 var (
-	noModule   = regexp.MustCompile(`(?:No module named|Cannot find module|Cannot find package|Could not resolve) ["']([A-Za-z0-9_@][A-Za-z0-9_.@/-]{0,63})["']`)
-	noNetwork  = regexp.MustCompile(`Temporary failure in name resolution|Name or service not known|Network is unreachable|Could not resolve host|ENOTFOUND|EAI_AGAIN|ENETUNREACH`)
-	readOnly   = regexp.MustCompile(`Read-only file system|EROFS`)
-	noMemory   = regexp.MustCompile(`(?m)^MemoryError|Cannot allocate memory|ENOMEM|heap out of memory|Unable to allocate`)
-	noSpace    = regexp.MustCompile(`No space left on device|ENOSPC`)
-	noProcess  = regexp.MustCompile(`can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|spawn \S+ EAGAIN`)
+	noModule  = regexp.MustCompile(`(?:No module named|Cannot find module|Cannot find package|Could not resolve) ["']([A-Za-z0-9_@][A-Za-z0-9_.@/-]{0,63})["']`)
+	noBinding = regexp.MustCompile(`Could not locate the bindings file|No native build was found`)
+	noPyPI    = regexp.MustCompile(`ERROR: No matching distribution found for`)
+	pipAnswer = regexp.MustCompile(`No package index can be reached from this sandbox`) // of sandbox_pip.py
+	noNPM     = regexp.MustCompile(`npm (?:error|ERR!) network request to`)
+	hungUp    = regexp.MustCompile(`server closed the connection unexpectedly|Connection terminated unexpectedly|Connection reset by peer|ECONNRESET|invalid transaction is rolled back`)
+	noPort    = regexp.MustCompile(`Connection refused|ECONNREFUSED`)
+	noNetwork = regexp.MustCompile(`Temporary failure in name resolution|Name or service not known|Network is unreachable|Could not resolve host|ENOTFOUND|EAI_AGAIN|ENETUNREACH|(?i:tunnel (?:connection )?failed)`)
+	readOnly  = regexp.MustCompile(`Read-only file system|EROFS`)
+	noMemory  = regexp.MustCompile(`(?m)^MemoryError|Cannot allocate memory|ENOMEM|heap out of memory|Unable to allocate`)
+	noSpace   = regexp.MustCompile(`No space left on device|ENOSPC`)
+	noProcess = regexp.MustCompile(`can't start new thread|fork: (?:retry: )?Resource temporarily unavailable|spawn \S+ EAGAIN`)
+	// otherNumPy matches what packages say that were built for another numpy.
+	otherNumPy = regexp.MustCompile(`numpy\.dtype size changed|compiled using NumPy 1\.x cannot be run|numpy\.core\.multiarray failed to import`)
 	noMounts   = regexp.MustCompile(`cannot read table of mounted file systems`) // by df
 	fileTooBig = regexp.MustCompile(`File too large|EFBIG`)
 )
 
-// NoNetworkHint is the hint of a run that failed because it did not ask for network.
-const NoNetworkHint = "This run had no network access. Set network to true to enable it."
+// NoNetworkHint and NoHostsHint are hints of a run that failed because it did not ask for network.
+// Where the server offers hosts, it is the second.
+const (
+	NoNetworkHint = "This run had no network access. Set network to true to enable it."
+	NoHostsHint   = "This run had no network access. List the hosts that the code needs in hosts, or set network to true."
+)
 
 // CancelledHint is the hint of a run that its caller cancelled.
 const CancelledHint = "The run was cancelled."
@@ -44,7 +59,7 @@ const notPrinted = "Nothing was printed. A fresh process does not show the value
 const noWorkspace = "This environment has no /data: it sees no file of the session, and files it writes are not kept."
 
 // hint says in a sentence or two what to do about a failure that the output does not explain.
-func (e *Executor) hint(res Result, r runner.Runner, req Request) string {
+func (e *Executor) hint(res Result, r runner.Runner, req Request, refused []PackageProblem) string {
 	limits := e.cfg.Sessions.Limits()
 	if r.MemoryMB > 0 {
 		limits.MemoryBytes = int64(r.MemoryMB) << 20
@@ -52,10 +67,19 @@ func (e *Executor) hint(res Result, r runner.Runner, req Request) string {
 	stderr := res.Stderr[max(0, len(res.Stderr)-hintWindow):]
 	hint := e.causeHint(res, limits)
 	if res.Cause == "" && !res.Success() {
-		hint = e.stderrHint(res, stderr, r, req.Network, limits)
+		hint = e.stderrHint(res, stderr, r, req, limits)
 		if hint == "" && res.Signal != 0 {
 			hint = "The program was ended by " + signalName(res.Signal) + "."
 		}
+	}
+	// A cell's ! commands print to stdout, and their failure is not the cell's.
+	printed := slices.Concat(res.Stdout[max(0, len(res.Stdout)-hintWindow):], stderr)
+	if off := e.packagesOffHint(printed, req); off != "" && res.Cause == "" {
+		hint = off
+	}
+	refused = slices.DeleteFunc(refused, func(p PackageProblem) bool { return !p.explains(res, printed) })
+	if len(refused) > 0 && res.Cause == "" {
+		hint = describeProblems(refused) // code often ignores that an installation has failed
 	}
 	if res.diskFull && (res.Cause == sandbox.CauseDiskQuota || res.Cause == "" && noSpace.Match(stderr)) {
 		hint = diskFull
@@ -70,6 +94,33 @@ func (e *Executor) hint(res Result, r runner.Runner, req Request) string {
 		hint = strings.TrimSpace(hint + " " + noWorkspace)
 	}
 	return hint
+}
+
+// explains reports whether a problem is probably why the run, or a command in it, failed. Code
+// may only have looked for a name, or have got another version, and npm skips optional packages.
+func (p PackageProblem) explains(res Result, printed []byte) bool {
+	isNamed := slices.ContainsFunc(unmetIn(string(printed)), func(text string) bool {
+		return versionrange.NormalizeName(requirementName(text)) == p.Package
+	})
+	switch {
+	case !p.Soft && p.Code != codePackageNotFound, isNamed:
+		return true
+	case res.Success():
+		return p.Code != codePackageNotFound && len(res.Installed) == 0
+	}
+	return bytes.Contains(printed, []byte(p.Package))
+}
+
+// packagesOffHint says that packages are off, if pip or npm failed for that and has not said so.
+func (e *Executor) packagesOffHint(printed []byte, req Request) string {
+	switch {
+	case e.cfg.Packages != nil || req.Network || len(req.Hosts) > 0 || pipAnswer.Match(printed):
+	case noPyPI.Match(printed):
+		return packagesOff(pypi)
+	case noNPM.Match(printed):
+		return packagesOff(npm)
+	}
+	return ""
 }
 
 // isSilent reports whether the run printed and showed nothing.
@@ -101,9 +152,13 @@ func (e *Executor) causeHint(res Result, limits sandbox.Limits) string {
 	case sandbox.CauseTimeout:
 		more := ""
 		if res.Timeout < e.cfg.MaxExecTimeout {
-			more = fmt.Sprintf("ask for more time with timeout_seconds (%g at most), ", e.cfg.MaxExecTimeout.Seconds())
+			more = fmt.Sprintf("ask for more time with timeout_seconds (%s at most), ", decimal(e.cfg.MaxExecTimeout.Seconds()))
 		}
-		return res.TimeoutMessage() + ". Do less in one run, " + more + "or save intermediate results to /data and continue in the next run."
+		installed := ""
+		if len(res.Installed) > 0 {
+			installed = " The packages that it has installed are kept, so the next run has more time."
+		}
+		return res.TimeoutMessage() + "." + installed + " Do less in one run, " + more + "or save intermediate results to /data and continue in the next run."
 	case sandbox.CauseCancelled:
 		if res.Operator {
 			return "The operator of the server ended the run."
@@ -185,9 +240,13 @@ func (e *Executor) quotaHint(res Result) string {
 		return what + " files of all your sessions together exceed what a user of this server may store. Delete some, or close sessions; " +
 			"list_sessions shows what each holds. Until then a run is stopped when its files grow."
 	}
+	packages := ""
+	if e.cfg.Packages != nil {
+		packages = " Installed packages count too: they are in /data/" + workspace.PackagesDir + "."
+	}
 	return fmt.Sprintf("%s files in /data, deleted ones that are still open included, exceed the quota (%s) or the disk. "+
-		"Delete some first: until then a run is stopped when its files grow, and a fresh process can write no file larger than 1 MB.",
-		what, e.quota())
+		"Delete some first: until then a run is stopped when its files grow, and a fresh process can write no file larger than 1 MB.%s",
+		what, e.quota(), packages)
 }
 
 // quota describes what one workspace may hold.
@@ -219,25 +278,34 @@ func tooManyProcesses(l sandbox.Limits) string {
 }
 
 // stderrHint explains a failure of the program's own by the end of its stderr.
-func (e *Executor) stderrHint(res Result, stderr []byte, r runner.Runner, network bool, limits sandbox.Limits) string {
+func (e *Executor) stderrHint(res Result, stderr []byte, r runner.Runner, req Request, limits sandbox.Limits) string {
 	owner := "run"
 	if res.Persistent {
 		owner = "interpreter"
 	}
+	if noBinding.Match(stderr) && e.offers(npm) {
+		return "An npm package lacks its compiled part, which its install script makes or downloads. Scripts are off here: use a package without one, or with compiled parts for each platform in npm."
+	}
 	// The last error is the one that ended the program.
-	if m := noModule.FindAllSubmatch(stderr, -1); m != nil && !isPartOf(string(m[len(m)-1][1]), r.Libraries) {
-		have := "Only the standard library is there."
-		if len(r.Libraries) > 0 {
-			have = "Besides the standard library there are: " + strings.Join(r.Libraries, ", ") + "."
+	if all := noModule.FindAllSubmatchIndex(stderr, -1); all != nil {
+		last := all[len(all)-1]
+		module, rest := string(stderr[last[2]:last[3]]), stderr[last[1]:]
+		_, isKnown := packageNames[module]
+		switch {
+		case isPartOf(module, r.Libraries):
+		case !isKnown && bytes.Contains(rest, []byte("\nHint: did you mean ")): // the driver's
+			return ""
+		default:
+			return e.missingHint(module, r)
 		}
-		return fmt.Sprintf("%s is not installed, and nothing can be installed. %s", m[len(m)-1][1], have)
 	}
 	switch {
-	case !network && noNetwork.Match(stderr):
-		if e.cfg.NetworkAllowed {
-			return NoNetworkHint
-		}
-		return "This server gives no network to code. Upload the data as a file instead."
+	case otherNumPy.Match(stderr) && e.offers(pypi):
+		return "A package was built for another version of numpy than the one that it got. Request both in one run, such as packages: [\"pandas<2\", \"numpy<2\"]."
+	case !req.Network && noNetwork.Match(stderr), len(req.Hosts) > 0 && noPort.Match(stderr):
+		return e.networkHint(res.Blocked, req.Hosts)
+	case len(req.Hosts) > 0 && req.Persistent && len(res.Blocked) == 0 && hungUp.Match(stderr):
+		return "Connections to hosts end with the cell that made them. Connect again in each cell; in SQLAlchemy, create_engine(…, pool_pre_ping=True) does it."
 	case readOnly.Match(stderr):
 		return "Only /data (also reachable as /mnt/data and /workspace) and /tmp can be written to. Files in /data are kept; /tmp ends with the " + owner + "."
 	case noMemory.Match(stderr):
@@ -257,8 +325,48 @@ func (e *Executor) stderrHint(res Result, stderr []byte, r runner.Runner, networ
 			"Delete files that are no longer needed, or close sessions; list_sessions shows what each holds.", size(res.callerBytes))
 	case fileTooBig.Match(stderr):
 		return "A file grew beyond what one file may hold, or the workspace is full. Delete files in /data that are no longer needed, or write less."
+	case len(res.Blocked) > 0: // such as a connection that was reset
+		return e.networkHint(res.Blocked, req.Hosts)
 	}
 	return ""
+}
+
+// missingHint says how to get a module that is not installed, or what is there instead.
+func (e *Executor) missingHint(module string, r runner.Runner) string {
+	for name, package_ := range packageNames {
+		if strings.EqualFold(strings.ReplaceAll(module, "_", "-"), package_) && slices.Contains(r.Libraries, name) {
+			return fmt.Sprintf("The package %s is installed. Its module is called %s: import %[2]s.", package_, name)
+		}
+	}
+	d, installs := e.packageDir(r)
+	if installs {
+		name := packageOf(d.Index, module)
+		if name == "" {
+			return module + " is not installed, and its package has another name" + packageExamples[module] + ". Run the code again with it in packages."
+		}
+		if isRequirement(d.Index, name) {
+			command := "pip install " + name
+			if slices.Contains(r.Environments, "python") {
+				command = "%" + command
+			}
+			if d.Index == npm {
+				command = "npm install " + name
+			}
+			if slices.Contains(r.Environments, "node") {
+				command += " (in a shell)"
+			}
+			return fmt.Sprintf("%s is not installed. Run the code again with packages: [%q], or install it with: %s", module, name, command)
+		}
+	}
+	have := "Only the standard library is there."
+	if len(r.Libraries) > 0 {
+		have = "Besides the standard library there are: " + strings.Join(r.Libraries, ", ") + "."
+	}
+	why := ""
+	if !installs && len(r.PackageDirs()) > 0 {
+		why = " " + packagesOff(indexOf(r))
+	}
+	return fmt.Sprintf("%s is not installed, and nothing can be installed.%s %s", module, why, have)
 }
 
 // isPartOf reports whether a module is said to be part of an installed library. The driver's own
@@ -319,8 +427,11 @@ func seconds(d time.Duration) string {
 	if n == 1 {
 		return "1 second"
 	}
-	return fmt.Sprintf("%g seconds", n)
+	return decimal(n) + " seconds"
 }
+
+// decimal writes a number without an exponent.
+func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 func size(n int64) string {
 	const kb, mb, gb = 1 << 10, 1 << 20, 1 << 30

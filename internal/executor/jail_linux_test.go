@@ -3,8 +3,6 @@ package executor
 import (
 	"context"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -26,18 +24,8 @@ func newJail(t *testing.T) *Executor {
 	if os.Getenv("REQUIRE_ALL") != "" {
 		skip = t.Fatalf
 	}
-	agent := filepath.Join(t.TempDir(), "agent")
-	build := exec.Command("go", "build", "-o", agent, "mcp-code-sandbox/cmd/sandbox-agent")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the agent: %v\n%s", err, out)
-	}
-	binary, err := os.ReadFile(agent)
-	if err != nil {
-		t.Fatal(err)
-	}
 	instance := "test-" + strings.ToLower(session.NewID()[5:])
-	backend, err := jail.New(jail.Config{Dir: t.TempDir(), Instance: instance, AgentBinary: binary})
+	backend, err := jail.New(jail.Config{Dir: t.TempDir(), Instance: instance, AgentBinary: buildAgent(t)})
 	if err != nil {
 		skip("no jail here: %v", err)
 	}

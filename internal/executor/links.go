@@ -96,7 +96,7 @@ func (e *Executor) UploadURL(
 	rand.Read(b[:]) // never fails
 	t := store.Ticket{
 		ID: hex.EncodeToString(b[:]), Caller: caller.ID, Session: sessionID, Name: name,
-		Overwrite: overwrite, Expires: time.Now().Add(e.cfg.UploadTTL).Truncate(time.Second),
+		Overwrite: overwrite, Expires: e.cfg.Store.Now().Add(e.cfg.UploadTTL).Truncate(time.Second),
 	}
 	if err := e.cfg.Store.AddTicket(ctx, t); err != nil {
 		return "", time.Time{}, err
@@ -114,7 +114,7 @@ func (e *Executor) ReceiveUpload(ctx context.Context, ticketID, id, name string,
 	if e.cfg.Store == nil {
 		return FileLink{}, expired
 	}
-	t, err := e.cfg.Store.TakeTicket(ctx, ticketID, time.Now())
+	t, err := e.cfg.Store.TakeTicket(ctx, ticketID, e.cfg.Store.Now())
 	caller := session.Caller{ID: t.Caller}
 	switch {
 	case errors.Is(err, store.ErrNotFound):

@@ -305,6 +305,36 @@ func (rs *runs) cancelSession(caller session.Caller, id string) {
 	}
 }
 
+// drain waits until no run is active, or ctx is done.
+func (rs *runs) drain(ctx context.Context) {
+	for {
+		active := rs.active()
+		if len(active) == 0 {
+			return
+		}
+		for _, r := range active {
+			select {
+			case <-r.done:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+func (rs *runs) active() (all []*run) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	for _, r := range rs.byID {
+		select {
+		case <-r.done: // it lingers
+		default:
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
 // close stops all runs, refuses background runs from now on, and waits for the end of all or of
 // ctx.
 func (rs *runs) close(ctx context.Context) error {

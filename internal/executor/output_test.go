@@ -121,6 +121,7 @@ func TestHint(t *testing.T) {
 		{"mounts", Result{ExitCode: 1, Stderr: []byte("df: cannot read table of mounted file systems: No such file or directory")}, python, false, "use df -h /data, which shows the disk of the server. The files of this session may take 1 MB of it (SANDBOX_WORKSPACE_BYTES)"},
 		{"threads", Result{ExitCode: 1, Stderr: []byte("RuntimeError: can't start new thread")}, python, false, "64"},
 		{"timeout", Result{ExitCode: -1, Cause: sandbox.CauseTimeout, Timeout: time.Minute}, python, false, "Execution timed out after 60 seconds."},
+		{"timeout after installing", Result{ExitCode: -1, Cause: sandbox.CauseTimeout, Timeout: time.Minute, Installed: []Package{{"a", "1"}}}, python, false, "60 seconds. The packages that it has installed are kept"},
 		{"out of memory", Result{ExitCode: 137, Cause: sandbox.CauseOutOfMemory}, python, false, "512 MB"},
 		{"short disk", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota, diskShort: true, callerFull: true}, python, false, "Your own quota is not the reason"},
 		{"quota", Result{ExitCode: -1, Cause: sandbox.CauseDiskQuota}, python, false, "The run was stopped: the files in /data, deleted ones that are still open included, exceed the quota (1 MB in 100 files) or the disk."},
@@ -139,20 +140,20 @@ func TestHint(t *testing.T) {
 		"x = 7*6": false, "x += 1": false, "f()": false, "open('x', 'w').write('y')": false, "import os": false, "for x in y:\n    x": false, "": false, "# 7*6": false,
 		"foo(\n  1\n)": false, "const x = 1": false, "x => 1": true, "raise ValueError": false, "@decorator": false,
 	} {
-		if got := r.hint(Result{}, python, Request{Code: code}); (got == notPrinted) != want {
+		if got := r.hint(Result{}, python, Request{Code: code}, nil); (got == notPrinted) != want {
 			t.Errorf("%q printed nothing: %q", code, got)
 		}
 		for what, res := range map[string]Result{"output": {Stdout: []byte("x")}, "an error": {ExitCode: 1}, "a cell": {Persistent: true}, "a plot": {Displays: make([]Display, 1)}} {
-			if got := r.hint(res, python, Request{Code: code}); got != "" {
+			if got := r.hint(res, python, Request{Code: code}, nil); got != "" {
 				t.Errorf("%q with %s: %q", code, what, got)
 			}
 		}
 	}
-	if got := r.hint(Result{}, runner.Runner{Definition: runner.Definition{Name: "shell"}}, Request{Code: "true"}); got != "" {
+	if got := r.hint(Result{}, runner.Runner{Definition: runner.Definition{Name: "shell"}}, Request{Code: "true"}, nil); got != "" {
 		t.Errorf("shell: %q", got)
 	}
 	for _, tt := range tests {
-		if got := r.hint(tt.res, tt.runner, Request{Network: tt.network}); !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
+		if got := r.hint(tt.res, tt.runner, Request{Network: tt.network}, nil); !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
 	}

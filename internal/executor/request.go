@@ -31,7 +31,11 @@ type Request struct {
 	Runner  string // a runner's name or alias
 	Code    string
 	Network bool
-	Env     map[string]string
+	// Hosts are the hosts that the code may connect to while it runs, without network otherwise.
+	Hosts []string
+	// Packages are requirements to install into the session before the code runs.
+	Packages []string
+	Env      map[string]string
 	// Services are the outside services that the code may call while it runs.
 	Services []ServiceRequest
 	// Persistent runs the code in the session's interpreter for the runner, which keeps its
@@ -110,8 +114,18 @@ func (e *Executor) check(ctx context.Context, caller session.Caller, req *Reques
 		return rn, err
 	}
 	if req.Network && !e.cfg.NetworkAllowed {
+		if e.cfg.Hosts != nil {
+			return rn, refuse(CodeNetworkDenied, "This server gives code no network but named hosts (SANDBOX_NETWORK=list). "+
+				"Name them instead: hosts: [\"api.example.com\"].")
+		}
 		return rn, refuse(CodeNetworkDenied,
 			"This server gives no network to code (SANDBOX_NETWORK=off). Run it without network.")
+	}
+	if err := e.checkHosts(rn, req); err != nil {
+		return rn, err
+	}
+	if err := e.checkPackages(rn, req); err != nil {
+		return rn, err
 	}
 	if err := e.checkServices(ctx, caller, rn, req.Services); err != nil {
 		return rn, err

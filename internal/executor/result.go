@@ -72,6 +72,16 @@ type Result struct {
 	Preemption *session.Preemption // what the caller held when the run was stopped; Cause is preempted
 	Operator   bool                // the operator of the server ended the run; Cause is cancelled
 	Network    bool                // of the request
+	Blocked    []Blocked           `json:",omitempty"` // hosts that the code tried to reach and may not
+	Installed  []Package           `json:",omitempty"` // packages that the run added to the session
+	// Replaced are packages of the session that are another version of the runner's. The code used
+	// them, and Python started slowly. If Outdated, they came or changed after the process had
+	// started, which may have loaded another version.
+	Replaced []Package `json:",omitempty"`
+	Outdated bool      `json:",omitempty"`
+	// Conflicts are pip's sentences about versions that do not fit together, after it installed the
+	// packages of the request.
+	Conflicts []string `json:",omitempty"`
 }
 
 // Queue is what a run waits for: the active run of the same session and interpreter.

@@ -150,7 +150,7 @@ func (e *Executor) storeResult(r *run, background bool) {
 	if r.err == nil {
 		rec.run = &store.Run{
 			ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Runner: r.runner,
-			Started: r.res.Started, Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: string(r.res.Cause),
+			Started: e.cfg.Store.At(r.res.Started), Duration: r.res.Duration, ExitCode: r.res.ExitCode, Cause: string(r.res.Cause),
 		}
 	} else {
 		sr.Result, sr.Error = r.summary(), &storedError{}
@@ -166,7 +166,7 @@ func (e *Executor) storeResult(r *run, background bool) {
 	}
 	row, err := e.pack(r, sr)
 	if err == nil {
-		row.Ended = time.Now()
+		row.Ended = e.cfg.Store.Now()
 		if background {
 			ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 			err = e.cfg.Store.EndResult(ctx, *row, keptResults)
@@ -209,7 +209,7 @@ func (e *Executor) pack(r *run, sr storedRun) (*store.Result, error) {
 		return nil, err
 	}
 	return &store.Result{ID: r.id, Caller: r.caller.ID, Session: r.req.Session, Instance: e.cfg.Instance,
-		Started: r.started, Data: data}, nil
+		Started: e.cfg.Store.At(r.started), Data: data}, nil
 }
 
 // storedResult returns what the store knows about a run that this process does not have.

@@ -72,7 +72,7 @@ func (e *Executor) newRun(caller session.Caller, rn runner.Runner, req Request, 
 	r.markBegun = sync.OnceFunc(func() { close(r.begun) })
 	r.memory.pool, r.memory.caller = e.memory, caller.ID
 	// Free these now: the rest of the run may stay in memory after its end.
-	r.req.Code, r.req.Env, r.req.Services = "", nil, nil
+	r.req.Code, r.req.Env, r.req.Services, r.req.Hosts, r.req.Packages = "", nil, nil, nil, nil
 	r.req.Observer, r.req.Begun, r.req.Queued, r.req.Output = nil, nil, nil, nil
 	if req.Background || req.Handover > 0 {
 		full := e.cfg.MaxOutputBytes
@@ -178,8 +178,9 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 
 	output := newCapture(r, e.cfg.MaxOutputBytes, e.newSpool(r, s))
 	defer output.spool.discard() // unless it is finished
-	revoke := sync.OnceFunc(func() { e.revoke(r, req) })
-	defer revoke() // even after a panic
+	release := sync.OnceValue(func() released { return e.release(r, req, output) })
+	defer release() // even after a panic
+	packages := e.packagesOf(s, rn)
 	var failed unsaved
 	ended, err := s.Run(ctx, rn, session.RunRequest{
 		ID: r.id, Code: req.Code, Env: req.Env, Network: req.Network, Timeout: req.Timeout,
@@ -197,13 +198,15 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 			}
 			r.setQueue(&p)
 		},
-		Grant:   e.grant(r, req, output.hide),
+		Grant:   e.grant(r, rn, req, output.hide),
+		Prepare: packages.prepare(r, req),
+		Hosts:   req.Hosts,
 		Started: r.begin,
 		Output:  output.write,
 		Display: output.displays.add,
 		Ended:   func() { failed = e.saveImages(ctx, r, s, output.displays.list) },
 	})
-	revoke()
+	end := release()
 	output.flush()
 	if err != nil {
 		return Result{}, e.failed(ctx, r, res, err)
@@ -214,7 +217,7 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 		res.Duration = time.Since(res.Started)
 	}
 	res.setEnd(ended)
-	res.Network = req.Network
+	res.Network, res.Blocked = req.Network, end.blocked
 	if res.Cause == sandbox.CauseCancelled && errors.Is(context.Cause(ctx), errStopped) {
 		res.Cause, res.Stopped, res.StateLost = sandbox.CauseLost, true, req.Persistent
 	}
@@ -225,7 +228,8 @@ func (e *Executor) execute(ctx context.Context, r *run, rn runner.Runner, req Re
 	if ended.CallerBound {
 		res.callerBytes = e.Storage(r.caller).MaxBytes
 	}
-	res.Hint = strings.TrimSpace(e.hint(res, rn, req) + " " + e.imagesHint(failed))
+	packages.note(ctx, r, &res, ended.Fresh)
+	res.Hint = strings.TrimSpace(e.hint(res, rn, req, end.packages) + " " + e.imagesHint(failed))
 	req.Observer.Ended(res)
 	e.cfg.Metrics.ran(r.caller, rn.Name, outcome(res), res.Duration, res.stdoutTotal+res.stderrTotal)
 

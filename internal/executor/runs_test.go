@@ -236,6 +236,14 @@ func TestTimeout(t *testing.T) {
 		if _, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Timeout: 10*time.Minute + 1}); codeOf(err) != CodeInvalidTimeout {
 			t.Errorf("more than there is: %v", err)
 		}
+		r.cfg.MaxExecTimeout = 2_000_000 * time.Second
+		_, err := r.Run(t.Context(), session.Local, Request{Session: "x", Runner: "python", Timeout: r.cfg.MaxExecTimeout + 1})
+		if err == nil || err.Error() != "A run may take 2000000 seconds at most." {
+			t.Errorf("a large limit: %v", err)
+		}
+		if hint := r.causeHint(Result{Cause: sandbox.CauseTimeout}, sandbox.Limits{}); !strings.Contains(hint, "(2000000 at most)") {
+			t.Error(hint)
+		}
 	})
 }
 

@@ -3,7 +3,6 @@ package executor
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -48,12 +47,6 @@ type ServiceState struct {
 	ConnectURL        string // where the caller connects it; empty if no connection is needed
 }
 
-// Grant is what a run needs to call services.
-type Grant struct {
-	Env     map[string]string
-	Secrets []string // texts to remove from the output
-}
-
 // checkServices refuses services that the run cannot use.
 func (e *Executor) checkServices(ctx context.Context, caller session.Caller, r runner.Runner, req []ServiceRequest) error {
 	switch {
@@ -61,8 +54,8 @@ func (e *Executor) checkServices(ctx context.Context, caller session.Caller, r r
 		return nil
 	case e.cfg.Services == nil:
 		return refuse(CodeUnknownService, "This server has no services to call. The operator can configure them with SANDBOX_CONFIG.")
-	case r.Wrapper != "":
-		return refuse(CodeUnknownService, "Code in the environment %s cannot call services: it isolates itself. Use another one.", r.Name)
+	case !r.HasAgent():
+		return refuse(CodeUnknownService, "Code in the environment %s cannot call services: it does not run this server's agent. Use another one.", r.Name)
 	case len(req) > maxServices:
 		return refuse(CodeInvalidServices, "A run may call %d services at most.", maxServices)
 	}
@@ -100,27 +93,4 @@ func NotConnected(s ServiceState) *Error {
 	e := refuse(CodeServiceNotConnected, "%s is not connected. Ask the user to open %s and connect it, then run the code again.", name, s.ConnectURL)
 	e.ConnectURL = s.ConnectURL
 	return e
-}
-
-// grant returns the function with which the session grants the run's services, or nil. It calls
-// hide with the grant's secrets.
-func (e *Executor) grant(r *run, req Request, hide func(secrets []string)) func(context.Context, string) (map[string]string, error) {
-	if len(req.Services) == 0 {
-		return nil
-	}
-	return func(ctx context.Context, sandboxID string) (map[string]string, error) {
-		g, err := e.cfg.Services.Grant(ctx, r.caller, r.id, sandboxID, req.Timeout+tokenSlack, req.Services)
-		if err != nil {
-			return nil, fmt.Errorf("grant services: %w", err)
-		}
-		hide(g.Secrets)
-		return g.Env, nil
-	}
-}
-
-// revoke ends the grant.
-func (e *Executor) revoke(r *run, req Request) {
-	if len(req.Services) > 0 {
-		e.cfg.Services.Release(r.id)
-	}
 }

@@ -113,6 +113,9 @@ func (e *Executor) openInfo(ctx context.Context, caller session.Caller, id strin
 		info.Problem = "This session's files cannot be measured: " + why + "."
 	}
 	info.Files, info.Bytes, info.MoreFiles, err = s.Workspace().Count(ctx, countedEntries)
+	if stored, ok := e.cfg.Sessions.Stored(caller, id); ok && info.MoreFiles && stored.Bytes != nil {
+		info.Bytes = max(info.Bytes, *stored.Bytes) // as measured, of all files
+	}
 	return info, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
+	"log/slog"
 	"net/http"
 	"strings"
 	"time"
@@ -23,10 +24,11 @@ type authenticator struct {
 	set   bool
 	users Users // nil: only the token's holder may call
 	wrong *ratelimit.Limiter
+	log   *slog.Logger
 }
 
-func newAuthenticator(token secret.Value, users Users, wrong *ratelimit.Limiter) *authenticator {
-	return &authenticator{token: sha256.Sum256([]byte(token.Reveal())), set: !token.IsZero(), users: users, wrong: wrong}
+func newAuthenticator(token secret.Value, users Users, wrong *ratelimit.Limiter, log *slog.Logger) *authenticator {
+	return &authenticator{token: sha256.Sum256([]byte(token.Reveal())), set: !token.IsZero(), users: users, wrong: wrong, log: log}
 }
 
 // newWrongTokens returns the budget of wrong tokens: 30 at once and then one a second per address.
@@ -42,6 +44,8 @@ var (
 	// ErrTokenEnded is the error of Users.Verify for a token that was valid once. Sending it is not
 	// guessing.
 	ErrTokenEnded = errors.New("the token has expired or was revoked")
+	// ErrUnchecked is the error of Users.Verify for a token about which it cannot ask the database.
+	ErrUnchecked = errors.New("the token cannot be checked")
 )
 
 // require passes only requests with a valid token to next. It identifies the caller by the SDK's
@@ -64,6 +68,11 @@ func (a *authenticator) require(next http.Handler) http.Handler {
 			// connection.
 			writeRetry(w, r, http.StatusTooManyRequests, "too many wrong tokens from this address; check the token, and try again in 10 seconds")
 			return
+		case errors.Is(err, ErrUnchecked):
+			// After a 401, clients would forget a login that is still valid.
+			a.log.Warn("logins cannot be checked", "error", err)
+			writeRetry(w, r, http.StatusServiceUnavailable, "logins cannot be checked now; try again in 10 seconds")
+			return
 		case err != nil:
 			a.refuse(w, r, err != errNoToken)
 			return
@@ -77,7 +86,7 @@ type infoKey struct{}
 
 // caller returns the holder of the request's token. It compares hashes, so that its time reveals
 // neither the API token's bytes nor its length. Errors are errNoToken, errWrongToken,
-// ErrTokenEnded.
+// ErrTokenEnded, and what wraps ErrUnchecked.
 func (a *authenticator) caller(r *http.Request) (*auth.TokenInfo, error) {
 	values := r.Header.Values("Authorization")
 	if len(values) == 0 {
@@ -99,6 +108,8 @@ func (a *authenticator) caller(r *http.Request) (*auth.TokenInfo, error) {
 	switch {
 	case errors.Is(err, ErrTokenEnded):
 		return nil, ErrTokenEnded
+	case errors.Is(err, ErrUnchecked):
+		return nil, err
 	case err != nil || caller == "" || caller == session.Local.ID || !time.Now().Before(expires):
 		return nil, errWrongToken
 	}

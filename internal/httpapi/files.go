@@ -186,7 +186,7 @@ func size(n int64) string {
 	if n < 1<<20 {
 		return fmt.Sprintf("%d bytes", n)
 	}
-	return strconv.FormatFloat(float64(n)/(1<<20), 'g', 4, 64) + " MB"
+	return strconv.FormatFloat(float64(n*100>>20)/100, 'f', -1, 64) + " MB"
 }
 
 // transfers bounds the files that are sent and received at once: per link, in total, and in shares

@@ -287,6 +287,12 @@ func TestUpload(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(s.dir, "big")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a refused upload left a file: %v", err)
 	}
+	s.Handler = httpapi.New(config(func(c *httpapi.Config) {
+		c.Files, c.Signer, c.MaxUploadBytes = s.executor, s.signer, 20_000<<20+500<<10
+	}))
+	if w := put(link, "", 1<<40); w.Code != 413 || !strings.Contains(w.Body.String(), "larger than 20000.48 MB") {
+		t.Errorf("a large limit: %d %s", w.Code, w.Body)
+	}
 	if u, err := url.Parse(link); err != nil || strings.Contains(s.log.String(), u.Query().Get("sig")) {
 		t.Errorf("the log has a signature (%v)", err)
 	}

@@ -27,9 +27,10 @@ func serveHealth(w http.ResponseWriter, _ *http.Request) {
 // readiness says whether a sandbox can start. Anybody may ask, so it probes once in readyFor at
 // most, and the reason of a failure is only in the log.
 type readiness struct {
-	probe func(context.Context) error
-	now   func() time.Time
-	log   *slog.Logger
+	probe    func(context.Context) error
+	stopping func() bool // nil: never
+	now      func() time.Time
+	log      *slog.Logger
 
 	mu      sync.Mutex
 	checked time.Time
@@ -37,6 +38,10 @@ type readiness struct {
 }
 
 func (rd *readiness) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if rd.stopping != nil && rd.stopping() {
+		writeJSON(w, http.StatusServiceUnavailable, healthBody{Status: "not ready", Reason: "the server is stopping"})
+		return
+	}
 	if err := rd.check(r.Context()); err != nil {
 		writeJSON(w, http.StatusServiceUnavailable, healthBody{Status: "not ready",
 			Reason: "no sandbox can be started here; the server's log says why, and mcp-code-sandbox doctor how to fix it"})

@@ -46,7 +46,8 @@ type Verifier interface {
 // Users knows the people who log in.
 type Users interface {
 	// Verify returns the holder of an access token and its expiry. An invalid token is an error,
-	// and one that was valid once is [ErrTokenEnded].
+	// one that was valid once is [ErrTokenEnded], and one that cannot be checked now is
+	// [ErrUnchecked].
 	Verify(ctx context.Context, token string) (caller string, expires time.Time, err error)
 	// Challenge returns the part of WWW-Authenticate that tells clients how to log in; it may be
 	// empty.
@@ -81,6 +82,8 @@ type Config struct {
 	MaxConnections int
 	// Ready starts a sandbox, or returns why it cannot. Its answer is kept for some seconds.
 	Ready func(ctx context.Context) error
+	// Stopping reports whether the server takes no new sessions, and so is not ready. Nil: never.
+	Stopping func() bool
 	// Metrics serves /metrics, behind the API token.
 	Metrics http.Handler
 	// Page serves /.
@@ -102,7 +105,7 @@ func New(cfg Config) http.Handler {
 	}
 	files := &files{files: cfg.Files, signer: cfg.Signer, maxUpload: cfg.MaxUploadBytes,
 		transfers: newTransfers(cfg.MaxConnections), log: log}
-	mux := newMux(cfg)
+	mux := newMux(cfg, log)
 
 	// The mux redirects paths with dot segments. /files and /proxy must see them to refuse them.
 	routes := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -123,7 +126,7 @@ func New(cfg Config) http.Handler {
 
 	// Orchestrators probe by any address, so health has no Host check.
 	health := readOnly(serveHealth)
-	ready := readOnly((&readiness{probe: cfg.Ready, now: time.Now, log: log}).ServeHTTP)
+	ready := readOnly((&readiness{probe: cfg.Ready, stopping: cfg.Stopping, now: time.Now, log: log}).ServeHTTP)
 	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Referrer-Policy", "no-referrer")
@@ -140,10 +143,10 @@ func New(cfg Config) http.Handler {
 	return forwarded(cfg.TrustedProxies, closeAmbiguous(observe(log, outer)))
 }
 
-func newMux(cfg Config) *http.ServeMux {
+func newMux(cfg Config, log *slog.Logger) *http.ServeMux {
 	wrong := newWrongTokens()
-	operator := newAuthenticator(cfg.Token, nil, wrong)
-	auth := newAuthenticator(cfg.Token, cfg.Users, wrong)
+	operator := newAuthenticator(cfg.Token, nil, wrong, log)
+	auth := newAuthenticator(cfg.Token, cfg.Users, wrong, log)
 	mux := http.NewServeMux()
 	if cfg.Page != nil {
 		cfg.Page.register(mux)

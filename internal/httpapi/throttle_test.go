@@ -1,9 +1,14 @@
 package httpapi_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
 	"net/http"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,12 +19,15 @@ import (
 	"mcp-code-sandbox/internal/ratelimit"
 )
 
-// endedUsers knows one token, which was valid once.
+// endedUsers knows one token, which was valid once, and one that it cannot check.
 type endedUsers struct{}
 
 func (endedUsers) Verify(_ context.Context, token string) (string, time.Time, error) {
-	if token == "ended" {
+	switch token {
+	case "ended":
 		return "", time.Time{}, httpapi.ErrTokenEnded
+	case "unchecked":
+		return "", time.Time{}, fmt.Errorf("%w: no database", httpapi.ErrUnchecked)
 	}
 	return "", time.Time{}, http.ErrNoCookie
 }
@@ -60,6 +68,7 @@ func TestWrongTokensAreThrottled(t *testing.T) {
 		for what, got := range map[string][2]int{
 			"the right token from there":     {try(attacker, "/mcp", token), 200},
 			"a token that has expired":       {try(attacker, "/mcp", "ended"), 401},
+			"a token that nobody can check":  {try(attacker, "/mcp", "unchecked"), 503},
 			"no token":                       {try(attacker, "/mcp", ""), 401},
 			"a wrong token from elsewhere":   {try(other, "/mcp", "x"), 401},
 			"the right token from elsewhere": {try(other, "/metrics", token), 200},
@@ -73,6 +82,28 @@ func TestWrongTokensAreThrottled(t *testing.T) {
 			t.Errorf("%d wrong tokens were answered ten seconds later", n)
 		}
 	})
+}
+
+// TestLoginsCannotBeChecked: clients whose logins cannot be checked, however often they try, are
+// asked to try again. They are not told that their token is wrong.
+func TestLoginsCannotBeChecked(t *testing.T) {
+	var logged bytes.Buffer
+	h := httpapi.New(config(func(c *httpapi.Config) {
+		c.Users, c.Logger = endedUsers{}, slog.New(slog.NewTextHandler(&logged, nil))
+	}))
+	for range 100 {
+		w := do(h, request("POST", "/mcp", "Authorization", "Bearer unchecked"))
+		if w.Code != 503 || w.Header().Get("Retry-After") != "10" || w.Header().Get("WWW-Authenticate") != "" || !json.Valid(w.Body.Bytes()) ||
+			!strings.Contains(w.Body.String(), "logins cannot be checked now; try again in 10 seconds") || strings.Contains(w.Body.String(), "database") {
+			t.Fatalf("%d %v %s", w.Code, w.Header(), w.Body)
+		}
+	}
+	if !strings.Contains(logged.String(), "no database") {
+		t.Errorf("the log does not say why:\n%s", logged.String())
+	}
+	if w := do(h, request("GET", "/mcp", "Authorization", "Bearer guess")); w.Code != 401 {
+		t.Errorf("a wrong token after that: %d", w.Code)
+	}
 }
 
 // TestForwardedClients: only a trusted proxy may name the client.

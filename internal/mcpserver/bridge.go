@@ -132,7 +132,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, m message, body
 		handler = s.stateful
 	}
 
-	inner, end := s.innerRequest(w, r, body, lease)
+	inner, end := s.innerRequest(w, r, body, &exchange{lease: lease, isStream: m.method == "subscriptions/listen"})
 	defer end()
 	rep := newReply(w, accepts(r, "text/event-stream"))
 	rep.stopping = func() bool { return s.ctx.Err() != nil }
@@ -189,7 +189,7 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, msgs []messa
 			writeError(w, http.StatusBadRequest, nil, parseError(err))
 			return
 		}
-		inner, end := s.innerRequest(w, r, body, nil)
+		inner, end := s.innerRequest(w, r, body, &exchange{})
 		defer end()
 		handler.ServeHTTP(rep, inner)
 	}
@@ -198,12 +198,13 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, msgs []messa
 
 // innerRequest returns the request for the SDK, which is strict about Accept and Content-Type. Call
 // end when the answer has been sent.
-func (s *Server) innerRequest(w http.ResponseWriter, r *http.Request, body []byte, lease *share.Lease) (inner *http.Request, end func()) {
+func (s *Server) innerRequest(w http.ResponseWriter, r *http.Request, body []byte, e *exchange) (inner *http.Request, end func()) {
 	ctx, cancel := context.WithCancel(r.Context())
-	key, sent := s.exchanges.open(&exchange{ctx: ctx, lease: lease, scope: share.NewScope(func() {
+	e.ctx, e.scope = ctx, share.NewScope(func() {
 		cancel()
 		http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // not every ResponseWriter has one
-	})})
+	})
+	key, sent := s.exchanges.open(e)
 	inner = r.WithContext(ctx)
 	inner.Header = r.Header.Clone()
 	inner.Header.Set("Accept", "application/json, text/event-stream")

@@ -18,13 +18,16 @@ type exchange struct {
 	ctx   context.Context
 	scope *share.Scope // ends when the answer has been sent
 	lease *share.Lease // for the session that the request initializes; nil for other requests
+
+	isStream bool // it lasts until the client or the server ends it
 }
 
 // exchanges are the current exchanges by key.
 type exchanges struct {
-	mu   sync.Mutex
-	last uint64
-	live map[string]*exchange
+	mu    sync.Mutex
+	last  uint64
+	live  map[string]*exchange
+	ended chan struct{} // closed when an exchange ends; nil if nobody waits
 }
 
 // open adds an exchange. end removes it, and releases the lease if no session has taken it.
@@ -43,8 +46,36 @@ func (x *exchanges) open(e *exchange) (key string, end func()) {
 		}
 		x.mu.Lock()
 		delete(x.live, key)
+		if x.ended != nil {
+			close(x.ended)
+			x.ended = nil
+		}
 		x.mu.Unlock()
 		e.scope.End()
+	}
+}
+
+// drain waits until every exchange that ends by itself has ended, or ctx is done.
+func (x *exchanges) drain(ctx context.Context) {
+	for {
+		x.mu.Lock()
+		owed := false
+		for _, e := range x.live {
+			owed = owed || !e.isStream
+		}
+		if owed && x.ended == nil {
+			x.ended = make(chan struct{})
+		}
+		ended := x.ended
+		x.mu.Unlock()
+		if !owed {
+			return
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -130,6 +130,9 @@ func (s *Server) Shares() map[string]*share.Pool {
 	return map[string]*share.Pool{"transport_sessions": s.sessions.pool, "event_streams": s.streams, "body_bytes": s.large}
 }
 
+// Drain waits until the requests in progress are answered, except for streams, or ctx is done.
+func (s *Server) Drain(ctx context.Context) { s.exchanges.drain(ctx) }
+
 // Close cancels every call, ends every session and stream, and refuses later requests. It waits for
 // calls to return until ctx ends. Call it before or while the HTTP server shuts down, which
 // otherwise waits for open streams.

@@ -104,7 +104,7 @@ func (s *Server) keepLogin(ctx context.Context, caller string, t *oauth2.Token) 
 	if s.cfg.Vault == nil || t == nil {
 		return nil
 	}
-	kept := credential.Token{Access: t.AccessToken, Refresh: t.RefreshToken, Expires: t.Expiry}
+	kept := credential.Token{Access: t.AccessToken, Refresh: t.RefreshToken, Expires: s.store.At(t.Expiry)}
 	if kept.Refresh == "" {
 		old, err := s.cfg.Vault.Get(ctx, caller, loginService)
 		if err != nil && !errors.Is(err, credential.ErrNotConnected) {

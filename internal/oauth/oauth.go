@@ -104,7 +104,7 @@ type Config struct {
 	// Nil: a transport that connects to public addresses only.
 	ClientDocuments http.RoundTripper
 	Closed          *closednet.List  // networks to which that transport does not connect
-	Now             func() time.Time // nil: time.Now
+	Now             func() time.Time // nil: the store's
 	Logger          *slog.Logger     // nil: silent
 }
 
@@ -157,7 +157,7 @@ func New(cfg Config) (*Server, error) {
 		store: cfg.Store, now: cfg.Now, log: cfg.Logger, guard: http.NewCrossOriginProtection(),
 	}
 	if s.now == nil {
-		s.now = time.Now
+		s.now = cfg.Store.Now
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

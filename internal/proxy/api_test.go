@@ -193,7 +193,7 @@ func TestDialGuard(t *testing.T) {
 		"::ffff:127.0.0.1": false, "::ffff:1.1.1.1": false, "::127.0.0.1": false, "64:ff9b::7f00:1": false, "64:ff9b:1::1": false, "2002:7f00:1::": false, "2001::1": false,
 		"224.0.0.1": false, "ff02::1": false, "255.255.255.255": false, "240.0.0.1": false, "198.18.0.1": false, "192.0.2.1": false, "192.0.0.192": false, "2001:db8::1": false, "168.63.129.16": false,
 	} {
-		if err := checkAddress(netip.MustParseAddr(text), nil, nil); (err == nil) != want {
+		if err := (*closednet.List)(nil).Check(netip.MustParseAddr(text), nil); (err == nil) != want {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
@@ -207,7 +207,7 @@ func TestDialGuard(t *testing.T) {
 		"10.1.2.3": true, "::ffff:10.1.2.3": true, "10.2.0.1": false, "127.0.0.1": false, "8.8.8.8": true, "8.8.8.9": false, "8.8.9.1": true,
 		"9.9.9.9": false, "2606:4700::1111": false, "64:ff9b::808:808": false,
 	} {
-		if err := checkAddress(netip.MustParseAddr(text), closed, allowed); (err == nil) != want {
+		if err := closed.Check(netip.MustParseAddr(text), allowed); (err == nil) != want {
 			t.Errorf("%s with 10.1.0.0/16 allowed: %v", text, err)
 		}
 	}
@@ -216,12 +216,12 @@ func TestDialGuard(t *testing.T) {
 	defer up.Close()
 	port := up.URL[strings.LastIndex(up.URL, ":"):]
 	for _, host := range []string{"127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "0.0.0.0", "0"} {
-		if conn, err := newDialer(nil, nil).DialContext(t.Context(), "tcp", host+port); err == nil {
+		if conn, err := (*closednet.List)(nil).Dialer(dialTimeout, nil).DialContext(t.Context(), "tcp", host+port); err == nil {
 			t.Errorf("%s was dialled", host)
 			conn.Close()
 		}
 	}
-	conn, err := newDialer(nil, loopback).DialContext(t.Context(), "tcp", "localhost"+port)
+	conn, err := (*closednet.List)(nil).Dialer(dialTimeout, loopback).DialContext(t.Context(), "tcp", "localhost"+port)
 	if err != nil {
 		t.Fatalf("allowed, and not dialled: %v", err)
 	}

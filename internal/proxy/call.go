@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"mcp-code-sandbox/internal/audit"
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/store"
@@ -62,6 +63,11 @@ type call struct {
 // ServeHTTP serves /proxy/{service}/{path} for tokens that are valid anywhere. It must see the path
 // as the client sent it: mount it before anything that cleans paths.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r, "") }
+
+// ServeSandbox serves the same for tokens that are bound to a sandbox.
+func (p *Proxy) ServeSandbox(w http.ResponseWriter, r *http.Request, sandboxID string) {
+	p.serve(w, r, sandboxID)
+}
 
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, sandboxID string) {
 	c := &call{p: p, r: r, sandboxID: sandboxID, start: time.Now()}
@@ -238,9 +244,9 @@ func (c *call) prepare() *Error {
 		secrets = []string{c.cred.Value}
 	}
 	c.scrub = c.service.scrubber(secrets)
-	rec := c.record(EventIntent)
+	rec := c.record(audit.EventIntent)
 	rec.Decision = "allow"
-	if err := c.p.audit.append(rec); err != nil {
+	if err := c.p.audit.Append(rec); err != nil {
 		return c.p.auditFailed(err)
 	}
 	return nil
@@ -421,7 +427,7 @@ func (c *call) cleanHeader(h http.Header) {
 // failure returns the proxy's answer when the service's cannot be forwarded.
 func (c *call) failure(err error, clientBroke bool) *Error {
 	cause := context.Cause(c.ctx)
-	reason := err.Error() // may quote the service's answer
+	reason := advise(err).Error() // may quote the service's answer
 	if c.scrub != nil {
 		reason = c.scrub.text(reason)
 	}
@@ -454,7 +460,7 @@ func (c *call) deny(w http.ResponseWriter, e *Error) {
 	// Bound what a flood of bad requests writes, but record every other refusal of a valid token.
 	flood := c.row.JTI == "" || e.Code == CodeRateLimited || e.Code == CodeBusy || e.Code == CodeExhausted
 	if !flood || c.p.floodLimit.Allow() {
-		rec := c.record(EventDenied)
+		rec := c.record(audit.EventDenied)
 		rec.Decision, rec.Reason, rec.Status = "deny", clip(e.logReason(), 256), e.Status
 		c.p.tryAudit(rec)
 		c.p.log.Warn("execution_proxy: Request denied", append(c.attrs(), "status", e.Status, "reason", rec.Reason)...)
@@ -480,7 +486,7 @@ func (c *call) complete() {
 	case cause != nil:
 		failed = cause.Error()
 	}
-	rec := c.record(EventComplete)
+	rec := c.record(audit.EventComplete)
 	rec.Status, rec.Reason, rec.Sent, rec.Received = c.status, clip(failed, 256), c.sent.Load(), c.received
 	rec.Duration = float64(took.Microseconds()) / 1000
 	c.p.metrics.answered(c.service, c.status, took)
@@ -493,8 +499,8 @@ func (c *call) complete() {
 	c.p.log.Info("execution_proxy: Request proxied successfully", attrs...)
 }
 
-func (c *call) record(event string) Record {
-	r := Record{Event: event, Method: clip(c.r.Method, 32), Path: clip(c.path.escaped, 2048), Query: c.query}
+func (c *call) record(event string) audit.Record {
+	r := audit.Record{Event: event, Method: clip(c.r.Method, 32), Path: clip(c.path.escaped, 2048), Query: c.query}
 	if c.service != nil {
 		r.Service = c.service.Name
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"mcp-code-sandbox/internal/audit"
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/logging/logtest"
@@ -56,7 +58,7 @@ func setup(t *testing.T, upstream string, change func(*Config)) *fixture {
 	}
 	t.Cleanup(func() { db.Close() })
 	f := &fixture{t: t, audit: filepath.Join(dir, "audit.jsonl"), log: &logtest.Buffer{}, reg: prometheus.NewRegistry()}
-	audit, err := OpenAudit(f.audit)
+	audit, err := audit.Open(f.audit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,19 +181,19 @@ func raw(t *testing.T, addr, text string) string {
 }
 
 // records reads the audit trail, which must be intact.
-func (f *fixture) records() []Record {
+func (f *fixture) records() []audit.Record {
 	f.t.Helper()
 	text, err := os.ReadFile(f.audit)
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	if _, err := verifyAudit(bytes.NewReader(text)); err != nil {
+	if _, err := audit.VerifyFile(f.audit); err != nil {
 		f.t.Fatalf("audit trail: %v\n%s", err, text)
 	}
-	var rs []Record
+	var rs []audit.Record
 	for line := range bytes.Lines(text) {
-		r, _, err := unseal(line)
-		if err != nil {
+		var r audit.Record
+		if err := json.Unmarshal(line, &r); err != nil {
 			f.t.Fatal(err)
 		}
 		rs = append(rs, r)

@@ -5,6 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
+	"mcp-code-sandbox/internal/audit"
+	"mcp-code-sandbox/internal/httpconn"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -87,8 +90,8 @@ func TestHTTPProxyCutsCallsInFlight(t *testing.T) {
 				t.Error("the service's connection stays")
 			}
 			eventually(t, "noted as "+tc.reason, func() bool {
-				return slices.ContainsFunc(f.records(), func(r Record) bool {
-					return r.JTI == tok.JTI && r.Event == EventComplete && r.Reason == tc.reason
+				return slices.ContainsFunc(f.records(), func(r audit.Record) bool {
+					return r.JTI == tok.JTI && r.Event == audit.EventComplete && r.Reason == tc.reason
 				})
 			})
 			// No new call starts.
@@ -134,7 +137,7 @@ func TestHTTPProxyCutsClientsThatDoNotRead(t *testing.T) {
 	case <-time.After(patience):
 		t.Error("the service goes on sending")
 	}
-	eventually(t, "the call has ended", func() bool { return strings.Contains(fmt.Sprint(f.records()), EventComplete) })
+	eventually(t, "the call has ended", func() bool { return strings.Contains(fmt.Sprint(f.records()), audit.EventComplete) })
 }
 
 // After a restart, run tokens are revoked, API tokens live until they expire, and those of a
@@ -233,6 +236,13 @@ func TestSandboxBinding(t *testing.T) {
 	}
 }
 
+// serveSandbox serves a connection from a sandbox, as the door does.
+func serveSandbox(p *Proxy, ctx context.Context, sandboxID string, conn net.Conn) {
+	httpconn.Serve(ctx, conn, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.ServeSandbox(w, r, sandboxID)
+	}), slog.New(slog.DiscardHandler))
+}
+
 // sandbox opens a connection from a sandbox. It must leave nothing behind when the test ends.
 func (f *fixture) sandbox(t *testing.T, p *Proxy, id string) net.Conn {
 	t.Helper()
@@ -241,14 +251,14 @@ func (f *fixture) sandbox(t *testing.T, p *Proxy, id string) net.Conn {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p.ServeSandbox(ctx, id, there)
+		serveSandbox(p, ctx, id, there)
 	}()
 	t.Cleanup(func() {
 		cancel()
 		select {
 		case <-done:
 		case <-time.After(patience):
-			t.Error("ServeSandbox does not return")
+			t.Error("the connection is still served")
 		}
 		here.Close()
 	})

@@ -26,6 +26,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 
+	"mcp-code-sandbox/internal/audit"
 	"mcp-code-sandbox/internal/closednet"
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/share"
@@ -41,7 +42,7 @@ type Config struct {
 	Services []Service
 	Keys     *executiontoken.Keys // of the purpose "execution token"
 	Store    *store.Store
-	Audit    *Audit
+	Audit    *audit.Trail
 	BaseURL  string // the server's public URL
 	// Closed lists networks that no service may be in, unless its AllowPrivate lists them.
 	Closed *closednet.List
@@ -52,7 +53,7 @@ type Config struct {
 	Alive      func(instance string) bool
 	Registerer prometheus.Registerer // nil: no metrics
 	Logger     *slog.Logger          // nil: silent
-	Now        func() time.Time      // nil: time.Now
+	Now        func() time.Time      // nil: the store's
 	// User returns the e-mail address of a caller for log and audit trail, or "". It may be nil.
 	User func(caller string) string
 	// MaxCalls bounds the concurrent calls of all callers; 0: defaultCalls. If another caller needs
@@ -67,7 +68,7 @@ type Proxy struct {
 	names      []string // in the order of the configuration
 	keys       *executiontoken.Keys
 	store      *store.Store
-	audit      *Audit
+	audit      *audit.Trail
 	baseURL    *url.URL
 	instance   string
 	metrics    *metrics
@@ -99,7 +100,7 @@ func New(cfg Config) (*Proxy, error) {
 		p.log = slog.New(slog.DiscardHandler)
 	}
 	if p.now == nil {
-		p.now = time.Now
+		p.now = cfg.Store.Now
 	}
 	if p.user == nil {
 		p.user = func(string) string { return "" }

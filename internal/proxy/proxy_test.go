@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"mcp-code-sandbox/internal/audit"
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
 )
@@ -154,7 +155,7 @@ func TestHTTPProxyRefusals(t *testing.T) {
 		t.Errorf("the service saw %q", got)
 	}
 	for _, r := range f.records() {
-		if r.Event == EventIntent {
+		if r.Event == audit.EventIntent {
 			t.Errorf("noted as intended: %+v", r)
 		}
 	}

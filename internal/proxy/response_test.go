@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"mcp-code-sandbox/internal/audit"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -307,7 +308,7 @@ func TestHTTPProxyStreams(t *testing.T) {
 	}
 	eventually(t, "the end is in the audit trail", func() bool {
 		records := f.records()
-		return records[len(records)-1].Event == EventComplete
+		return records[len(records)-1].Event == audit.EventComplete
 	})
 }
 

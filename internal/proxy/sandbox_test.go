@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"mcp-code-sandbox/internal/httpconn"
 	"net"
 	"slices"
 	"strings"
@@ -48,7 +49,7 @@ func TestSandboxSmuggling(t *testing.T) {
 		{"upgrade to HTTP/2", "GET /proxy/datadog/ok/1 HTTP/1.1\r\n" + auth + "Upgrade: h2c\r\nHTTP2-Settings: x\r\nConnection: Upgrade, HTTP2-Settings\r\n\r\n" + "GET /proxy/datadog/ok/2 HTTP/1.1\r\n" + auth + "Connection: close\r\n\r\n", []string{"400", "200"}, []string{"/ok/2"}},
 		{"no host", "GET /proxy/datadog/ok/1 HTTP/1.1\r\nAuthorization: Bearer x\r\n\r\n", []string{"400"}, nil},
 		{"another page", "GET /mcp HTTP/1.1\r\n" + auth + "Connection: close\r\n\r\n", []string{"404"}, nil},
-		{"a head without end", "GET /proxy/datadog/ok/1 HTTP/1.1\r\n" + auth + "X-A: " + strings.Repeat("a", 2*sandboxHeaderBytes), []string{"431"}, nil},
+		{"a head without end", "GET /proxy/datadog/ok/1 HTTP/1.1\r\n" + auth + "X-A: " + strings.Repeat("a", 2*(32<<10)), []string{"431"}, nil},
 		{"not HTTP", "\x16\x03\x01\x00\xa5\x01\x00\r\n\r\n", []string{"400"}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -98,8 +99,8 @@ func TestSandboxSlowLoris(t *testing.T) {
 				sandbox.Go(func() { send(here) })
 				sandbox.Go(func() { _, _ = io.Copy(io.Discard, here) })
 				start := time.Now()
-				f.p.ServeSandbox(context.Background(), "sb", there)
-				if took := time.Since(start); took > sandboxHeaderTimeout+sandboxIdleTimeout {
+				serveSandbox(f.p, context.Background(), "sb", there)
+				if took := time.Since(start); took > httpconn.HeaderTimeout+httpconn.IdleTimeout {
 					t.Errorf("it took %s", took)
 				}
 				here.Close()
@@ -126,7 +127,7 @@ func TestSandboxEnds(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			f.p.ServeSandbox(ctx, "sb", there)
+			serveSandbox(f.p, ctx, "sb", there)
 		}()
 		_, _ = io.WriteString(here, "GET /proxy/datadog/x HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "+tokens[0].Token+"\r\n\r\n")
 		if _, err := io.ReadAtLeast(here, make([]byte, 4096), 12); err != nil {
@@ -148,10 +149,5 @@ func TestSandboxEnds(t *testing.T) {
 	cancel()
 	here, there := net.Pipe()
 	defer here.Close()
-	f.p.ServeSandbox(ended, "sb", there) // returns
-	here2, there2 := net.Pipe()
-	f.p.ServeSandbox(t.Context(), "", there2) // a sandbox needs an id
-	if _, err := here2.Read(make([]byte, 1)); err == nil {
-		t.Error("served a sandbox without a name")
-	}
+	serveSandbox(f.p, ended, "sb", there) // returns
 }

@@ -165,9 +165,17 @@ func checkBaseURL(u *url.URL, closed *closednet.List, allowed []netip.Prefix) er
 		return err
 	}
 	if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
-		return checkAddress(addr, closed, allowed)
+		return advise(closed.Check(addr, allowed))
 	}
 	return nil
 }
 
 func (s *service) allowsMethod(m string) bool { return slices.Contains(s.Methods, m) }
+
+// advise adds what the operator can do about an address that is refused.
+func advise(err error) error {
+	if errors.Is(err, closednet.ErrAddress) {
+		return fmt.Errorf("%w; list it in allowPrivateAddresses if it is the service's", err)
+	}
+	return err
+}

@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode"
 
+	"mcp-code-sandbox/internal/audit"
 	"mcp-code-sandbox/internal/credential"
 	"mcp-code-sandbox/internal/executiontoken"
 	"mcp-code-sandbox/internal/store"
@@ -109,7 +110,7 @@ func (p *Proxy) issue(ctx context.Context, caller, sandboxID string, rs []GrantR
 		return nil, tooMany(fmt.Sprintf("more than %d valid execution tokens: revoke some, or let them expire", maxLive), time.Minute)
 	}
 	for _, row := range rows { // before any token becomes valid
-		if err := p.audit.append(Record{Event: EventIssued, Caller: caller, User: p.user(caller), Execution: row.Execution,
+		if err := p.audit.Append(audit.Record{Event: audit.EventIssued, Caller: caller, User: p.user(caller), Execution: row.Execution,
 			JTI: row.JTI, Service: row.Service, Decision: "allow"}); err != nil {
 			return nil, p.auditFailed(err)
 		}
@@ -310,14 +311,14 @@ func (p *Proxy) RevokeService(ctx context.Context, caller, service string) error
 func (p *Proxy) revoked(caller, execution, service string, jtis []string) {
 	p.live.revoke(jtis)
 	for _, jti := range jtis {
-		p.tryAudit(Record{Event: EventRevoked, Caller: caller, Execution: execution, JTI: jti, Service: service})
+		p.tryAudit(audit.Record{Event: audit.EventRevoked, Caller: caller, Execution: execution, JTI: jti, Service: service})
 		p.log.Info("execution_proxy: Execution token revoked", "execution_id", execution, "jti", jti)
 	}
 }
 
 // tryAudit writes what has already happened: a failure is only logged.
-func (p *Proxy) tryAudit(r Record) {
-	if err := p.audit.append(r); err != nil {
+func (p *Proxy) tryAudit(r audit.Record) {
+	if err := p.audit.Append(r); err != nil {
 		p.log.Error("execution_proxy: Audit trail not written", "error", err)
 	}
 }

@@ -2,13 +2,9 @@ package proxy
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
 	"mcp-code-sandbox/internal/closednet"
@@ -24,7 +20,7 @@ const (
 // no compression and connects to allowed addresses only.
 func newTransport(closed *closednet.List, allowed []netip.Prefix) *http.Transport {
 	return &http.Transport{
-		DialContext:            newDialer(closed, allowed).DialContext,
+		DialContext:            closed.Dialer(dialTimeout, allowed).DialContext,
 		ForceAttemptHTTP2:      true,
 		TLSHandshakeTimeout:    dialTimeout,
 		DisableCompression:     true,
@@ -34,42 +30,6 @@ func newTransport(closed *closednet.List, allowed []netip.Prefix) *http.Transpor
 		ReadBufferSize:         64 << 10,
 		WriteBufferSize:        64 << 10,
 	}
-}
-
-// newDialer returns a dialer that checks the address it connects to, after name resolution.
-func newDialer(closed *closednet.List, allowed []netip.Prefix) *net.Dialer {
-	return &net.Dialer{
-		Timeout:   dialTimeout,
-		KeepAlive: 30 * time.Second,
-		Control: func(network, address string, _ syscall.RawConn) error {
-			ap, err := netip.ParseAddrPort(address)
-			if err != nil {
-				return fmt.Errorf("%w: %q is not an address", errAddress, address)
-			}
-			if network != "tcp4" && network != "tcp6" {
-				return fmt.Errorf("%w: the network %q", errAddress, network)
-			}
-			return checkAddress(ap.Addr(), closed, allowed)
-		},
-	}
-}
-
-// errAddress is wrapped by the errors of checkAddress.
-var errAddress = errors.New("address refused")
-
-// checkAddress returns an error unless addr is open or the operator allows it.
-func checkAddress(addr netip.Addr, closed *closednet.List, allowed []netip.Prefix) error {
-	own := addr.Unmap().WithZone("")
-	for _, p := range allowed {
-		if p.Contains(own) {
-			return nil
-		}
-	}
-	if closed.Contains(addr) {
-		return fmt.Errorf("%w: %s is not a public address, is this host's, or is denied; list it in allowPrivateAddresses if it is the service's",
-			errAddress, own)
-	}
-	return nil
 }
 
 // finalOnly hides the values of a request's context from the transport. One of them is

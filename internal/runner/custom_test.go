@@ -82,7 +82,7 @@ func TestDiscoverWrappers(t *testing.T) {
 	if err := os.Symlink(store, filepath.Join(dir, "env-0")); err != nil {
 		t.Fatal(err)
 	}
-	set, problems := Sources{Env: realEnv(), Dir: t.TempDir(), Own: own, Wrappers: []string{dir, "/nonexistent"}}.Discover(t.Context())
+	set, problems := Sources{Env: realEnv(), Dir: t.TempDir(), Own: own, Wrappers: []string{dir, filepath.Join(dir, "missing")}}.Discover(t.Context())
 
 	ds, ok := set.Lookup("data-science")
 	if !ok || ds.Wrapper != filepath.Join(dir, "ds") || ds.Image != "wrapper:data-science" || ds.TimeoutSeconds != 7 || ds.MemoryMB != 64 ||

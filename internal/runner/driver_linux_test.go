@@ -25,6 +25,7 @@ type testedDriver struct {
 	lines   *bufio.Scanner
 	n       int
 	data    string
+	early   bool // an interrupt comes before the driver reads the cell
 }
 
 func startNodeDriver(t *testing.T, language string) *testedDriver {
@@ -57,16 +58,10 @@ func startDriver(t *testing.T, command []string, env ...string) *testedDriver {
 		_ = syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL)
 		_ = d.cmd.Wait()
 	})
-	d.expect("ready")
-	return d
-}
-
-// expect reads one line within a deadline.
-func (d *testedDriver) expect(want string) {
-	d.t.Helper()
-	if got := d.line(); got != want {
-		d.t.Fatalf("the driver said %q, want %q", got, want)
+	if got := d.line(); got != "ready" && got != "ready repeat" {
+		t.Fatalf("the driver said %q", got)
 	}
+	return d
 }
 
 // line returns the driver's next line, or "" when it has ended.
@@ -102,6 +97,11 @@ func (d *testedDriver) run(code string) cellResult {
 	if err := os.WriteFile(filepath.Join(dir, "code"), []byte(code), 0o600); err != nil {
 		d.t.Fatal(err)
 	}
+	if d.early {
+		if err := os.WriteFile(filepath.Join(dir, "interrupted"), nil, 0o600); err != nil {
+			d.t.Fatal(err)
+		}
+	}
 	var out, errs strings.Builder
 	var pumps sync.WaitGroup
 	var readers []*os.File
@@ -129,6 +129,7 @@ func (d *testedDriver) run(code string) cellResult {
 				to.Write(buf[:n])
 				if !asked && strings.Contains(to.String()[:min(to.Len(), 100)], marker) {
 					asked = true
+					d.awaitBlocked()
 					_ = syscall.Kill(-d.cmd.Process.Pid, syscall.SIGINT)
 				}
 				if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -167,6 +168,18 @@ func (d *testedDriver) run(code string) cellResult {
 		d.t.Fatalf("the driver said %q of cell %d", line, d.n)
 	}
 	return res
+}
+
+// awaitBlocked waits until the driver's main thread is in a system call, or for a moment if it
+// computes. A signal between Python's last look for one and the system call would not wake it.
+func (d *testedDriver) awaitBlocked() {
+	for range 50 {
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
+		if _, after, _ := strings.Cut(string(stat), ") "); strings.HasPrefix(after, "S") {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // leftover reads the rest of a pipe whose deadline has passed.
@@ -366,6 +379,34 @@ func redeclarations() []driverCell {
 		}
 	}
 	return []driverCell{{first.String(), "", "", 0}, {second.String(), "", "", 0}, {third.String(), strings.Join(shown, ""), "", 0}}
+}
+
+// TestEarlyInterrupt: an interrupt that a driver could not notice yet ends the cell, not the state.
+func TestEarlyInterrupt(t *testing.T) {
+	source, err := filepath.Abs("../../runners/shell/driver.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		driver                 *testedDriver
+		keep, wait, want, show string
+	}{
+		"python": {startPythonDriver(t), "kept = 'kept'", "import time\ntime.sleep(60)", "KeyboardInterrupt\n", "kept"},
+		"node":   {startNodeDriver(t, "javascript"), "let kept = 'kept'", "for (;;) {}", "Interrupted.\n", "kept"},
+		"shell":  {startDriver(t, []string{"/bin/bash", source}), "kept=\"'kept'\"", "sleep 60", "", "echo $kept"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.driver.run(c.keep)
+			c.driver.early = true
+			if got := c.driver.run(c.wait); got.exit != 130 || got.stderr != c.want {
+				t.Errorf("interrupted: %+v", got)
+			}
+			c.driver.early = false
+			if got := c.driver.run(c.show); got.stdout != "'kept'\n" || got.exit != 0 {
+				t.Errorf("afterwards: %+v", got)
+			}
+		})
+	}
 }
 
 func TestNodeDriverFlood(t *testing.T) {

@@ -92,6 +92,12 @@ func TestPythonAwait(t *testing.T) {
 			{"async def stubborn():\n    soon()\n    while True:\n        try: await asyncio.sleep(60)\n        except asyncio.CancelledError: pass\nawait stubborn()", marker, interrupted, 130},
 			{"kept, await work(1)", "at work 1\n('kept', 1)\n", "", 0},
 		}},
+		{"an interrupt at the moment from which on a cell may be interrupted", []driverCell{
+			{"import os, signal, sys\nkept, real = 'kept', signal.signal\ndef instant(number, handler):\n    real(number, handler)\n" +
+				"    if handler is signal.default_int_handler and sys._getframe(1).f_code.co_name == 'main': signal.signal = real; os.kill(os.getpid(), number)\nsignal.signal = instant", "", "", 0},
+			{"print('not reached')", "", interrupted, 130},
+			{"kept", "'kept'\n", "", 0},
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			startPythonDriver(t).expectCells(c.cells, "driver.py", "sandbox_shell.py", "IPython")

@@ -212,6 +212,11 @@ func (in *installer) fillVenv(ctx context.Context, py interpreter, staging strin
 	if err := copyFiles(runners.Files, "python", site[0], python.files...); err != nil {
 		return err
 	}
+	if _, err := os.Lstat(filepath.Join(staging, "bin", "uv")); err != nil { // the operator's own stays
+		if err := copyFiles(runners.Files, "python", filepath.Join(staging, "bin"), "uv"); err != nil {
+			return err
+		}
+	}
 	in.progress("%s: compiling and checking", v.label)
 	// Nobody imports the libraries' tests, which are a third of all modules.
 	if err := run("compileall", "-q", "-j", "0", "-x", "/tests/", "-s", staging, "-p", inside+"python", site[0]); err != nil {
@@ -236,7 +241,12 @@ func (in *installer) importPython(ctx context.Context, dir, exe string, modules 
 	if len(modules) == 0 {
 		return nil
 	}
-	env = append(env, "HOME=/nonexistent", "MPLBACKEND=Agg", "PYTHONDONTWRITEBYTECODE=1")
+	home, err := os.MkdirTemp(in.dir, stagingPrefix+"home-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(home)
+	env = append(env, "HOME="+home, "MPLBACKEND=Agg", "PYTHONDONTWRITEBYTECODE=1")
 	return in.command(ctx, dir, env, nil, exe, "-c", "import "+strings.Join(modules, ", "))
 }
 
@@ -383,7 +393,11 @@ func copyFiles(files fs.FS, from, dir string, names ...string) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), b, 0o644); err != nil {
+		mode := fs.FileMode(0o644)
+		if bytes.HasPrefix(b, []byte("#!")) {
+			mode = 0o755
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b, mode); err != nil {
 			return err
 		}
 	}

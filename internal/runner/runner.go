@@ -66,6 +66,8 @@ type Zygote struct {
 	PerRun []string `json:"per_run"`
 	// Preload is imported at once: libraries that many programs use and that take little memory.
 	Preload []string `json:"preload"`
+	// ToInstall is imported as well where code may install packages.
+	ToInstall []string `json:"preload_to_install"`
 	// OnUse lists modules that a session's zygote imports once code has mentioned them.
 	OnUse []string `json:"preload_on_use"`
 	// Light is imported by a second zygote, for programs that import nothing else. They do not
@@ -91,6 +93,15 @@ type Runner struct {
 	// Wrapper is the directory of an environment that isolates itself (contract 5). It has no
 	// workspace.
 	Wrapper string
+}
+
+// HasAgent reports whether this project's agent runs the code. Without it, code reaches nothing
+// that the server offers at the door.
+func (r Runner) HasAgent() bool { return r.Wrapper == "" && len(r.Argv) > 0 }
+
+// MayUse reports whether an environment, such as "node", is the runner's own or an optional one.
+func (r Runner) MayUse(environment string) bool {
+	return slices.Contains(r.Environments, environment) || slices.Contains(r.Optional, environment)
 }
 
 // Zygotes returns the runner's zygotes: the one that imports the libraries, then the light one.

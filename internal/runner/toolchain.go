@@ -39,7 +39,7 @@ var python = toolchain{
 
 var node = toolchain{
 	name: "node", manifest: "package.json",
-	files: bundled("node", "*.cjs", "*.sh"),
+	files: bundled("node", "*.cjs", "*.sh", "npm"),
 	probe: environ.probeNode, compatible: nodeIsNew, at: nodeAt,
 }
 

@@ -103,7 +103,7 @@ type Spec struct {
 	Moves     bool   // Workspace will be renamed; a backend that cannot follow returns errors.ErrUnsupported
 	Mounts    []Mount
 	Network   bool
-	Forward   bool // ForwardAddr inside leads to the server, as dial streams
+	Forward   bool // ForwardAddr and names inside lead to the server, as dial streams
 	Limits    Limits
 	Zygotes   []Zygote // for backends that share zygotes among sandboxes; elsewhere the agent starts its own
 	// Prestart is the program of most runs, if it can wait for its code. A sandbox that is prepared
@@ -119,6 +119,10 @@ func WorkspacePaths() []string { return []string{WorkspaceDir, "/mnt/data", "/wo
 
 // ForwardAddr is where a process inside reaches the server, if Spec.Forward is set.
 const ForwardAddr = "127.0.0.1:8099"
+
+// ResolverAddr is the name server of a sandbox without network, if Spec.Forward is set. It knows
+// only the names that the runs in progress may reach; see wire.Run.
+const ResolverAddr = "127.0.0.1:53"
 
 // Zygote describes an interpreter that imports libraries once and forks a process for each run. It
 // has the fields of wire.Zygote.

@@ -14,6 +14,7 @@ import (
 
 	"mcp-code-sandbox/internal/proxy"
 	"mcp-code-sandbox/internal/secret"
+	"mcp-code-sandbox/internal/spelling"
 )
 
 const (
@@ -52,6 +53,8 @@ func parse(data []byte) (any, error) {
 			err = errors.New("the file ends too early: a closing brace, bracket or quote is missing")
 		case bytes.HasSuffix(before, []byte(",")) && len(rest) > 0 && (rest[0] == '}' || rest[0] == ']'):
 			err = fmt.Errorf("remove the comma before %c", rest[0])
+		case bytes.HasPrefix(rest, []byte("/")) || bytes.HasPrefix(rest, []byte("#")):
+			err = errors.New("JSON has no comments: remove it")
 		}
 		return nil, fmt.Errorf("line %d: %w", 1+bytes.Count(data[:offset], []byte("\n")), err)
 	}
@@ -125,7 +128,7 @@ func (r *reader) object(path string, v any, known ...string) (object, bool) {
 			continue
 		}
 		i := slices.IndexFunc(known, func(k string) bool {
-			return strings.EqualFold(strings.ReplaceAll(k, "_", ""), strings.ReplaceAll(name, "_", ""))
+			return strings.EqualFold(strings.ReplaceAll(k, "_", ""), strings.ReplaceAll(name, "_", "")) || spelling.Distance(k, name) <= len(k)/5
 		})
 		if i >= 0 {
 			r.fail(join(path, name), "is unknown; did you mean %s?", known[i])
@@ -134,6 +137,27 @@ func (r *reader) object(path string, v any, known ...string) (object, bool) {
 		}
 	}
 	return object{r, path, m}, true
+}
+
+// refuseNulls reports and removes fields of v that are null. They look like nothing, and a missing
+// list may allow everything. Readers refuse a null in a list.
+func (r *reader) refuseNulls(path string, v any) {
+	switch v := v.(type) {
+	case nil:
+		r.fail(path, "must not be null: remove it")
+	case map[string]any:
+		for name, member := range v {
+			if r.refuseNulls(join(path, name), member); member == nil {
+				delete(v, name)
+			}
+		}
+	case []any:
+		for i, item := range v {
+			if item != nil {
+				r.refuseNulls(fmt.Sprintf("%s[%d]", path, i), item)
+			}
+		}
+	}
 }
 
 func (o object) has(name string) bool { return o.members[name] != nil }
@@ -166,13 +190,16 @@ func (o object) secret(name string, required bool) secret.Value {
 	return secret.New(text)
 }
 
+// texts reads a list of strings, or returns nil if the field is missing. Null is an error: it looks
+// like nothing, and a missing list may allow everything.
 func (o object) texts(name string) []string {
-	if !o.has(name) {
+	v, given := o.members[name]
+	if !given {
 		return nil
 	}
-	list, ok := o.members[name].([]any)
+	list, ok := v.([]any)
 	if !ok {
-		o.fail(name, "must be a list of strings")
+		o.fail(name, "must be a list of strings (leave the field out for the default)")
 		return nil
 	}
 	texts := make([]string, 0, len(list))
@@ -200,11 +227,28 @@ func (o object) number(name string, low, high, fallback float64) float64 {
 	n, ok := o.members[name].(json.Number)
 	f, err := strconv.ParseFloat(n.String(), 64)
 	if !ok || err != nil || f < low || f > high {
-		o.fail(name, "must be a number from %g to %g", low, high)
+		o.fail(name, "must be a number from %s to %s", decimal(low), decimal(high))
 		return fallback
 	}
 	return f
 }
+
+// bytes returns a number of bytes, at least low, or fallback if the field is missing.
+func (o object) bytes(name string, low, fallback int64) int64 {
+	if !o.has(name) {
+		return fallback
+	}
+	n, _ := o.members[name].(json.Number)
+	bytes, err := n.Float64()
+	if err != nil || bytes < float64(low) || bytes > 1<<50 {
+		o.fail(name, "must be a number of bytes, %d or more, without a unit", low)
+		return fallback
+	}
+	return int64(bytes)
+}
+
+// decimal writes a number without an exponent.
+func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // resolve returns a string of the file, or the text to which {"$env": "NAME"} or {"$file": "path"}
 // refers.

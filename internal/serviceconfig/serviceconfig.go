@@ -1,5 +1,5 @@
-// Package serviceconfig reads contract 3's JSON file: the outside services, and where people log
-// in.
+// Package serviceconfig reads contract 3's JSON file: the outside services, where people log in,
+// and the packages that code may install.
 //
 // It refuses unknown fields and names their path: a misspelt restriction must not be ignored.
 package serviceconfig
@@ -26,6 +26,8 @@ import (
 type File struct {
 	Services []Service      // sorted by name
 	Login    oauth.Upstream // where people log in; zero: nowhere
+	Network  Network
+	Packages *Packages // what code may install; off if it has no kinds
 }
 
 // Service is one of the file's services.
@@ -58,19 +60,28 @@ func Load(path string, lookup func(string) (string, bool)) (*File, error) {
 
 func (r *reader) load(v any) *File {
 	f := &File{}
-	top, ok := r.object("", v, "mcpServers", "auth", "version", "$schema")
+	top, ok := r.object("", v, "mcpServers", "auth", "network", "packages", "version", "$schema")
 	if !ok {
 		return f
 	}
 	if top.has("auth") {
 		f.Login = r.login(top.members["auth"])
 	}
+	for _, section := range []string{"network", "packages"} {
+		if v, given := top.members[section]; given {
+			r.refuseNulls(section, v)
+		}
+	}
+	if top.has("network") {
+		f.Network = r.network(top.members["network"])
+	}
+	f.Packages = r.packages(top)
 	servers, ok := top.members["mcpServers"].(map[string]any)
 	switch {
 	case !ok && top.has("mcpServers"):
 		r.fail("mcpServers", "must be an object")
-	case !ok && !top.has("auth"):
-		r.fail("", "neither mcpServers nor auth is set: the file configures nothing")
+	case !ok && !top.has("auth") && !top.has("network") && !top.has("packages"):
+		r.fail("", "none of mcpServers, auth, network and packages is set: the file configures nothing")
 	}
 	variables := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(servers)) {
@@ -128,7 +139,7 @@ func (r *reader) service(name string, v any) *Service {
 		AllowPrivate:      p.networks("allowPrivateAddresses"),
 		RateLimit:         p.rate("rateLimit"), TokenRate: p.rate("tokenRateLimit"),
 	}}
-	s.BaseURL = p.address("baseURL", true, len(s.AllowPrivate) > 0)
+	s.BaseURL = p.address("baseURL", true, len(s.AllowPrivate) > 0, secretSent)
 	if s.Disabled {
 		return s // its credential may be missing
 	}
@@ -246,25 +257,32 @@ func (r *reader) login(v any) oauth.Upstream {
 	return u
 }
 
-// address reads a URL to which secrets are sent. With plain, it may be http on another host.
-func (o object) address(name string, required, plain bool) *url.URL {
+// secretSent is why an address to which a credential is sent must not be http.
+const secretSent = "since a secret is sent there"
+
+// address reads a URL. With plain, it may be http on another host; why says why not.
+func (o object) address(name string, required, plain bool, why string) *url.URL {
 	text := o.text(name, required)
 	if text == "" {
 		return nil
 	}
 	u, err := url.Parse(text)
+	if err == nil && u.User != nil {
+		o.fail(name, "must be an address without user and password: give the credential in userAuthentication")
+		return nil
+	}
 	if err != nil || u.Hostname() == "" || u.User != nil || u.Fragment != "" || u.Scheme != "https" && u.Scheme != "http" {
 		o.fail(name, "must be an address like https://api.example.com")
 		return nil
 	}
 	if u.Scheme == "http" && !plain && !hostname.IsLoopback(u.Hostname()) {
-		o.fail(name, "must start with https://, since a secret is sent there")
+		o.fail(name, "must start with https://, %s", why)
 	}
 	return u
 }
 
 func (o object) url(name string, required bool) string {
-	if o.address(name, required, false) == nil {
+	if o.address(name, required, false, secretSent) == nil {
 		return ""
 	}
 	return o.text(name, false)

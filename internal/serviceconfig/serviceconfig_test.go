@@ -146,7 +146,7 @@ func TestRefuses(t *testing.T) {
 		"twice":                   {with(`"enabled": true,`, `"enabled": true, "enabled": true,`), "duplicate field mcpServers.datadog.proxy.enabled"},
 		"deep":                    {strings.Repeat(`[`, 1000), "too deeply"},
 		"a list":                  {`[]`, "must be an object"},
-		"nothing":                 {`{}`, "neither mcpServers nor auth is set"},
+		"nothing":                 {`{}`, "none of mcpServers, auth, network and packages is set"},
 		"servers of another type": {`{"mcpServers": []}`, "mcpServers: must be an object"},
 		"unknown at the top":      {with(`"mcpServers"`, `"mcpservers": {}, "mcpServers"`), "mcpservers: is unknown; did you mean mcpServers?"},
 		"unknown in a server":     {with(`"transportType"`, `"transport"`), "mcpServers.datadog.transport: is unknown"},

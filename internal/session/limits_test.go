@@ -241,7 +241,7 @@ func TestCloseEndsRuns(t *testing.T) {
 func TestDial(t *testing.T) {
 	var b sessiontest.Backend
 	m := newManager(t, &b, func(c *session.Config) {
-		c.Dial = func(_ context.Context, id string, s net.Conn) { _, _ = io.WriteString(s, id) }
+		c.Dial = func(_ context.Context, id, _ string, s net.Conn) { _, _ = io.WriteString(s, id) }
 	})
 	run(t, m, "x", "")
 	sb := b.Live()[0]
@@ -269,7 +269,7 @@ func TestReadySandbox(t *testing.T) {
 	var b sessiontest.Backend
 	m := newManager(t, &b, func(c *session.Config) {
 		c.Backend = readyBackend{&b}
-		c.Dial = func(_ context.Context, id string, s net.Conn) { _, _ = io.WriteString(s, id) }
+		c.Dial = func(_ context.Context, id, _ string, s net.Conn) { _, _ = io.WriteString(s, id) }
 	})
 	s := open(t, m, session.Local, "x")
 	defer s.Release()

@@ -46,8 +46,9 @@ type Config struct {
 	MakeWorkspace func(path string) bool
 
 	// Dial serves a connection that a process inside a sandbox opened to the server, and returns
-	// when it is done. If Dial is nil, every such connection is closed at once.
-	Dial func(ctx context.Context, sandboxID string, conn net.Conn)
+	// when it is done. host is empty, or the name and port that the process connected to. If Dial
+	// is nil, every such connection is closed at once.
+	Dial func(ctx context.Context, sandboxID, host string, conn net.Conn)
 
 	Logger *slog.Logger // nil: silent
 }
@@ -71,6 +72,7 @@ type Manager struct {
 	// retireLocked or forgetLocked, release it with unlock.
 	mu        sync.Mutex
 	closed    bool
+	draining  bool                // see Drain
 	sessions  map[string]*Session // by key; those in use or with a sandbox
 	forgotten []*Session          // closed by unlock
 	sandboxes map[*sessionSandbox]struct{}
@@ -111,6 +113,13 @@ func New(cfg Config) *Manager {
 	m.wg.Go(m.storageLoop)
 	m.wg.Go(m.idleLoop)
 	return m
+}
+
+// Drain refuses runs in sessions that have no sandbox with ErrClosed. Others go on.
+func (m *Manager) Drain() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.draining = true
 }
 
 // Close ends every sandbox and with it every run. It returns when all have ended or ctx is done.

@@ -36,6 +36,14 @@ type RunRequest struct {
 	// Grant is called before the code is sent, with the id of its sandbox, and returns variables
 	// for this run only, even in an interpreter. Its error is returned by Run.
 	Grant func(ctx context.Context, sandboxID string) (map[string]string, error)
+	// Prepare is called when it is the run's turn, before anything else. It may change the request.
+	// A result ends the run: its code is not sent.
+	Prepare func(ctx context.Context, req *RunRequest) (*RunResult, error)
+	// Cold, if not nil, are variables with which the interpreter must start: no zygote forks it. A
+	// live interpreter keeps them.
+	Cold map[string]string
+	// Hosts are rules for the names that code can connect to during the run; see wire.Run.
+	Hosts []string
 	// Started is called once the code has been sent to its sandbox.
 	Started func()
 	// Display gets, in parts, what the code shows in addition to its output, such as a plot. See
@@ -130,6 +138,15 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 			return notStarted(ctx, err)
 		}
 		defer done()
+	}
+	if req.Prepare != nil {
+		ended, err := req.Prepare(ctx, &req)
+		if err != nil {
+			return notStarted(ctx, err)
+		}
+		if ended != nil {
+			return *ended, nil
+		}
 	}
 	res, err := s.run(ctx, r, req)
 	if err != nil {

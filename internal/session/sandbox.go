@@ -139,7 +139,7 @@ func (m *Manager) acquire(ctx context.Context, s *Session, r runner.Runner, netw
 func (m *Manager) takeLocked(req sandboxRequest) (*sessionSandbox, error) {
 	s := req.s
 	switch limit := m.cfg.MaxRunsPerSession; {
-	case m.closed:
+	case m.closed, m.draining && len(s.sandboxes) == 0:
 		return nil, ErrClosed
 	case s.ended != nil || s.stops != req.stops:
 		return nil, errEnded
@@ -471,9 +471,9 @@ func (m *Manager) dialer(sandboxID string) func(*wire.Stream, wire.Frame) {
 	if m.cfg.Dial == nil {
 		return nil
 	}
-	return func(s *wire.Stream, _ wire.Frame) {
+	return func(s *wire.Stream, f wire.Frame) {
 		defer s.Close()
-		m.cfg.Dial(m.ctx, sandboxID, s)
+		m.cfg.Dial(m.ctx, sandboxID, f.Host, s)
 	}
 }
 

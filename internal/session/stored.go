@@ -244,6 +244,13 @@ func (s *Session) Prune(ctx context.Context, dir string, limit int64, age time.D
 	return err
 }
 
+// RemoveStale is Workspace.RemoveStale, and measures the session afterwards.
+func (s *Session) RemoveStale(ctx context.Context, dir string, stale func(name string) bool) {
+	if err := s.ws.RemoveStale(ctx, dir, stale); err == nil {
+		s.walk(ctx)
+	}
+}
+
 // Remove is Workspace.Remove, and measures the session afterwards.
 func (s *Session) Remove(ctx context.Context, name string) error {
 	if err := s.ws.Remove(name); err != nil {

@@ -280,6 +280,10 @@ func streamOf(t wire.Type) Stream {
 	return Stderr
 }
 
+// lasting are granted variables that a live interpreter gets when it starts, not for each cell: its
+// code may change them for later cells, as virtual environments do.
+var lasting = []string{"PATH", "NODE_PATH"}
+
 // frame returns the message that sends the run to its agent.
 func (sb *sessionSandbox) frame(
 	r runner.Runner, req RunRequest, granted map[string]string, limits wire.RunLimits,
@@ -290,11 +294,24 @@ func (sb *sessionSandbox) frame(
 	}
 	maps.Copy(env, req.Env)
 	maps.Copy(env, granted)
-	frame := &wire.Run{Code: []byte(req.Code), File: r.File, Limits: limits, Ahead: sb.s.m.hasIdleProcessor(),
-		Zygote: sb.zygote(r.ZygoteFor(req.Code, req.Persistent))}
+	frame := &wire.Run{Code: []byte(req.Code), File: r.File, Limits: limits, Ahead: sb.s.m.hasIdleProcessor(), Hosts: req.Hosts}
+	if req.Cold == nil {
+		frame.Zygote = sb.zygote(r.ZygoteFor(req.Code, req.Persistent))
+	} else {
+		maps.Copy(env, req.Cold)
+	}
 	if req.Persistent {
+		start := make(map[string]string, len(r.Env)+len(req.Cold)+len(lasting))
+		maps.Copy(start, r.Env)
+		maps.Copy(start, req.Cold)
+		for _, name := range lasting {
+			if value, ok := granted[name]; ok {
+				start[name] = value
+				delete(env, name)
+			}
+		}
 		frame.Argv, frame.Driver, frame.Interpreter, frame.Restart = r.Persistent, r.DriverSource, r.Name, req.Restart
-		frame.Env, frame.CellEnv = r.Env, env
+		frame.Env, frame.CellEnv = start, env
 		return frame
 	}
 	frame.Argv, frame.Env, frame.Displays = r.Argv, env, r.Displays

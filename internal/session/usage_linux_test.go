@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,6 +93,11 @@ func TestQuietRunsAreMeasuredRarely(t *testing.T) {
 					return wire.Exit{}
 				}}
 				m := newManager(t, b, func(c *session.Config) { c.Quota = tt.quota })
+				s := open(t, m, session.Local, "a")
+				_, err := s.Write("file", strings.NewReader("more than one byte"), workspace.WriteOptions{})
+				if s.Release(); err != nil {
+					t.Fatal(err)
+				}
 				run(t, m, "a", "x")
 			})
 		})

@@ -74,7 +74,7 @@ func (s *Store) Rekey(ctx context.Context, old string, c KeyCheck, rewrap func(C
 		if err != nil {
 			return err
 		}
-		all, err := queryAll(ctx, t, (*Connection).columns, `SELECT `+connectionColumns+` FROM connections`)
+		all, err := queryAll(ctx, t, (*Connection).columns, `SELECT `+connectionColumns+` FROM connections`+t.forUpdate(`connections`))
 		if err != nil {
 			return err
 		}

@@ -76,13 +76,14 @@ func (s *Store) RedeemCode(
 ) (g Grant, err error) {
 	var refused error
 	err = s.transact(ctx, func(t tx) error {
+		refused = nil
 		type row struct {
 			Code
 			used bool
 		}
 		c, err := queryOne(ctx, t, func(r *row) []any {
 			return []any{&r.ID, &r.Grant, jsonText{&r.Code}, (*nanos)(&r.Expires), (*isSet)(&r.used)}
-		}, `SELECT id, grant_id, data, expires, used FROM oauth_codes WHERE id = ?`, id)
+		}, `SELECT id, grant_id, data, expires, used FROM oauth_codes WHERE id = ?`+t.forUpdate(`oauth_codes`), id)
 		if err != nil {
 			return err
 		}
@@ -121,6 +122,7 @@ func (s *Store) RotateRefreshToken(
 ) (g Grant, err error) {
 	var refused error
 	err = s.transact(ctx, func(t tx) error {
+		refused = nil
 		type row struct {
 			grant   string
 			expires time.Time
@@ -128,11 +130,11 @@ func (s *Store) RotateRefreshToken(
 		}
 		token, err := queryOne(ctx, t, func(r *row) []any {
 			return []any{&r.grant, (*nanos)(&r.expires), (*isSet)(&r.used)}
-		}, `SELECT grant_id, expires, used FROM oauth_refresh_tokens WHERE id = ?`, id)
+		}, `SELECT grant_id, expires, used FROM oauth_refresh_tokens WHERE id = ?`+t.forUpdate(`oauth_refresh_tokens`), id)
 		if err != nil {
 			return err
 		}
-		if g, err = queryOne(ctx, t, (*Grant).columns, selectGrant, token.grant, nanos(now)); err != nil {
+		if g, err = queryOne(ctx, t, (*Grant).columns, selectGrant+t.forUpdate(`g`), token.grant, nanos(now)); err != nil {
 			return err
 		}
 		switch {
@@ -191,7 +193,7 @@ func (s *Store) ListGrants(ctx context.Context, caller string, now time.Time) ([
 // RevokeGrant revokes a user's grant and the consent to it. Another user's grant is [ErrNotFound].
 func (s *Store) RevokeGrant(ctx context.Context, caller, id string, now time.Time) error {
 	return s.transact(ctx, func(t tx) error {
-		g, err := queryOne(ctx, t, (*Grant).columns, selectGrant, id, nanos(now))
+		g, err := queryOne(ctx, t, (*Grant).columns, selectGrant+t.forUpdate(`g`), id, nanos(now))
 		if err != nil {
 			return err
 		}

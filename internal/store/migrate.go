@@ -5,9 +5,8 @@ import (
 	"fmt"
 )
 
-// migrations bring a database from one version to the next. SQLite's user_version counts those that
-// were applied. Append to the list; never change what was released. Times and durations are in
-// nanoseconds.
+// migrations bring a database from one version to the next. They only go forward: append to the
+// list, and never change what was released. Times and durations are in nanoseconds.
 var migrations = [...]string{
 	`CREATE TABLE tickets (
 		id        TEXT PRIMARY KEY,
@@ -44,22 +43,39 @@ var migrations = [...]string{
 	oauthTables,
 }
 
+// tables are all tables of the last version.
+var tables = []string{
+	"tickets", "runs", "results", "execution_tokens", "connections", "key_check", "users", "oauth_clients",
+	"oauth_requests", "browser_sessions", "oauth_consents", "oauth_codes", "oauth_grants", "oauth_refresh_tokens",
+}
+
 // migrate applies the missing migrations in one transaction, which excludes other processes.
 func (s *Store) migrate(ctx context.Context) error {
 	return s.transact(ctx, func(t tx) error {
-		version, err := queryOne(ctx, t, value[int], `PRAGMA user_version`)
+		version, err := t.checkVersion(ctx)
 		if err != nil {
 			return err
 		}
-		if version > len(migrations) {
-			return fmt.Errorf("it was written by a newer release (version %d; this one supports %d): "+
-				"use that release, or another data directory", version, len(migrations))
-		}
 		for ; version < len(migrations); version++ {
-			if err := t.exec(ctx, fmt.Sprintf("%s\nPRAGMA user_version = %d", migrations[version], version+1)); err != nil {
+			if err := t.exec(ctx, t.types(migrations[version])); err != nil {
 				return fmt.Errorf("migration %d: %w", version+1, err)
+			}
+			if err := t.setVersion(ctx, t, version+1); err != nil {
+				return err
 			}
 		}
 		return nil
 	})
+}
+
+// checkVersion returns the version of the tables. It refuses those of a newer release.
+func (t tx) checkVersion(ctx context.Context) (int, error) {
+	version, err := t.version(ctx, t)
+	if err == nil && version > len(migrations) {
+		err = &Error{
+			fmt.Errorf("it was written by a newer release (version %d; this one supports %d)", version, len(migrations)),
+			"use that release, or " + t.elsewhere(),
+		}
+	}
+	return version, err
 }

@@ -113,6 +113,9 @@ type Client struct {
 // limit the oldest. It returns [ErrFull] if the limit is reached with clients that are in use.
 func (s *Store) AddClient(ctx context.Context, c Client, limit int, unusedSince time.Time) error {
 	return s.transact(ctx, func(t tx) error {
+		if err := t.lockTable(ctx, t, `oauth_clients`); err != nil { // nobody else counts
+			return err
+		}
 		if err := t.exec(ctx, `DELETE FROM oauth_clients WHERE used = 0 AND created < ?`, nanos(unusedSince)); err != nil {
 			return err
 		}
@@ -162,6 +165,9 @@ type Request struct {
 // AddRequest stores a request. It deletes expired ones, and at the limit those that expire first.
 func (s *Store) AddRequest(ctx context.Context, r Request, now time.Time, limit int) error {
 	return s.transact(ctx, func(t tx) error {
+		if err := t.lockTable(ctx, t, `oauth_requests`); err != nil { // nobody else counts
+			return err
+		}
 		if err := t.exec(ctx, `DELETE FROM oauth_requests WHERE expires <= ?`, nanos(now)); err != nil {
 			return err
 		}

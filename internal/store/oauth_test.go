@@ -3,12 +3,12 @@ package store
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
+
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
+
+	"mcp-code-sandbox/internal/store/storetest"
 )
 
 // granted stores a user and a code, and redeems it for a grant.
@@ -39,8 +39,10 @@ func alive(t *testing.T, s *Store, id string) bool {
 	return err == nil
 }
 
-func TestReusedCodeEndsItsGrant(t *testing.T) {
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+func TestReusedCodeEndsItsGrant(t *testing.T) { storetest.Each(t, testReusedCodeEndsItsGrant) }
+
+func testReusedCodeEndsItsGrant(t *testing.T, where string) {
+	s := open(t, where)
 	g := granted(t, s, "a")
 	other := granted(t, s, "b")
 	if _, err := s.RedeemCode(t.Context(), "code-a", now, now.Add(time.Hour), RefreshToken{ID: "x"}, allow); err != ErrReused {
@@ -54,9 +56,11 @@ func TestReusedCodeEndsItsGrant(t *testing.T) {
 	}
 }
 
-func TestCodeIsUsedUpByARefusal(t *testing.T) {
+func TestCodeIsUsedUpByARefusal(t *testing.T) { storetest.Each(t, testCodeIsUsedUpByARefusal) }
+
+func testCodeIsUsedUpByARefusal(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	wrong := errors.New("wrong verifier")
 	for id, c := range map[string]struct {
 		now   time.Time
@@ -83,39 +87,31 @@ func TestCodeIsUsedUpByARefusal(t *testing.T) {
 
 // TestCodeIsRedeemedOnce: of many concurrent attempts one gets a grant, which the others then
 // revoke.
-func TestCodeIsRedeemedOnce(t *testing.T) {
+func TestCodeIsRedeemedOnce(t *testing.T) { storetest.Each(t, testCodeIsRedeemedOnce) }
+
+func testCodeIsRedeemedOnce(t *testing.T, where string) {
 	ctx := t.Context()
-	path := filepath.Join(t.TempDir(), "state.db")
-	stores := []*Store{open(t, path), open(t, path)}
-	if err := stores[0].AddCode(ctx, Code{ID: "c", Grant: "g", Caller: "user:ann", Expires: now.Add(time.Minute)}, now); err != nil {
+	s := open(t, where)
+	if err := s.AddCode(ctx, Code{ID: "c", Grant: "g", Caller: "user:ann", Expires: now.Add(time.Minute)}, now); err != nil {
 		t.Fatal(err)
 	}
-	var wins atomic.Int32
-	var wg sync.WaitGroup
-	for i := range 20 {
-		wg.Go(func() {
-			_, err := stores[i%2].RedeemCode(ctx, "c", now, now.Add(time.Hour), RefreshToken{ID: fmt.Sprint("rt", i)}, allow)
-			switch err {
-			case nil:
-				wins.Add(1)
-			case ErrReused:
-			default:
-				t.Error(err)
-			}
-		})
+	n := atOnce(t, where, ErrReused, func(s *Store, i int) error {
+		_, err := s.RedeemCode(ctx, "c", now, now.Add(time.Hour), RefreshToken{ID: fmt.Sprint("rt", i)}, allow)
+		return err
+	})
+	if n != 1 {
+		t.Errorf("%d redeemed the code", n)
 	}
-	wg.Wait()
-	if wins.Load() != 1 {
-		t.Errorf("%d redeemed the code", wins.Load())
-	}
-	if alive(t, stores[0], "g") {
+	if alive(t, s, "g") {
 		t.Error("the grant of a code that twenty had is alive")
 	}
 }
 
-func TestRefreshTokenRotates(t *testing.T) {
+func TestRefreshTokenRotates(t *testing.T) { storetest.Each(t, testRefreshTokenRotates) }
+
+func testRefreshTokenRotates(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	rotate := func(from, client, to string) error {
 		_, err := s.RotateRefreshToken(ctx, from, client, RefreshToken{ID: to, Expires: now.Add(time.Hour)}, now)
 		return err
@@ -146,9 +142,11 @@ func TestRefreshTokenRotates(t *testing.T) {
 	}
 }
 
-func TestGrantsAreTheirUsersAlone(t *testing.T) {
+func TestGrantsAreTheirUsersAlone(t *testing.T) { storetest.Each(t, testGrantsAreTheirUsersAlone) }
+
+func testGrantsAreTheirUsersAlone(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	a, b := granted(t, s, "a"), granted(t, s, "b")
 	if list, err := s.ListGrants(ctx, "user:ann", now); err != nil || len(list) != 2 {
 		t.Errorf("list: %v, %v", list, err)
@@ -178,8 +176,12 @@ func TestGrantsAreTheirUsersAlone(t *testing.T) {
 }
 
 func TestRequestIsOfOneBrowserAndOneUse(t *testing.T) {
+	storetest.Each(t, testRequestIsOfOneBrowserAndOneUse)
+}
+
+func testRequestIsOfOneBrowserAndOneUse(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	add := func(id string, expires time.Time) {
 		t.Helper()
 		if err := s.AddRequest(ctx, Request{ID: id, Kind: "login", Browser: "b1", Data: []byte(id), Expires: expires}, now, 3); err != nil {
@@ -218,9 +220,11 @@ func TestRequestIsOfOneBrowserAndOneUse(t *testing.T) {
 	}
 }
 
-func TestClientsAreBounded(t *testing.T) {
+func TestClientsAreBounded(t *testing.T) { storetest.Each(t, testClientsAreBounded) }
+
+func testClientsAreBounded(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	add := func(i int) error {
 		return s.AddClient(ctx, Client{ID: fmt.Sprint("c", i), Name: "n", Redirects: []string{"https://c/cb"}, Created: now.Add(time.Duration(i))}, 3, now.Add(-time.Hour))
 	}
@@ -251,9 +255,11 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 }
 
-func TestPurgeOAuth(t *testing.T) {
+func TestPurgeOAuth(t *testing.T) { storetest.Each(t, testPurgeOAuth) }
+
+func testPurgeOAuth(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	g := granted(t, s, "a")
 	if err := s.AddBrowserSession(ctx, BrowserSession{ID: "b", Caller: "user:ann", Expires: now.Add(time.Minute)}); err != nil {
 		t.Fatal(err)
@@ -270,7 +276,7 @@ func TestPurgeOAuth(t *testing.T) {
 	}
 	for _, table := range []string{"browser_sessions", "oauth_codes", "oauth_grants", "oauth_refresh_tokens", "oauth_clients"} {
 		var n int
-		if err := s.db.QueryRow(`SELECT count(*) FROM ` + table).Scan(&n); err != nil || n != 0 {
+		if err := s.pool.QueryRow(`SELECT count(*) FROM ` + table).Scan(&n); err != nil || n != 0 {
 			t.Errorf("%d rows are left in %s, %v", n, table, err)
 		}
 	}

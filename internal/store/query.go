@@ -7,19 +7,23 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 )
 
 // ErrNotFound says that the row does not exist, or may no longer be used.
 var ErrNotFound = errors.New("not found")
 
-// querier is what *sql.DB, *sql.Tx and hot have in common.
+// querier is what conn, tx and hot have in common.
 type querier interface {
+	bounded(ctx context.Context) (context.Context, context.CancelFunc)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
 // queryOne returns the only row of a query, or [ErrNotFound]. columns returns where to scan it to.
 func queryOne[T any](ctx context.Context, q querier, columns func(*T) []any, query string, args ...any) (v T, err error) {
+	ctx, cancel := q.bounded(ctx)
+	defer cancel()
 	err = q.QueryRowContext(ctx, query, args...).Scan(columns(&v)...)
 	if errors.Is(err, sql.ErrNoRows) {
 		err = ErrNotFound
@@ -31,13 +35,16 @@ func queryOne[T any](ctx context.Context, q querier, columns func(*T) []any, que
 	return v, nil
 }
 
-// rowsQuerier is what *sql.DB and *sql.Tx have in common.
+// rowsQuerier is what conn and tx have in common.
 type rowsQuerier interface {
+	bounded(ctx context.Context) (context.Context, context.CancelFunc)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
 // queryAll returns all rows of a query.
 func queryAll[T any](ctx context.Context, q rowsQuerier, columns func(*T) []any, query string, args ...any) (all []T, err error) {
+	ctx, cancel := q.bounded(ctx)
+	defer cancel()
 	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err
@@ -56,10 +63,9 @@ func queryAll[T any](ctx context.Context, q rowsQuerier, columns func(*T) []any,
 // value is the columns function of a single value.
 func value[T any](v *T) []any { return []any{v} }
 
-// exec executes a statement.
+// exec executes a statement in a transaction of its own.
 func (s *Store) exec(ctx context.Context, query string, args ...any) error {
-	_, err := s.db.ExecContext(ctx, query, args...)
-	return err
+	return s.repeat(func() error { return s.db.exec(ctx, query, args...) })
 }
 
 // execOne executes a statement. It returns [ErrNotFound] if that changed no row.
@@ -75,34 +81,67 @@ func (s *Store) execOne(ctx context.Context, query string, args ...any) error {
 }
 
 // tx is a transaction.
-type tx struct{ *sql.Tx }
-
-func (t tx) exec(ctx context.Context, query string, args ...any) error {
-	_, err := t.ExecContext(ctx, query, args...)
-	return err
+type tx struct {
+	conn
+	raw *sql.Tx
 }
 
-// transact commits what do has done, unless it returns an error.
+// transact commits what do has done, unless it returns an error. Postgres ends one of two
+// transactions that wait for each other; transact repeats it, so it may call do again.
 func (s *Store) transact(ctx context.Context, do func(tx) error) error {
-	t, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer t.Rollback()
-	if err := do(tx{t}); err != nil {
-		return err
-	}
-	return t.Commit()
+	return s.repeat(func() error {
+		ctx, cancel := s.db.bounded(ctx)
+		defer cancel()
+		t, err := s.pool.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer t.Rollback()
+		if err := do(tx{conn{t, s.db.dialect, s.db.timeout}, t}); err != nil {
+			return err
+		}
+		return t.Commit()
+	})
 }
 
-// hotQueries are executed for every run or call. Open prepares them.
+// repeat repeats a transaction that failed because of another one, after a short random time: both
+// may have failed, and would meet again.
+func (s *Store) repeat(transaction func() error) error {
+	const attempts = 5
+	for n := 1; ; n++ {
+		if err := transaction(); n == attempts || err == nil || !s.db.lost(err) {
+			return err
+		}
+		time.Sleep(rand.N(time.Duration(n) * 20 * time.Millisecond))
+	}
+}
+
+// hotQueries are executed for every run or call. Open prepares them on SQLite; the Postgres driver
+// prepares every statement by itself.
 var hotQueries = []string{insertRun, endResult, trimResults, selectGrant, useToken}
 
 // hot is a querier for hotQueries.
 type hot struct{ *Store }
 
+func (h hot) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return h.db.bounded(ctx)
+}
+
 func (h hot) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	return h.Store.hot[query].QueryRowContext(ctx, args...)
+	if stmt := h.Store.hot[query]; stmt != nil {
+		return stmt.QueryRowContext(ctx, args...)
+	}
+	return h.db.QueryRowContext(ctx, query, args...)
+}
+
+// execHot executes one of hotQueries.
+func (t tx) execHot(ctx context.Context, s *Store, query string, args ...any) error {
+	stmt := s.hot[query]
+	if stmt == nil {
+		return t.exec(ctx, query, args...)
+	}
+	_, err := t.raw.StmtContext(ctx, stmt).ExecContext(ctx, args...)
+	return err
 }
 
 // nanos stores a time in a column of nanoseconds since 1970. The zero time is 0.

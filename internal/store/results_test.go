@@ -2,14 +2,18 @@ package store
 
 import (
 	"fmt"
-	"path/filepath"
+
 	"testing"
 	"time"
+
+	"mcp-code-sandbox/internal/store/storetest"
 )
 
-func TestResults(t *testing.T) {
+func TestResults(t *testing.T) { storetest.Each(t, testResults) }
+
+func testResults(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	begun := Result{ID: "r1", Caller: "ann", Session: "s", Instance: "i1", Started: now, Data: []byte("what it is")}
 	ended := begun
 	ended.Ended, ended.Data = now.Add(time.Second), []byte("\x00 result")

@@ -36,7 +36,7 @@ const (
 		WHERE results.caller = excluded.caller AND results.instance = excluded.instance`
 
 	trimResults = `DELETE FROM results WHERE id IN
-		(SELECT id FROM results WHERE caller = ? AND ended > 0 ORDER BY ended DESC LIMIT -1 OFFSET ?)`
+		(SELECT id FROM results WHERE caller = ? AND ended > 0 ORDER BY ended DESC LIMIT 1000000000 OFFSET ?)`
 )
 
 // EndResult stores how a run ended, and deletes the caller's oldest results beyond keep. It does
@@ -49,10 +49,7 @@ func (s *Store) EndResult(ctx context.Context, r Result, keep int) error {
 // callers in trim only.
 func (s *Store) Record(ctx context.Context, runs []Run, results []Result, keep int, trim []string) error {
 	return s.transact(ctx, func(t tx) error {
-		exec := func(query string, args ...any) error {
-			_, err := t.StmtContext(ctx, s.hot[query]).ExecContext(ctx, args...)
-			return err
-		}
+		exec := func(query string, args ...any) error { return t.execHot(ctx, s, query, args...) }
 		for _, r := range runs {
 			if err := exec(insertRun, r.ID, r.Caller, r.Session, r.Runner, nanos(r.Started), r.Duration,
 				r.ExitCode, r.Cause); err != nil {

@@ -1,9 +1,9 @@
-// Package store keeps what must outlive a process and what several processes on one root share:
-// upload tickets, runs and their results, execution tokens, connections and logins, in one SQLite
-// file.
+// Package store keeps what must outlive a process and what several processes share: upload tickets,
+// runs and their results, execution tokens, connections and logins, in one SQLite file or in a
+// Postgres database.
 //
 // It never sees code or environments, and credentials only sealed. It knows rows, not what they are
-// for.
+// for. Statements are written once, for SQLite; a dialect has what Postgres needs differently.
 package store
 
 import (
@@ -11,131 +11,106 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net/url"
-	"os"
-	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
-
-	"modernc.org/sqlite"
-	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// busyTimeout is how long a process waits for another one's write. Writes take about a millisecond.
-const busyTimeout = 5 * time.Second
-
 // Store is an open database. It is safe for concurrent use, and any number of processes may have
-// the same file open.
+// the same database open.
 type Store struct {
-	db  *sql.DB
-	hot map[string]*sql.Stmt // prepared statements of hotQueries
+	pool *sql.DB
+	db   conn                 // the pool, in its dialect
+	hot  map[string]*sql.Stmt // prepared statements of hotQueries, on SQLite
+
+	process func() time.Time        // the process's clock
+	reading atomic.Pointer[reading] // of the database's clock; nil: it is the process's
+	stop    func()                  // ends the goroutine that reads that clock
 }
 
-// Open opens the database at path and brings its tables up to date. It makes a missing file, which
-// only its owner can read.
-func Open(ctx context.Context, path string) (*Store, error) {
-	path, err := filepath.Abs(path)
+// Open opens a database and brings its tables up to date. where is the URL of a Postgres database
+// (see [IsURL]), or the path of an SQLite file. Open makes a missing file, which only its owner can
+// read.
+func Open(ctx context.Context, where string) (*Store, error) {
+	return OpenWithClock(ctx, where, time.Now)
+}
+
+// OpenWithClock is Open in a process that has another clock than time.Now.
+func OpenWithClock(ctx context.Context, where string, process func() time.Time) (*Store, error) {
+	s, err := connect(where)
 	if err != nil {
 		return nil, err
 	}
-	if err := makePrivate(path); err != nil {
-		return nil, fmt.Errorf("opening the database: %w", err)
-	}
-	db, err := sql.Open("sqlite", dsn(path))
-	if err != nil {
-		return nil, err
-	}
-	// SQLite has one writer at a time. With one connection, writers of this process queue here, in
-	// order, and only processes compete for the file's lock.
-	db.SetMaxOpenConns(1)
-	s := &Store{db: db, hot: map[string]*sql.Stmt{}}
-	if err := s.prepare(ctx); err != nil {
-		db.Close()
-		return nil, fmt.Errorf("preparing the database %s: %w", path, err)
+	s.process = process
+	ctx, cancel := context.WithTimeout(ctx, s.db.patience())
+	defer cancel()
+	if err := s.db.prepare(ctx, s); err != nil {
+		s.Close()
+		return nil, s.explain("preparing", err)
 	}
 	return s, nil
 }
 
+// connect returns a Store whose tables may not exist yet.
+func connect(where string) (*Store, error) {
+	switch {
+	case IsURL(where):
+		return connectPostgres(where)
+	case otherURL.MatchString(where):
+		return nil, errURL
+	}
+	return connectSQLite(where)
+}
+
+// newStore returns the Store of a pool.
+func newStore(pool *sql.DB, d dialect) *Store {
+	return &Store{pool: pool, db: conn{raw: pool, dialect: d}, hot: map[string]*sql.Stmt{}, process: time.Now, stop: func() {}}
+}
+
 // Close closes the database.
-func (s *Store) Close() error { return s.db.Close() }
-
-// makePrivate makes the file, if needed, accessible to its owner only. SQLite gives its -wal and
-// -shm files the same mode. makePrivate never opens an existing file: closing it would end the
-// locks that another Store of this process holds on it.
-func makePrivate(path string) error {
-	err := os.Chmod(path, 0o600)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return nil
+func (s *Store) Close() error {
+	s.stop()
+	return s.pool.Close()
 }
 
-func dsn(path string) string {
-	path = filepath.ToSlash(path)
-	if !strings.HasPrefix(path, "/") {
-		path = "/" + path // C:/…
+// String returns the path or the URL of the database, without a password.
+func (s *Store) String() string { return s.db.String() }
+
+// ErrInUse says that another process has the database open.
+var ErrInUse = errors.New("it is in use")
+
+// explain adds to an error what was done with which database, and the fix.
+func (s *Store) explain(doing string, err error) error {
+	if known, ok := errors.AsType[*Error](err); ok {
+		return &Error{fmt.Errorf("%s the database %s: %w", doing, s, known.Err), known.Fix}
 	}
-	u := url.URL{Scheme: "file", Path: path, RawQuery: url.Values{
-		// immediate: a transaction takes the write lock when it begins, where it can wait for it.
-		"_txlock":       {"immediate"},
-		"_busy_timeout": {fmt.Sprint(busyTimeout.Milliseconds())},
-		"_synchronous":  {"NORMAL"},
-	}.Encode()}
-	return u.String()
+	return &Error{fmt.Errorf("%s the database %s: %w", doing, s, err), s.db.fix(err)}
 }
 
-// prepare switches to WAL and migrates. If several processes do that to a new file at once, SQLite
-// refuses some of them without waiting, or fails since another one has deleted the journal. Those
-// try again.
-func (s *Store) prepare(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, busyTimeout)
-	defer cancel()
-	for {
-		err := s.tryPrepare(ctx)
-		if !isContended(err) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(10 * time.Millisecond):
+// Error is a database that cannot be used. Fix says what to do, if that is known.
+type Error struct {
+	Err error
+	Fix string
+}
+
+func (e *Error) Error() string {
+	if e.Fix == "" {
+		return e.Problem()
+	}
+	return e.Problem() + ": " + e.Fix
+}
+
+// Problem is the error without its fix, in one line. The Postgres driver's errors have a line for
+// each attempt, with and without TLS.
+func (e *Error) Problem() string {
+	var lines []string
+	for line := range strings.Lines(e.Err.Error()) {
+		if line = strings.TrimSpace(line); !slices.Contains(lines, line) {
+			lines = append(lines, line)
 		}
 	}
+	return strings.Join(lines, " ")
 }
 
-func (s *Store) tryPrepare(ctx context.Context) error {
-	mode, err := queryOne(ctx, s.db, value[string], `PRAGMA journal_mode = WAL`)
-	if err != nil {
-		return err
-	}
-	if mode != "wal" {
-		return fmt.Errorf("its file system does not support SQLite's WAL mode (got %q): put it on a local disk", mode)
-	}
-	if err := s.migrate(ctx); err != nil {
-		return err
-	}
-	for _, query := range hotQueries {
-		if s.hot[query], err = s.db.PrepareContext(ctx, query); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func isContended(err error) bool {
-	var e *sqlite.Error
-	return errors.As(err, &e) &&
-		(e.Code()&0xff == sqlite3.SQLITE_BUSY || e.Code() == sqlite3.SQLITE_IOERR_DELETE_NOENT)
-}
+func (e *Error) Unwrap() error { return e.Err }

@@ -10,9 +10,10 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
+
+	"mcp-code-sandbox/internal/store/storetest"
 )
 
 func open(t *testing.T, path string) *Store {
@@ -27,10 +28,11 @@ func open(t *testing.T, path string) *Store {
 
 var now = time.Unix(1_700_000_000, 123456789)
 
-func TestTickets(t *testing.T) {
+func TestTickets(t *testing.T) { storetest.Each(t, testTickets) }
+
+func testTickets(t *testing.T, where string) {
 	ctx := t.Context()
-	// This path means something else unless it is escaped.
-	s := open(t, filepath.Join(t.TempDir(), "a b?mode=ro&c#d%41.db"))
+	s := open(t, where)
 	want := Ticket{ID: "t1", Caller: "local", Session: "c", Name: "a/图.png", Overwrite: true, Expires: now.Add(time.Minute)}
 	if err := s.AddTicket(ctx, want); err != nil {
 		t.Fatal(err)
@@ -72,41 +74,31 @@ func TestTickets(t *testing.T) {
 	}
 }
 
-func TestTicketIsTakenOnce(t *testing.T) {
+func TestTicketIsTakenOnce(t *testing.T) { storetest.Each(t, testTicketIsTakenOnce) }
+
+func testTicketIsTakenOnce(t *testing.T, where string) {
 	ctx := t.Context()
-	path := filepath.Join(t.TempDir(), "state.db")
-	stores := []*Store{open(t, path), open(t, path)} // as two processes would
+	s := open(t, where)
 	for round := range 5 {
 		id := fmt.Sprint("t", round)
-		if err := stores[round%2].AddTicket(ctx, Ticket{ID: id, Expires: now.Add(time.Hour)}); err != nil {
+		if err := s.AddTicket(ctx, Ticket{ID: id, Expires: now.Add(time.Hour)}); err != nil {
 			t.Fatal(err)
 		}
-		var wins atomic.Int32
-		var wg sync.WaitGroup
-		begin := make(chan struct{})
-		for i := range 50 {
-			wg.Go(func() {
-				<-begin
-				switch _, err := stores[i%2].TakeTicket(ctx, id, now); err {
-				case nil:
-					wins.Add(1)
-				case ErrNotFound:
-				default:
-					t.Error(err)
-				}
-			})
-		}
-		close(begin)
-		wg.Wait()
-		if n := wins.Load(); n != 1 {
+		n := atOnce(t, where, ErrNotFound, func(s *Store, _ int) error {
+			_, err := s.TakeTicket(ctx, id, now)
+			return err
+		})
+		if n != 1 {
 			t.Errorf("round %d: %d took the ticket, want 1", round, n)
 		}
 	}
 }
 
-func TestRuns(t *testing.T) {
+func TestRuns(t *testing.T) { storetest.Each(t, testRuns) }
+
+func testRuns(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	want := Run{ID: "r1", Caller: "local", Session: "c", Runner: "python", Started: now, Duration: 1234567 * time.Nanosecond, ExitCode: -1, Cause: "timeout"}
 	if err := s.Record(ctx, []Run{want}, nil, 0, nil); err != nil {
 		t.Fatal(err)
@@ -152,28 +144,31 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// Processes that start at once on a new root all get the same, complete database.
+// Processes that start at once on a new database all get the same, complete one.
 func TestOpenByManyProcesses(t *testing.T) {
-	if path := os.Getenv("STORE_TEST_PATH"); path != "" {
-		s, err := Open(context.Background(), path)
+	if where := os.Getenv("STORE_TEST_DATABASE"); where != "" {
+		s, err := Open(context.Background(), where)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer s.Close()
 		for i := range 20 {
-			if err := s.Record(context.Background(), []Run{Run{ID: fmt.Sprint(os.Getpid(), "-", i), Started: now}}, nil, 0, nil); err != nil {
+			if err := s.Record(context.Background(), []Run{{ID: fmt.Sprint(os.Getpid(), "-", i), Started: now}}, nil, 0, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
 		return
 	}
-	path := filepath.Join(t.TempDir(), "state.db")
+	storetest.Each(t, testOpenByManyProcesses)
+}
+
+func testOpenByManyProcesses(t *testing.T, where string) {
 	const processes = 6
 	var wg sync.WaitGroup
 	for range processes {
 		wg.Go(func() {
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestOpenByManyProcesses$")
-			cmd.Env = append(os.Environ(), "STORE_TEST_PATH="+path)
+			cmd.Env = append(os.Environ(), "STORE_TEST_DATABASE="+where)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
@@ -181,7 +176,7 @@ func TestOpenByManyProcesses(t *testing.T) {
 	}
 	for range 4 { // and handles of one process
 		wg.Go(func() {
-			s, err := Open(t.Context(), path)
+			s, err := Open(t.Context(), where)
 			if err != nil {
 				t.Error(err)
 				return
@@ -191,7 +186,7 @@ func TestOpenByManyProcesses(t *testing.T) {
 	}
 	wg.Wait()
 	var n int
-	if err := open(t, path).db.QueryRow(`SELECT count(*) FROM runs`).Scan(&n); n != processes*20 || err != nil {
+	if err := open(t, where).pool.QueryRow(`SELECT count(*) FROM runs`).Scan(&n); n != processes*20 || err != nil {
 		t.Errorf("%d runs were recorded, %v; want %d", n, err, processes*20)
 	}
 }
@@ -220,19 +215,25 @@ func TestFilesAreForTheOwnerAlone(t *testing.T) {
 	}
 }
 
+// A path may have characters that mean something else in a URL.
+func TestOpenAnyPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a b?mode=ro&c#d%41.db")
+	s := open(t, path)
+	if err := s.AddTicket(t.Context(), Ticket{ID: "t"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); err != nil || s.String() != path {
+		t.Errorf("%s: %v", s, err)
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	ctx := t.Context()
-	newer := filepath.Join(t.TempDir(), "newer.db")
-	s := open(t, newer)
-	if _, err := s.db.Exec(`PRAGMA user_version = 999`); err != nil {
-		t.Fatal(err)
-	}
 	garbage := filepath.Join(t.TempDir(), "garbage.db")
 	if err := os.WriteFile(garbage, []byte(strings.Repeat("not a database\n", 1000)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		newer:   "newer release",
 		garbage: "not a database",
 		filepath.Join(t.TempDir(), "missing", "x.db"): "opening the database",
 	} {

@@ -136,10 +136,14 @@ func (s *Store) RevokeInstanceTokens(ctx context.Context, instance string, now t
 	return s.revoke(ctx, now, `instance = ? AND sandbox <> ''`, instance)
 }
 
-func (s *Store) revoke(ctx context.Context, now time.Time, where string, args ...any) ([]string, error) {
-	return queryAll(ctx, s.db, value[string],
-		`UPDATE execution_tokens SET revoked = ? WHERE revoked = 0 AND expires > ? AND `+where+` RETURNING jti`,
-		append([]any{nanos(now), nanos(now)}, args...)...)
+func (s *Store) revoke(ctx context.Context, now time.Time, where string, args ...any) (revoked []string, err error) {
+	err = s.repeat(func() error {
+		revoked, err = queryAll(ctx, s.db, value[string],
+			`UPDATE execution_tokens SET revoked = ? WHERE revoked = 0 AND expires > ? AND `+where+` RETURNING jti`,
+			append([]any{nanos(now), nanos(now)}, args...)...)
+		return err
+	})
+	return revoked, err
 }
 
 // ExecutionTokenInstances returns the processes that have issued tokens for runs which are neither

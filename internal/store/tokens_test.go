@@ -1,13 +1,14 @@
 package store
 
 import (
-	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"mcp-code-sandbox/internal/store/storetest"
 )
 
 func executionToken(jti string, change func(*ExecutionToken)) ExecutionToken {
@@ -21,9 +22,12 @@ func executionToken(jti string, change func(*ExecutionToken)) ExecutionToken {
 
 // Two stores, as of two processes: 200 uses at once, five of them allowed.
 func TestExecutionTokenUsesAreCountedAtomically(t *testing.T) {
+	storetest.Each(t, testExecutionTokenUsesAreCountedAtomically)
+}
+
+func testExecutionTokenUsesAreCountedAtomically(t *testing.T, where string) {
 	ctx := t.Context()
-	path := filepath.Join(t.TempDir(), "state.db")
-	stores := []*Store{open(t, path), open(t, path)}
+	stores := []*Store{open(t, where), open(t, where)}
 	if err := stores[0].AddExecutionTokens(ctx, executionToken("j", nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -47,9 +51,11 @@ func TestExecutionTokenUsesAreCountedAtomically(t *testing.T) {
 	}
 }
 
-func TestExecutionTokens(t *testing.T) {
+func TestExecutionTokens(t *testing.T) { storetest.Each(t, testExecutionTokens) }
+
+func testExecutionTokens(t *testing.T, where string) {
 	ctx := t.Context()
-	s := open(t, filepath.Join(t.TempDir(), "state.db"))
+	s := open(t, where)
 	all := []ExecutionToken{
 		executionToken("net", nil),
 		executionToken("linear", func(t *ExecutionToken) { t.Service = "linear"; t.Paths, t.Methods = []string{}, nil }),

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -190,11 +191,14 @@ func (a *arguments) checkLimits(name string, property *jsonschema.Schema, value 
 	number := value.Convert(reflect.TypeFor[float64]()).Float()
 	switch low, high := *property.Minimum, property.Maximum; {
 	case high != nil && (number < low || number > *high):
-		a.fail("%s must be between %g and %g", name, low, *high)
+		a.fail("%s must be between %s and %s", name, decimal(low), decimal(*high))
 	case number < low:
-		a.fail("%s must be at least %g", name, low)
+		a.fail("%s must be at least %s", name, decimal(low))
 	}
 }
+
+// decimal writes a number without an exponent.
+func decimal(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // environment is an argument that is an object of strings.
 type environment map[string]string

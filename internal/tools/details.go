@@ -204,10 +204,10 @@ func (t *toolset) hintForPeople(res executor.Result) string {
 		// The cause and the duration already say that the time was up.
 		more := ""
 		if res.Timeout < t.maxTimeout {
-			more = fmt.Sprintf("raise the time limit in the settings (at most %g seconds), ", t.maxTimeout.Seconds())
+			more = fmt.Sprintf("raise the time limit in the settings (at most %s seconds), ", decimal(t.maxTimeout.Seconds()))
 		}
 		return "Do less in one run, " + more + "or save intermediate results to /data and continue in the next run."
-	case res.Hint == executor.NoNetworkHint:
+	case res.Hint == executor.NoNetworkHint || res.Hint == executor.NoHostsHint:
 		return "This run had no network access. It can be turned on in the settings."
 	}
 	return res.Hint

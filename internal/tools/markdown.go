@@ -16,7 +16,7 @@ const markdownWidth = 100
 // Markdown returns the reference of all tools: a table of contents, then a section for each tool
 // with its arguments and its result. Descriptions name the given runners.
 func Markdown(runners runner.Set) string {
-	t := newToolset(nil, Options{Services: &Services{}})
+	t := newToolset(nil, Options{Services: &Services{}, Hosts: true, Packages: true})
 	var b strings.Builder
 	b.WriteString("| tool | title | kind |\n|---|---|---|\n")
 	for _, name := range Names() {
@@ -80,9 +80,9 @@ func typeName(s *jsonschema.Schema) string {
 	case s.AdditionalProperties != nil:
 		return "object of " + typeName(s.AdditionalProperties) + "s"
 	case s.Maximum != nil:
-		return fmt.Sprintf("%s, %g to %g", s.Type, *s.Minimum, *s.Maximum)
+		return fmt.Sprintf("%s, %s to %s", s.Type, decimal(*s.Minimum), decimal(*s.Maximum))
 	case s.Minimum != nil:
-		return fmt.Sprintf("%s, at least %g", s.Type, *s.Minimum)
+		return fmt.Sprintf("%s, at least %s", s.Type, decimal(*s.Minimum))
 	}
 	return s.Type
 }

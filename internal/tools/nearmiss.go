@@ -31,7 +31,9 @@ var synonyms = map[string][]string{
 	"language":        {"lang", "runner", "runtime", "interpreter"},
 	"limit":           {"maxresults", "count"},
 	"network":         {"internet", "internetaccess", "allowinternet", "enableinternet", "networkaccess", "allownetwork", "enablenetwork", "networkenabled", "networking"},
+	"hosts":           {"domains", "alloweddomains", "allowedhosts", "allowhosts"},
 	"overwrite":       {"replace"},
+	"packages":        {"requirements", "dependencies", "deps", "pip", "pippackages", "npm", "install", "libraries", "modules"},
 	"path":            {"file", "filepath", "filename"},
 	"session":         {"conversation", "sessionname"},
 	"timeout_seconds": {"timeout", "timeoutms", "timeoutsec", "timeoutsecs", "timeouts", "maxseconds", "waitseconds"},
@@ -41,7 +43,7 @@ var synonyms = map[string][]string{
 // it. A call that misspells one of them is refused.
 var decisive = map[string]string{
 	"session": "use another session", "session_id": "use another session", "conversationId": "use another session",
-	"network": "have no network", "services": "have no services",
+	"network": "have no network", "services": "have no services", "hosts": "reach no host", "packages": "install nothing",
 	"content": "make an upload link and no file; content must be base64",
 }
 

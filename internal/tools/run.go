@@ -14,12 +14,12 @@ import (
 )
 
 type runArguments struct {
-	Code        string      `json:"code" jsonschema:"The code to run"`
-	Env         string      `json:"env" jsonschema:"The environment to run it in"`
-	Session     string      `json:"session,omitempty" jsonschema:"Name of the session that keeps the state; omit it for a single run"`
-	Network     bool        `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false)"`
-	Environment environment `json:"environment,omitempty" jsonschema:"Environment variables for this call's code"`
-	Restart     bool        `json:"restart,omitempty" jsonschema:"Start a new interpreter first; the variables are lost (default: false)"`
+	Code        string          `json:"code" jsonschema:"The code to run"`
+	Env         string          `json:"env" jsonschema:"The environment to run it in"`
+	Session     string          `json:"session,omitempty" jsonschema:"Name of the session that keeps the state; omit it for a single run"`
+	Network     networkArgument `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false)"`
+	Environment environment     `json:"environment,omitempty" jsonschema:"Environment variables for this call's code"`
+	Restart     bool            `json:"restart,omitempty" jsonschema:"Start a new interpreter first; the variables are lost (default: false)"`
 	runOptions
 }
 
@@ -60,7 +60,6 @@ func (t *toolset) run(ctx context.Context, c *call, in runArguments) (*mcp.CallT
 		Session:         in.Session,
 		Runner:          r.Name,
 		Code:            in.Code,
-		Network:         in.Network,
 		Env:             in.Environment,
 		Persistent:      true,
 		Restart:         in.Restart,
@@ -72,6 +71,7 @@ func (t *toolset) run(ctx context.Context, c *call, in runArguments) (*mcp.CallT
 	if in.Session == "" {
 		req.Session, req.Persistent, req.Restart, req.Once = session.NewID(), false, false, true
 	}
+	in.Network.apply(&req)
 	if err := t.applyOptions(in.runOptions, &req); err != nil {
 		return nil, err
 	}
@@ -87,14 +87,13 @@ func (t *toolset) run(ctx context.Context, c *call, in runArguments) (*mcp.CallT
 // runJSON is the result for a plain caller: run_python's fields, and the session's name as contract
 // 5 has it. An MCP client gets text instead (run_text.go).
 type runJSON struct {
-	Notice string `json:"notice,omitempty" jsonschema:"What to know before reading the output"`
 	runPythonJSON
 	Session string `json:"session,omitempty"`
 	State   string `json:"state,omitempty" jsonschema:"What happened to the interpreter's variables, if anything"`
 }
 
 func runResult(res executor.Result, warnings []string) runJSON {
-	out := runJSON{Notice: noticeOf(res), runPythonJSON: runPythonResult(res, warnings), State: stateOf(res)}
+	out := runJSON{runPythonJSON: runPythonResult(res, warnings), State: stateOf(res)}
 	if !res.Once {
 		out.Session = res.Session
 	}

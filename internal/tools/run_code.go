@@ -15,11 +15,11 @@ import (
 )
 
 type runCodeArguments struct {
-	ConversationID string      `json:"conversationId" jsonschema:"Unique identifier for the conversation/session to isolate sandbox environments"`
-	Language       string      `json:"language"`
-	Code           string      `json:"code" jsonschema:"The code to execute. Any files written to /data will be persisted and returned as downloadable URLs."`
-	Network        bool        `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false for security)"`
-	Environment    environment `json:"environment,omitempty" jsonschema:"Environment variables to pass to the code (e.g., API keys, configuration)"`
+	ConversationID string          `json:"conversationId" jsonschema:"Unique identifier for the conversation/session to isolate sandbox environments"`
+	Language       string          `json:"language"`
+	Code           string          `json:"code" jsonschema:"The code to execute. Any files written to /data will be persisted and returned as downloadable URLs."`
+	Network        networkArgument `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false for security)"`
+	Environment    environment     `json:"environment,omitempty" jsonschema:"Environment variables to pass to the code (e.g., API keys, configuration)"`
 	runOptions
 }
 
@@ -39,11 +39,11 @@ func (t *toolset) runCode(ctx context.Context, c *call, in runCodeArguments) (*m
 	req := executor.Request{
 		Session:  in.ConversationID,
 		Code:     in.Code,
-		Network:  in.Network,
 		Env:      in.Environment,
 		Handover: t.handoverFor(c.client),
 		Tool:     "run_code",
 	}
+	in.Network.apply(&req)
 	if err := t.applyOptions(in.runOptions, &req); err != nil {
 		return nil, err
 	}
@@ -87,21 +87,24 @@ type fileJSON struct {
 // runCodeJSON is contract 1's RunCodeResult and further facts about the run, or about why it was
 // refused.
 type runCodeJSON struct {
-	Success        bool       `json:"success"`
-	Output         string     `json:"output" jsonschema:"What the code printed: stdout, then stderr"`
-	Files          []fileJSON `json:"files" jsonschema:"Files in /data, newest first, with download URLs"`
-	FilesTruncated bool       `json:"files_truncated,omitempty" jsonschema:"There are more files than listed"`
-	FilesTotal     int        `json:"files_total,omitempty" jsonschema:"How many files there are, if not all are listed"`
-	Images         []fileJSON `json:"images,omitempty" jsonschema:"Images that the code showed and did not save, with download URLs"`
-	ExitCode       *int       `json:"exit_code,omitempty"`
-	Cause          string     `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
-	Hint           string     `json:"hint,omitempty" jsonschema:"What to do about a known failure"`
-	RunID          string     `json:"run_id,omitempty"`
-	DurationMS     *int64     `json:"duration_ms,omitempty"`
-	Error          string     `json:"error,omitempty" jsonschema:"The code of a refusal, such as session_busy"`
-	Message        string     `json:"message,omitempty"`
-	ConnectURL     string     `json:"connect_url,omitempty" jsonschema:"Where the user connects a missing service"`
-	RetryAfter     float64    `json:"retry_after_seconds,omitempty"`
+	Success        bool               `json:"success"`
+	Output         string             `json:"output" jsonschema:"What the code printed: stdout, then stderr"`
+	Files          []fileJSON         `json:"files" jsonschema:"Files in /data, newest first, with download URLs"`
+	FilesTruncated bool               `json:"files_truncated,omitempty" jsonschema:"There are more files than listed"`
+	FilesTotal     int                `json:"files_total,omitempty" jsonschema:"How many files there are, if not all are listed"`
+	Images         []fileJSON         `json:"images,omitempty" jsonschema:"Images that the code showed and did not save, with download URLs"`
+	ExitCode       *int               `json:"exit_code,omitempty"`
+	Cause          string             `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
+	Hint           string             `json:"hint,omitempty" jsonschema:"What to do about a known failure"`
+	Blocked        []executor.Blocked `json:"blocked,omitempty" jsonschema:"Hosts that the code tried to reach and may not"`
+	Notice         string             `json:"notice,omitempty" jsonschema:"What to know before reading the output"`
+	RunID          string             `json:"run_id,omitempty"`
+	DurationMS     *int64             `json:"duration_ms,omitempty"`
+	Error          string             `json:"error,omitempty" jsonschema:"The code of a refusal, such as session_busy"`
+	Message        string             `json:"message,omitempty"`
+	ConnectURL     string             `json:"connect_url,omitempty" jsonschema:"Where the user connects a missing service"`
+	RetryAfter     float64            `json:"retry_after_seconds,omitempty"`
+	installedJSON
 	warned
 }
 
@@ -119,6 +122,9 @@ func runCodeResult(res executor.Result, warnings []string) runCodeJSON {
 		ExitCode:       &res.ExitCode,
 		Cause:          string(res.Cause),
 		Hint:           res.Hint,
+		Blocked:        res.Blocked,
+		installedJSON:  installedOf(res),
+		Notice:         noticeOf(res),
 		RunID:          res.RunID,
 		DurationMS:     new(res.Duration.Milliseconds()),
 		warned:         warned{warnings},
@@ -135,8 +141,30 @@ func unsavedImages(res executor.Result) (images []fileJSON) {
 	return images
 }
 
-// shorten keeps the newest files only: a model reads the list after each run.
+// installedJSON lists the packages that a run added.
+type installedJSON struct {
+	Installed      []executor.Package `json:"installed,omitempty" jsonschema:"Packages that the run added to the session"`
+	InstalledTotal int                `json:"installed_total,omitempty" jsonschema:"How many there are, if not all are listed; lock.txt has all packages"`
+}
+
+// maxInstalled bounds the packages that a result lists.
+const maxInstalled = 200
+
+func installedOf(res executor.Result) installedJSON {
+	out := installedJSON{Installed: res.Installed}
+	out.shortenInstalled(maxInstalled)
+	return out
+}
+
+func (l *installedJSON) shortenInstalled(most int) {
+	if n := len(l.Installed); n > most {
+		l.Installed, l.InstalledTotal = l.Installed[:most], max(n, l.InstalledTotal)
+	}
+}
+
+// shorten keeps the newest files and some packages only: a model reads the lists after each run.
 func (r *runCodeJSON) shorten(total int) {
+	r.shortenInstalled(maxFactFiles)
 	total = max(total, len(r.Files))
 	if len(r.Files) > maxFactFiles {
 		r.Files, r.FilesTruncated = r.Files[:maxFactFiles], true

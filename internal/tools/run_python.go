@@ -19,10 +19,10 @@ import (
 const python = "python"
 
 type runPythonArguments struct {
-	SessionID   string      `json:"session_id,omitempty" jsonschema:"The session to run in, from an earlier result. Without it, a new session is created; the result contains its id."`
-	Code        string      `json:"code" jsonschema:"Python source. Print what you want to see: the value of a last expression is not shown."`
-	Network     bool        `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false)"`
-	Environment environment `json:"environment,omitempty" jsonschema:"Environment variables for the code"`
+	SessionID   string          `json:"session_id,omitempty" jsonschema:"The session to run in, from an earlier result. Without it, a new session is created; the result contains its id."`
+	Code        string          `json:"code" jsonschema:"Python source. Print what you want to see: the value of a last expression is not shown."`
+	Network     networkArgument `json:"network,omitempty" jsonschema:"Enable network access for the code (default: false)"`
+	Environment environment     `json:"environment,omitempty" jsonschema:"Environment variables for the code"`
 	runOptions
 }
 
@@ -34,7 +34,7 @@ func (t *toolset) runPythonTool() *tool {
 			"The working directory is /mnt/data; files there are kept for the session, so save charts, tables and reports there. " +
 			"Each call is a fresh process: variables and imports are not kept between calls, files are. " +
 			"When the code fails, read stderr, fix the code and call again with the same session_id. " +
-			"One run at a time per session; nothing can be installed, and there is no network unless you enable it.",
+			"One run at a time per session; " + t.installing() + ", and there is no network unless you enable it.",
 		Annotations: &runsCode,
 	}, t.runPython)
 	tool.adapt = func(definition *mcp.Tool, _ *jsonschema.Schema, runners runner.Set) {
@@ -50,12 +50,12 @@ func (t *toolset) runPython(ctx context.Context, c *call, in runPythonArguments)
 		Session:   cmp.Or(in.SessionID, session.NewID()),
 		Runner:    python,
 		Code:      in.Code,
-		Network:   in.Network,
 		Env:       in.Environment,
 		Artifacts: true,
 		Handover:  t.handoverFor(c.client),
 		Tool:      "run_python",
 	}
+	in.Network.apply(&req)
 	if err := t.applyOptions(in.runOptions, &req); err != nil {
 		return nil, err
 	}
@@ -71,24 +71,28 @@ func (t *toolset) runPython(ctx context.Context, c *call, in runPythonArguments)
 
 // runPythonJSON is contract 4's result of run_python, plus the cause of a failure if it is known.
 type runPythonJSON struct {
-	SessionID          string         `json:"session_id" jsonschema:"The session, for the next call"`
-	RunID              string         `json:"run_id"`
-	ExitCode           int            `json:"exit_code"`
-	Stdout             string         `json:"stdout"`
-	Stderr             string         `json:"stderr"`
-	StdoutTruncated    bool           `json:"stdout_truncated" jsonschema:"The middle of a long output is missing"`
-	StderrTruncated    bool           `json:"stderr_truncated"`
-	Artifacts          []artifactJSON `json:"artifacts" jsonschema:"Files that the run created or changed"`
-	ArtifactsTruncated bool           `json:"artifacts_truncated,omitempty" jsonschema:"There are more files than listed"`
-	Images             []fileJSON     `json:"images,omitempty" jsonschema:"Images that the code showed and did not save, with download URLs"`
-	DurationMS         int64          `json:"duration_ms"`
-	Cause              string         `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
-	Hint               string         `json:"hint,omitempty" jsonschema:"What to do about a known failure"`
+	Notice             string             `json:"notice,omitempty" jsonschema:"What to know before reading the output"`
+	SessionID          string             `json:"session_id" jsonschema:"The session, for the next call"`
+	RunID              string             `json:"run_id"`
+	ExitCode           int                `json:"exit_code"`
+	Stdout             string             `json:"stdout"`
+	Stderr             string             `json:"stderr"`
+	StdoutTruncated    bool               `json:"stdout_truncated" jsonschema:"The middle of a long output is missing"`
+	StderrTruncated    bool               `json:"stderr_truncated"`
+	Artifacts          []artifactJSON     `json:"artifacts" jsonschema:"Files that the run created or changed"`
+	ArtifactsTruncated bool               `json:"artifacts_truncated,omitempty" jsonschema:"There are more files than listed"`
+	Images             []fileJSON         `json:"images,omitempty" jsonschema:"Images that the code showed and did not save, with download URLs"`
+	DurationMS         int64              `json:"duration_ms"`
+	Cause              string             `json:"cause,omitempty" jsonschema:"Why the code did not end by itself, such as timeout or out_of_memory"`
+	Hint               string             `json:"hint,omitempty" jsonschema:"What to do about a known failure"`
+	Blocked            []executor.Blocked `json:"blocked,omitempty" jsonschema:"Hosts that the code tried to reach and may not"`
+	installedJSON
 	warned
 }
 
 func runPythonResult(res executor.Result, warnings []string) runPythonJSON {
 	out := runPythonJSON{
+		Notice:             noticeOf(res),
 		SessionID:          res.Session,
 		RunID:              res.RunID,
 		ExitCode:           res.ExitCode,
@@ -102,6 +106,8 @@ func runPythonResult(res executor.Result, warnings []string) runPythonJSON {
 		DurationMS:         res.Duration.Milliseconds(),
 		Cause:              string(res.Cause),
 		Hint:               res.Hint,
+		Blocked:            res.Blocked,
+		installedJSON:      installedOf(res),
 		warned:             warned{warnings},
 	}
 	if res.Cause == sandbox.CauseTimeout {

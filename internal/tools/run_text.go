@@ -14,7 +14,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 )
 
-// maxFactFiles bounds the files that the line of facts names.
+// maxFactFiles bounds the files, and the packages, that the line of facts names.
 const maxFactFiles = 20
 
 // cancelled is the fact about a cancelled run.
@@ -183,6 +183,16 @@ func factsOf(res executor.Result) (facts []string) {
 	if hint = strings.TrimSpace(strings.TrimPrefix(hint, executor.CancelledHint)); hint != "" {
 		facts = append(facts, hint)
 	}
+	if fact := blockedFact(res.Blocked); fact != "" {
+		facts = append(facts, fact)
+	}
+	if n := len(res.Installed); n > 0 {
+		fact := "installed: " + listPackages(res.Installed[:min(n, maxFactFiles)])
+		if n > maxFactFiles {
+			fact += fmt.Sprintf(" and %d more", n-maxFactFiles)
+		}
+		facts = append(facts, fact)
+	}
 	if n := len(res.Files); n > 0 {
 		var names []string
 		for _, f := range res.Files[:min(n, maxFactFiles)] {
@@ -195,6 +205,15 @@ func factsOf(res executor.Result) (facts []string) {
 		facts = append(facts, files)
 	}
 	return facts
+}
+
+// listPackages names packages with their versions.
+func listPackages(list []executor.Package) string {
+	var texts []string
+	for _, p := range list {
+		texts = append(texts, factName(p.Name+" "+p.Version))
+	}
+	return strings.Join(texts, ", ")
 }
 
 // linkedName returns a file's name and its link for the line of facts.
@@ -215,10 +234,27 @@ func factName(name string) string {
 	return name
 }
 
-// noticeOf warns that a run did not use the same interpreter as the run before. It precedes the
-// output.
+// noticeOf warns that a run did not use the same interpreter as the run before, or not the runner's
+// libraries, or that packages do not fit together. It precedes the output.
 func noticeOf(res executor.Result) string {
-	if !res.Switched {
+	notice := interpreterNotice(res)
+	if len(res.Conflicts) == 0 {
+		return notice
+	}
+	return strings.TrimSpace(notice + " Not all packages fit together: " + strings.Join(res.Conflicts, " "))
+}
+
+func interpreterNotice(res executor.Result) string {
+	packages := listPackages(res.Replaced[:min(len(res.Replaced), maxFactFiles)])
+	switch {
+	case res.Switched:
+	case res.Outdated && res.Persistent:
+		return fmt.Sprintf("The session has its own %s, but this interpreter started before and may have loaded another version: set restart to true to use it.", packages)
+	case res.Outdated:
+		return fmt.Sprintf("The session has its own %s now, but this process may have loaded another version: the next run uses it.", packages)
+	case len(res.Replaced) > 0:
+		return fmt.Sprintf("This run used the session's own %s instead of the environment's version, so Python started without preloaded libraries.", packages)
+	default:
 		return ""
 	}
 	this, other := "without", "with"

@@ -27,6 +27,8 @@ const (
 type runOptions struct {
 	TimeoutSeconds float64          `json:"timeout_seconds,omitempty" jsonschema:"Time limit in seconds, if the server's default is too short"`
 	Background     bool             `json:"background,omitempty" jsonschema:"Return at once; wait_run returns the output and the result (default: false)"`
+	Hosts          hostsArgument    `json:"hosts,omitempty" jsonschema:"Hosts that the code may connect to, such as api.example.com, *.example.org or db.example.com:5432"`
+	Packages       packagesArgument `json:"packages,omitempty" jsonschema:"Packages to install first, such as shapely or shapely==2.*"`
 	Services       servicesArgument `json:"services,omitempty"`
 }
 
@@ -35,6 +37,20 @@ func (t *toolset) withRunOptions(tool *tool) *tool {
 	tool.limit("timeout_seconds", minTimeout.Seconds(), t.maxTimeout.Seconds())
 	if !t.offers("wait_run") {
 		tool.hidden = append(tool.hidden, "background")
+	}
+	if t.noNetwork {
+		network := tool.input.Properties["network"]
+		if network.Description = "This server refuses it"; t.hosts {
+			network.Description += ": name the hosts"
+		}
+	}
+	if !t.hosts {
+		tool.hidden = append(tool.hidden, "hosts")
+	} else if t.ceiling != "" {
+		tool.input.Properties["hosts"].Description += ". This server allows: " + t.ceiling
+	}
+	if !t.packages {
+		tool.hidden = append(tool.hidden, "packages")
 	}
 	if t.services == nil {
 		tool.hidden = append(tool.hidden, "services")
@@ -50,6 +66,14 @@ func (t *toolset) withRunOptions(tool *tool) *tool {
 	return tool
 }
 
+// installing says in a description whether code can install packages.
+func (t *toolset) installing() string {
+	if t.packages {
+		return "packages that are missing can be installed with packages or pip"
+	}
+	return "nothing can be installed"
+}
+
 // applyOptions adds the options to a request.
 func (t *toolset) applyOptions(o runOptions, req *executor.Request) error {
 	if o.Background && !t.offers("wait_run") {
@@ -57,6 +81,8 @@ func (t *toolset) applyOptions(o runOptions, req *executor.Request) error {
 	}
 	req.Timeout = time.Duration(o.TimeoutSeconds * float64(time.Second))
 	req.Background = o.Background
+	req.Hosts = append(req.Hosts, o.Hosts...)
+	req.Packages = o.Packages
 	for _, s := range o.Services {
 		service := executor.ServiceRequest{Name: s.Name, Paths: s.Paths, Methods: s.Methods}
 		if s.MaxRequests != nil {
@@ -192,7 +218,11 @@ func (c *call) finishedJSON(res executor.Result, warnings []string) any {
 		}
 		return out
 	}
-	return runPythonResult(res, warnings)
+	out := runPythonResult(res, warnings)
+	if !c.client.plain {
+		out.shortenInstalled(maxFactFiles)
+	}
+	return out
 }
 
 // wantsText reports whether the result of the run is plain text instead of JSON.

@@ -115,7 +115,10 @@ type warned struct {
 // is a bug.
 func schemaFor[T any]() *jsonschema.Schema {
 	schema, err := jsonschema.For[T](&jsonschema.ForOptions{
-		TypeSchemas: map[reflect.Type]*jsonschema.Schema{reflect.TypeFor[warned](): {Type: "object"}},
+		TypeSchemas: map[reflect.Type]*jsonschema.Schema{
+			reflect.TypeFor[warned]():          {Type: "object"},
+			reflect.TypeFor[networkArgument](): {Type: "boolean"},
+		},
 	})
 	if err != nil {
 		panic("tools: " + err.Error())

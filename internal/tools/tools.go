@@ -80,6 +80,12 @@ type Options struct {
 	// Services are the outside services that code may call. Nil means none, and no list_services
 	// tool.
 	Services *Services
+	// Hosts and Packages say that code may connect to hosts by name, and install packages.
+	Hosts, Packages bool
+	// NoNetwork says that no run gets the whole network.
+	NoNetwork bool
+	// HostCeiling describes the hosts that code may name. Empty: every public host.
+	HostCeiling string
 }
 
 // Services are the outside services that code may call.
@@ -118,12 +124,16 @@ func Register(srv *mcp.Server, e Executor, opt Options) {
 
 // toolset holds the state that the tools share.
 type toolset struct {
-	executor Executor
-	log      *slog.Logger
-	images   imageScaler
-	services *Services // nil if none are configured
-	offered  []string
-	tools    map[string]*tool
+	executor  Executor
+	log       *slog.Logger
+	images    imageScaler
+	services  *Services // nil if none are configured
+	noNetwork bool
+	hosts     bool
+	ceiling   string // of hosts
+	packages  bool
+	offered   []string
+	tools     map[string]*tool
 
 	maxTimeout, handover time.Duration
 	resourceLinks        bool
@@ -132,7 +142,7 @@ type toolset struct {
 
 func newToolset(e Executor, opt Options) *toolset {
 	t := &toolset{
-		executor: e, log: opt.Logger, images: newImageScaler(2), services: opt.Services, offered: opt.Offered(),
+		executor: e, log: opt.Logger, images: newImageScaler(2), services: opt.Services, noNetwork: opt.NoNetwork, hosts: opt.Hosts, ceiling: opt.HostCeiling, packages: opt.Packages, offered: opt.Offered(),
 		maxTimeout: opt.MaxTimeout, resourceLinks: opt.ResourceLinks, resultBytes: cmp.Or(opt.ResultBytes, defaultResultBytes),
 		tools: map[string]*tool{},
 	}

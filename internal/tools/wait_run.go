@@ -160,9 +160,9 @@ func (t *toolset) nextStep(res executor.Result) string {
 		cancel = ", or cancel_run to end it"
 	}
 	if res.Queued != nil {
-		return fmt.Sprintf("The code waits for %s. Then it runs for at most %g seconds. Call wait_run with the run_id and the cursor for its output and the result%s.",
-			queueOf(res.Queued), res.Timeout.Seconds(), cancel)
+		return fmt.Sprintf("The code waits for %s. Then it runs for at most %s seconds. Call wait_run with the run_id and the cursor for its output and the result%s.",
+			queueOf(res.Queued), decimal(res.Timeout.Seconds()), cancel)
 	}
-	return fmt.Sprintf("The code is still running, for at most %g more seconds. Call wait_run with the run_id and the cursor for more output and the result%s.",
-		max(1, math.Ceil(res.TimeLeft.Seconds())), cancel)
+	return fmt.Sprintf("The code is still running, for at most %s more seconds. Call wait_run with the run_id and the cursor for more output and the result%s.",
+		decimal(max(1, math.Ceil(res.TimeLeft.Seconds()))), cancel)
 }

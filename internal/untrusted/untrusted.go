@@ -1,7 +1,10 @@
 // Package untrusted prepares text from clients for messages and log lines.
 package untrusted
 
-import "strings"
+import (
+	"strings"
+	"unicode"
+)
 
 // Clip returns s if it has at most n bytes. Otherwise it returns about the first n bytes, whole
 // characters only, and an ellipsis.
@@ -10,4 +13,15 @@ func Clip(s string, n int) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:n], "") + "…"
+}
+
+// Printable replaces what must not reach a terminal or a message: control characters, and those
+// that change the direction of text.
+func Printable(s string) string {
+	return strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return unicode.ReplacementChar
+		}
+		return c
+	}, s)
 }

@@ -24,3 +24,11 @@ func TestClip(t *testing.T) {
 		}
 	}
 }
+
+func TestPrintable(t *testing.T) {
+	for s, want := range map[string]string{"": "", "é 日本": "é 日本", "a\x1b[2Jb\r\n\tc": "a�[2Jb���c", "x\u202ey": "x�y", "\xff": "�"} {
+		if got := untrusted.Printable(s); got != want {
+			t.Errorf("%q: %q, want %q", s, got, want)
+		}
+	}
+}

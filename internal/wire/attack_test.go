@@ -73,13 +73,13 @@ func TestHello(t *testing.T) {
 		"not JSON":       {string(raw("hello")), ErrProtocol},
 		"null":           {string(raw("null")), ErrProtocol},
 		"list":           {string(raw("[]")), ErrProtocol},
-		"older":          {string(raw(`{"type":"hello","hello":{"version":1,"agent":"a"}}`)), ErrProtocol},
-		"newer":          {string(raw(`{"type":"hello","hello":{"version":3,"agent":"a"}}`)), ErrProtocol},
+		"older":          {string(raw(`{"type":"hello","hello":{"version":2,"agent":"a"}}`)), ErrProtocol},
+		"newer":          {string(raw(`{"type":"hello","hello":{"version":4,"agent":"a"}}`)), ErrProtocol},
 		"no body":        {string(raw(`{"type":"hello"}`)), ErrProtocol},
 		"other frame":    {string(raw(`{"type":"pong"}`)), ErrProtocol},
-		"more than that": {string(raw(`{"type":"hello","hello":{"version":2},"credit":1}`)), ErrProtocol},
-		"unknown field":  {string(raw(`{"type":"hello","hello":{"version":2,"root":true}}`)), ErrProtocol},
-		"trailing JSON":  {string(raw(`{"type":"hello","hello":{"version":2}}{}`)), ErrProtocol},
+		"more than that": {string(raw(`{"type":"hello","hello":{"version":3},"credit":1}`)), ErrProtocol},
+		"unknown field":  {string(raw(`{"type":"hello","hello":{"version":3,"root":true}}`)), ErrProtocol},
+		"trailing JSON":  {string(raw(`{"type":"hello","hello":{"version":3}}{}`)), ErrProtocol},
 	}
 	for name, tt := range bad {
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestHostileAgent(t *testing.T) {
 		"code 5":                {"\x05" + stdout(1)[1:]},
 		"code alone":            {stdout(1)[:1]},
 		"half an id":            {stdout(1)[:5]},
-		"second hello":          {`{"type":"hello","hello":{"version":2,"agent":""}}`},
+		"second hello":          {`{"type":"hello","hello":{"version":3,"agent":""}}`},
 
 		"ping":                {`{"type":"ping"}`},
 		"pong without ping":   {`{"type":"pong"}`},
@@ -156,6 +156,8 @@ func TestHostileAgent(t *testing.T) {
 		"dial with id too big": {`{"type":"dial","id":18446744073709551617}`},
 		"dial with fraction":   {`{"type":"dial","id":1.5}`},
 		"dial with credit":     {`{"type":"dial","id":1,"credit":1}`},
+		"dial to a novel":      {`{"type":"dial","id":1,"host":"` + strings.Repeat("h", maxHost+1) + `"}`},
+		"eof with a host":      {opened, `{"type":"eof","id":1,"host":"h:1"}`},
 		"257 dials":            dials,
 
 		"exit twice":           {exit, exit},

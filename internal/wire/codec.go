@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 )
 
 // payloadTypes are the types whose frames are binary, because base64 took most of the time of a
@@ -115,7 +116,7 @@ func (d *decoder) read(n int) ([]byte, error) {
 	b := d.buf
 	switch {
 	case isPayload(first[0]):
-		b = make([]byte, n)
+		b = newPayload(n)
 	case n > cap(b):
 		if b = make([]byte, n); n <= keepBuffer {
 			d.buf = b
@@ -125,6 +126,24 @@ func (d *decoder) read(n int) ([]byte, error) {
 	b[0] = first[0]
 	_, err := io.ReadFull(d.r, b[1:])
 	return b, err
+}
+
+// payloads holds the memory of payload frames that a dial has passed on.
+var payloads = sync.Pool{New: func() any { return new([payloadHead + MaxData]byte) }}
+
+func newPayload(n int) []byte {
+	if n < MaxData/2 || n > payloadHead+MaxData {
+		return make([]byte, n)
+	}
+	return payloads.Get().(*[payloadHead + MaxData]byte)[:n]
+}
+
+// free gives the memory of a payload frame back. Nobody may use its Data afterwards.
+func (f *Frame) free() {
+	if cap(f.memory) == payloadHead+MaxData {
+		payloads.Put((*[payloadHead + MaxData]byte)(f.memory[:cap(f.memory)]))
+	}
+	f.Data, f.memory = nil, nil
 }
 
 func isPayload(code byte) bool { return code > 0 && int(code) < len(payloadTypes) }
@@ -149,7 +168,7 @@ func parsePayload(b []byte) (*Frame, error) {
 	if len(b) < payloadHead {
 		return nil, errShort
 	}
-	f := &Frame{Type: payloadTypes[b[0]], ID: binary.BigEndian.Uint64(b[1:]), Data: b[payloadHead:]}
+	f := &Frame{Type: payloadTypes[b[0]], ID: binary.BigEndian.Uint64(b[1:]), Data: b[payloadHead:], memory: b}
 	if f.Type != TypeDisplay {
 		return f, nil
 	}

@@ -19,11 +19,11 @@ import (
 )
 
 // Version of the protocol. Server and agent are built together, so it must match exactly.
-const Version = 2
+const Version = 3
 
 const (
 	// MaxData is the maximum payload of one frame.
-	MaxData = 32 << 10
+	MaxData = 64 << 10
 	// Window is how much payload a sender may send before the receiver has consumed it. A frame
 	// counts as its payload plus frameCost; otherwise a million frames of one byte would take a
 	// hundred times the window.
@@ -32,10 +32,11 @@ const (
 	frameCost    = 256
 	maxStreams   = 256
 	maxHello     = 4 << 10
-	maxFromAgent = 64 << 10 // MaxData, and some more
+	maxFromAgent = 96 << 10 // MaxData, and some more
 	maxToAgent   = 16 << 20 // a run frame carries code and environment
 	maxMIME      = 255
 	maxFile      = 255
+	maxHost      = 253 + len(":65535")
 	maxExitError = 4 << 10
 )
 
@@ -57,7 +58,7 @@ const (
 	TypePing      Type = "ping"      // server
 	TypePong      Type = "pong"      // agent
 	TypeRun       Type = "run"       // server: opens a stream
-	TypeDial      Type = "dial"      // agent: opens a stream to the server's proxy
+	TypeDial      Type = "dial"      // agent: opens a stream to the server's door
 	TypeStdout    Type = "stdout"    // agent, on a run
 	TypeStderr    Type = "stderr"    // agent, on a run
 	TypeDisplay   Type = "display"   // agent, on a run: MIME, File and bytes; More if it continues
@@ -83,9 +84,13 @@ type Frame struct {
 	File   string `json:"-"` // the path in the workspace where the code saved what it shows
 	More   bool   `json:"-"`
 	Credit int    `json:"credit,omitempty"`
-	Hello  *Hello `json:"hello,omitempty"`
-	Run    *Run   `json:"run,omitempty"`
-	Exit   *Exit  `json:"exit,omitempty"`
+	// Host is the name and port that a process connected to, if the agent's resolver led it here.
+	Host  string `json:"host,omitempty"`
+	Hello *Hello `json:"hello,omitempty"`
+	Run   *Run   `json:"run,omitempty"`
+	Exit  *Exit  `json:"exit,omitempty"`
+
+	memory []byte // of a received payload frame; see free
 }
 
 // Hello is the agent's greeting: it is ready to run code.
@@ -125,6 +130,9 @@ type Run struct {
 	// Ahead says that a processor is idle, so the agent may prepare for the next run while this one
 	// runs, and thoroughly.
 	Ahead bool `json:"ahead,omitempty"`
+	// Hosts are rules for the names that the agent's resolver knows during the run, each a name, or
+	// "*." and a name, with a port: "db.example.com:5432", "*.example.com:443".
+	Hosts []string `json:"hosts,omitempty"`
 	// Held asks for the size of deleted files that are still open in the sandbox. No program runs.
 	Held bool `json:"held,omitempty"`
 }
@@ -196,6 +204,7 @@ const (
 	hasHello
 	hasRun
 	hasExit
+	hasHost
 )
 
 func (f *Frame) fields() int {
@@ -214,6 +223,7 @@ func (f *Frame) fields() int {
 	add(f.Hello != nil, hasHello)
 	add(f.Run != nil, hasRun)
 	add(f.Exit != nil, hasExit)
+	add(f.Host != "", hasHost)
 	return set
 }
 
@@ -227,7 +237,9 @@ func (f *Frame) check() error {
 	case TypePing, TypePong:
 	case TypeRun:
 		must = hasID | hasRun
-	case TypeDial, TypeInterrupt, TypeKill, TypeEOF, TypeClose:
+	case TypeDial:
+		must, may = hasID, hasHost
+	case TypeInterrupt, TypeKill, TypeEOF, TypeClose:
 		must = hasID
 	case TypeStdout, TypeStderr, TypeData:
 		must = hasID | hasData
@@ -251,6 +263,9 @@ func (f *Frame) check() error {
 	}
 	if len(f.MIME) > maxMIME || !utf8.ValidString(f.MIME) {
 		return fmt.Errorf("a MIME type that is not UTF-8 or has more than %d bytes", maxMIME)
+	}
+	if len(f.Host) > maxHost {
+		return fmt.Errorf("a host of %d bytes (limit %d)", len(f.Host), maxHost)
 	}
 	if f.Exit != nil {
 		return f.Exit.check()

@@ -20,27 +20,57 @@ func (s *Stream) Read(p []byte) (int, error) {
 	}
 	s.reading.Lock()
 	defer s.reading.Unlock()
-	for len(s.rest) == 0 {
+	if err := s.await(); err != nil {
+		return 0, err
+	}
+	n := copy(p, s.last.Data)
+	if s.last.Data = s.last.Data[n:]; len(s.last.Data) == 0 {
+		s.last.free()
+	}
+	return n, nil
+}
+
+// WriteTo implements io.WriterTo on a dial: Read without a copy.
+func (s *Stream) WriteTo(w io.Writer) (sum int64, err error) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	for {
+		switch err := s.await(); {
+		case err == io.EOF:
+			return sum, nil
+		case err != nil:
+			return sum, err
+		}
+		n, err := w.Write(s.last.Data)
+		sum += int64(n)
+		s.last.free()
+		if err != nil {
+			return sum, err
+		}
+	}
+}
+
+// await returns when last has data. The caller holds reading.
+func (s *Stream) await() error {
+	for len(s.last.Data) == 0 {
 		if s.eof {
-			return 0, io.EOF
+			return io.EOF
 		}
 		f, ok, err := s.next()
 		switch {
 		case err != nil:
-			return 0, err
+			return err
 		case !ok && s.isLate(&s.readUntil):
-			return 0, os.ErrDeadlineExceeded
+			return os.ErrDeadlineExceeded
 		case !ok:
 			<-s.arrived
 		case f.Type == TypeData:
-			s.rest = f.Data
+			s.last = f
 		case f.Type == TypeEOF || f.Type == TypeClose:
 			s.eof = true
 		}
 	}
-	n := copy(p, s.rest)
-	s.rest = s.rest[n:]
-	return n, nil
+	return nil
 }
 
 // Write implements io.Writer on a dial.
@@ -49,6 +79,27 @@ func (s *Stream) Write(p []byte) (int, error) {
 		return 0, fmt.Errorf("wire: cannot send %q on a %s stream", TypeData, s.kind)
 	}
 	return s.sendPayload(context.Background(), Frame{Type: TypeData, ID: s.id, Data: p})
+}
+
+// ReadFrom implements io.ReaderFrom on a dial, with frames as large as they may be.
+func (s *Stream) ReadFrom(r io.Reader) (sum int64, err error) {
+	memory := payloads.Get().(*[payloadHead + MaxData]byte)
+	defer payloads.Put(memory)
+	for {
+		n, err := r.Read(memory[:MaxData])
+		if n > 0 {
+			sent, err := s.Write(memory[:n])
+			if sum += int64(sent); err != nil {
+				return sum, err
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return sum, nil
+		case err != nil:
+			return sum, err
+		}
+	}
 }
 
 // CloseWrite ends the data from this side of a dial. It is idempotent.

@@ -18,6 +18,7 @@ type Stream struct {
 	mu        sync.Mutex
 	queue     []Frame
 	arrived   chan struct{} // capacity 1: the queue or the state changed
+	ended     chan struct{} // of a dial: closed when the peer or the connection has ended it
 	credit    int           // what this side may still send
 	credited  chan struct{} // capacity 1: credit or the state changed
 	room      int           // what the peer may still send
@@ -33,14 +34,29 @@ type Stream struct {
 
 	readUntil, writeUntil deadline // of a dial
 
-	reading sync.Mutex // held by Read
-	rest    []byte     // of the last data frame
+	reading sync.Mutex // held by Read and WriteTo
+	last    Frame      // the data frame that Read returns in parts
 	eof     bool
 }
 
 func newStream(c *Conn, id uint64, kind Type) *Stream {
-	return &Stream{conn: c, id: id, kind: kind, credit: Window, room: Window,
+	s := &Stream{conn: c, id: id, kind: kind, credit: Window, room: Window,
 		arrived: make(chan struct{}, 1), credited: make(chan struct{}, 1)}
+	if kind == TypeDial {
+		s.ended = make(chan struct{})
+	}
+	return s
+}
+
+// Ended returns a channel that is closed when the peer has closed a dial, or the connection has
+// ended: nothing more arrives, and nothing that is sent is read. What has arrived can be read.
+func (s *Stream) Ended() <-chan struct{} { return s.ended }
+
+// endLocked closes ended, once.
+func (s *Stream) endLocked() {
+	if s.ended != nil && !s.closedPeer && s.err == nil {
+		close(s.ended)
+	}
 }
 
 // Recv returns the next frame. It returns io.EOF after the stream's last frame (exit, close), the
@@ -322,6 +338,7 @@ func (s *Stream) take(f *Frame) (gone bool, err error) {
 	case f.Type == TypeEOF:
 		s.eofPeer = true
 	case f.Type == TypeExit || f.Type == TypeClose:
+		s.endLocked()
 		s.closedPeer = true
 	}
 	if !s.abandoned {
@@ -348,6 +365,7 @@ func (s *Stream) carries(t Type, from Side) bool {
 // end is called when the connection has failed.
 func (s *Stream) end(err error) {
 	s.mu.Lock()
+	s.endLocked()
 	s.err = err
 	s.mu.Unlock()
 	s.changed()

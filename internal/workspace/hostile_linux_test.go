@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -355,7 +356,7 @@ func TestAdopt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, target := range map[string]string{"link": outside, "up": filepath.Dir(outside), "sub/dangling": "/nonexistent"} {
+	for name, target := range map[string]string{"link": outside, "up": filepath.Dir(outside), "sub/dangling": filepath.Join(t.TempDir(), "missing")} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -443,4 +444,69 @@ func TestLeasedFile(t *testing.T) {
 	}
 	f.Close()
 	<-released
+}
+
+// RemoveStale does not block on a FIFO, and needs few descriptors however deep a tree is.
+func TestRemoveStaleHostile(t *testing.T) {
+	w, dir := open(t)
+	isTemp := func(name string) bool { return strings.HasPrefix(name, ".tmp-") }
+	trap := filepath.Join(dir, "p", ".tmp-a")
+	if err := os.MkdirAll(trap, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(dir, "p", ".tmp-fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(trap)
+	for range 3000 {
+		if err != nil {
+			t.Fatal(err)
+		}
+		above := root
+		if err = above.Mkdir("d", 0o700); err == nil {
+			root, err = above.OpenRoot("d")
+		}
+		above.Close()
+	}
+	root.Close()
+	limitDescriptors(t, 100)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.RemoveStale(ended, "p", isTemp); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+	_ = w.RemoveStale(t.Context(), "p", isTemp) // says that a FIFO is not a directory
+	if list, err := w.Names("p", 10); err != nil || len(list) != 1 || list[0] != ".tmp-fifo" {
+		t.Errorf("left: %v, %v", list, err)
+	}
+
+	// A directory becomes a FIFO while it is being emptied.
+	for range 60 {
+		x, y := filepath.Join(trap, "x"), filepath.Join(trap, "y")
+		if err := errors.Join(os.MkdirAll(x, 0o700), unix.Mkfifo(y, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for unix.Renameat2(unix.AT_FDCWD, x, unix.AT_FDCWD, y, unix.RENAME_EXCHANGE) == nil {
+			}
+		})
+		for err := error(nil); !errors.Is(err, fs.ErrNotExist); _, err = os.Lstat(trap) {
+			_ = w.RemoveStale(t.Context(), "p", isTemp)
+		}
+		wg.Wait()
+	}
+}
+
+// limitDescriptors limits this process to n open files during a test.
+func limitDescriptors(t *testing.T, n uint64) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &before) })
 }

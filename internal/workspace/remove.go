@@ -19,18 +19,22 @@ func RemoveAll(ctx context.Context, dir string) error {
 		return ignoreMissing(err)
 	}
 	defer root.Close()
+	if err := emptyTree(ctx, root); err != nil {
+		return err
+	}
+	return ignoreMissing(os.Remove(dir))
+}
+
+// emptyTree removes everything in a directory, at any depth.
+func emptyTree(ctx context.Context, root *os.Root) error {
 	// Directories move to the top before they are emptied, so that depth costs nothing.
 	moveUp := func(sub string) error { return root.Rename(sub, "d-"+rand.Text()) }
-	err = empty(ctx, root, ".", func(sub string) error {
+	return empty(ctx, root, ".", func(sub string) error {
 		if err := empty(ctx, root, sub, moveUp); err != nil {
 			return err
 		}
 		return root.Remove(sub)
 	})
-	if err != nil {
-		return err
-	}
-	return ignoreMissing(os.Remove(dir))
 }
 
 // empty removes the files in a directory and calls remove for the directories in it, until it is
@@ -58,9 +62,10 @@ func empty(ctx context.Context, root *os.Root, dir string, remove func(sub strin
 	}
 }
 
-// readSome returns some entries of a directory, or none if it is empty.
+// readSome returns some entries of a directory, or none if it is empty. A FIFO that has replaced
+// the directory does not block it.
 func readSome(root *os.Root, dir string) ([]fs.DirEntry, error) {
-	f, err := root.Open(dir)
+	f, err := root.OpenFile(dir, os.O_RDONLY|openFlags, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"math"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -136,10 +137,12 @@ func (w *Workspace) Count(ctx context.Context, most int) (files int, bytes int64
 }
 
 // The server saves images that code shows and does not save in PlotsDir, and long output of runs in
-// OutputsDir. No list contains them.
+// OutputsDir. Code installs packages in PackagesDir. No list contains them, nor what the tools of a
+// project keep for themselves.
 const (
-	PlotsDir   = ".plots"
-	OutputsDir = ".outputs"
+	PlotsDir    = ".plots"
+	OutputsDir  = ".outputs"
+	PackagesDir = ".packages"
 )
 
 // isFile reports whether an entry is a file to the user of the workspace.
@@ -148,8 +151,16 @@ func isFile(dir string, fi fs.FileInfo) bool {
 }
 
 func isHidden(dir string) bool {
-	return strings.HasPrefix(dir, PlotsDir+"/") || strings.HasPrefix(dir, OutputsDir+"/")
+	top, _, _ := strings.Cut(dir, "/")
+	if dir == "" || top == PlotsDir || top == OutputsDir || top == PackagesDir {
+		return dir != ""
+	}
+	return slices.ContainsFunc(ownedByTools, func(name string) bool {
+		return strings.HasPrefix(dir, name[1:]) || strings.Contains(dir, name)
+	})
 }
+
+var ownedByTools = []string{"/node_modules/", "/site-packages/", "/__pycache__/", "/.venv/", "/venv/", "/.git/", "/.pnpm-store/"}
 
 func fileOf(dir string, fi fs.FileInfo) File {
 	return File{Name: dir + fi.Name(), Size: fi.Size(), ModTime: fi.ModTime()}
@@ -211,6 +222,40 @@ func (w *walker) dir(dir *os.Root, prefix string, depth int) error {
 		// Otherwise it was removed or replaced after the visit.
 	}
 	return nil
+}
+
+// Stat describes a file or directory. A link, wherever it is in the name, is an error other than
+// [fs.ErrNotExist].
+func (w *Workspace) Stat(name string) (fs.FileInfo, error) {
+	dir, base, err := w.parent(name)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fi, err := dir.Lstat(base)
+	if err == nil && fi.Mode()&fs.ModeSymlink != 0 {
+		return nil, &fs.PathError{Op: "stat", Path: name, Err: fs.ErrInvalid}
+	}
+	return fi, err
+}
+
+// Names returns the names of at most most entries of a directory, in any order.
+func (w *Workspace) Names(dir string, most int) ([]string, error) {
+	root, _, err := w.parent(dir + "/entry")
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	f, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(most)
+	if err == io.EOF {
+		err = nil
+	}
+	return names, err
 }
 
 // entries yields the entries of a directory. It follows no link and reads a batch at a time.

@@ -23,6 +23,7 @@ import (
 	"syscall"
 	"time"
 
+	"mcp-code-sandbox/internal/filelock"
 	"mcp-code-sandbox/internal/untrusted"
 )
 
@@ -276,6 +277,48 @@ func (w *Workspace) Prune(dir string, limit int64, age time.Duration) (deleted i
 		deleted++
 	}
 	return deleted, nil
+}
+
+// RemoveStale removes the directories in dir whose names match, unless a process holds the lock of
+// one. Code may fill them meanwhile: ctx bounds the time.
+func (w *Workspace) RemoveStale(ctx context.Context, dir string, match func(name string) bool) error {
+	defer w.writes.Add(1)
+	names, err := w.Names(dir, maxPruned)
+	if err != nil {
+		return err
+	}
+	root, _, err := w.parent(dir + "/entry")
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	var errs []error
+	for _, name := range names {
+		if match(name) {
+			errs = append(errs, removeUnlocked(ctx, root, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func removeUnlocked(ctx context.Context, root *os.Root, name string) error {
+	dir, err := openDir(root, name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := filelock.TryLock(f); err != nil {
+		return nil // in use
+	}
+	if err := emptyTree(ctx, dir); err != nil {
+		return err
+	}
+	return root.Remove(name)
 }
 
 // parent opens the directory that holds name, one segment at a time, and returns the last segment.

@@ -19,7 +19,7 @@ const path = require('node:path');
 const vm = require('node:vm');
 const { inspect, types } = require('node:util');
 const { Writable } = require('node:stream');
-const { CompileError, becomeMain, compileTypeScript, defineGlobals, describe, dynamicImport, importMeta, positions, sourceLine, sources, transpiled } = require('./modules.cjs');
+const { CompileError, becomeMain, compileTypeScript, defineGlobals, describe, dynamicImport, importMeta, positions, sourceLine, sources, transpiled, usePackages } = require('./modules.cjs');
 const esbuild = require('./esbuild.cjs');
 const { consoleTableOf, tableOf } = require('./tables.cjs');
 
@@ -199,6 +199,7 @@ function applyEnvironment(dir) {
   });
   const before = given.map(([name]) => process.env[name]);
   for (const [name, value] of given) process.env[name] = value;
+  usePackages();
   return () => given.forEach(([name, value], i) => {
     if (process.env[name] !== value) return; // the cell has changed it
     if (before[i] === undefined) delete process.env[name];
@@ -412,6 +413,7 @@ function execute(cell, dir) {
     openOutput(cell, dir);
     printLate(cell);
     cell.restore = applyEnvironment(dir);
+    if (fs.existsSync(path.join(dir, 'interrupted'))) return interrupt(); // before there was a cell
     const source = fs.readFileSync(path.join(dir, 'code'), 'utf8').replace(/^#!/, '//');
     sources.set(cell.name, source);
     for (const known of [sources, transpiled]) known.delete(`<cell ${cell.number - REMEMBERED}>`);

@@ -150,6 +150,51 @@ function describe(error) {
   const at = positions.get(error);
   return (at ? sourceLine(at) : '') + shown;
 }
+
+// ---- the session's packages ----
+
+let session; // the node_modules of the session, if it may install packages
+let nodePath = process.env.NODE_PATH; // as require knows it
+
+// usePackages lets require find the packages of the session and of the runner, here and in children.
+function usePackages() {
+  const dir = process.env.SANDBOX_NODE_PACKAGES;
+  const ours = [dir && path.join(dir, 'node_modules'), packages].filter(Boolean);
+  const others = (process.env.NODE_PATH ?? '').split(path.delimiter).filter((d) => d && d !== session && !ours.includes(d));
+  session = dir && ours[0];
+  const wanted = [...others, ...ours].join(path.delimiter);
+  if (process.env.NODE_PATH !== wanted) process.env.NODE_PATH = wanted;
+  if (nodePath === wanted) return;
+  nodePath = wanted;
+  Module._initPaths();
+}
+
+// packageName returns the package of a bare specifier: "a/b" is in "a", "@a/b/c" in "@a/b".
+function packageName(specifier) {
+  return specifier.split('/').slice(0, specifier.startsWith('@') ? 2 : 1).join('/');
+}
+
+// hasPackage returns whether a node_modules of the session has a package. Reading a FIFO would hang.
+function hasPackage(dir, name) {
+  try {
+    return isFile(path.join(dir, name, 'package.json'));
+  } catch {
+    return false; // such as a loop of links
+  }
+}
+
+// Node never forgets that a package.json was missing: require and a failed import must not look for
+// it in the session's packages before the package is installed.
+const findPath = Module._findPath;
+Module._findPath = function (request, paths, isMain) {
+  if (session && paths && !/^(\/|\.{1,2}(\/|$))/.test(request)) {
+    const name = packageName(request);
+    const below = path.dirname(session) + path.sep;
+    paths = paths.filter((dir) => !dir.startsWith(below) || !dir.endsWith('node_modules') || hasPackage(dir, name));
+  }
+  return findPath.call(Module, request, paths, isMain);
+};
+
 // ---- modules ----
 
 const extensions = ['.ts', '.tsx', '.mts', '.cts', '.js', '.mjs', '.cjs', '.jsx', '.json'];
@@ -177,18 +222,23 @@ function synthetic(identifier, exports, fallback) {
   }, { identifier });
 }
 
-// native imports a package as Node does from a directory. The user's node_modules come first.
+// native imports a package as Node does from a directory: the project's, the session's, the runner's.
 async function native(specifier, parent) {
+  const name = packageName(specifier);
   for (let dir = path.dirname(parent); ; dir = path.dirname(dir)) {
-    if (fs.existsSync(path.join(dir, 'node_modules', ...specifier.split('/').slice(0, specifier.startsWith('@') ? 2 : 1)))) {
-      const load = vm.compileFunction('return import(specifier)', ['specifier'], {
-        filename: path.join(dir, 'import.js'), importModuleDynamically: vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER,
-      });
-      return load(specifier);
-    }
+    if (fs.existsSync(path.join(dir, 'node_modules', name))) return importFrom(dir, specifier);
     if (dir === path.dirname(dir)) break;
   }
-  return import(specifier);
+  // From node_modules itself, Node looks for no package.json of the importer.
+  return session && hasPackage(session, name) ? importFrom(session, specifier) : import(specifier);
+}
+
+// importFrom imports a package as a module in dir does.
+function importFrom(dir, specifier) {
+  const load = vm.compileFunction('return import(specifier)', ['specifier'], {
+    filename: path.join(dir, 'import.js'), importModuleDynamically: vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER,
+  });
+  return load(specifier);
 }
 
 function load(specifier, parent) {
@@ -337,8 +387,7 @@ function becomeMain(file, args) {
   const module = new Module(file, null);
   module.filename = file;
   module.paths = Module._nodeModulePaths(process.cwd());
-  process.env.NODE_PATH = [process.env.NODE_PATH, packages].filter(Boolean).join(path.delimiter); // for require, here and in children
-  Module._initPaths();
+  usePackages();
   const require_ = Module.createRequire(file);
   require_.main = module;
   process.mainModule = module;
@@ -355,5 +404,5 @@ function defineGlobals(values) {
 
 module.exports = {
   CompileError, becomeMain, compileScript, compileTypeScript, defineGlobals, describe, dynamicImport, importMeta,
-  isTypeScript, main, positions, ready, sourceLine, sources, textModule, transpiled,
+  isTypeScript, main, positions, ready, sourceLine, sources, textModule, transpiled, usePackages,
 };

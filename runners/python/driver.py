@@ -524,6 +524,9 @@ def apply_environment(directory):
         given = dict(line.split("=", 1) for line in f.read().split("\0") if line)
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
+    use = getattr(sys.modules.get("sandbox_runner"), "use_packages", None)
+    if use is not None:
+        use()
 
     def restore():
         for name, value in given.items():
@@ -576,8 +579,9 @@ def main():
             code = f.read()
         restore_environment = apply_environment(directory)
         attempt(adopt_pools)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            obey_early_interrupt(directory)
             exit_code = cell_exit_code(code)
             if FIGURES is not None:
                 FIGURES.show_open_figures()
@@ -594,6 +598,13 @@ def main():
             os._exit(exit_code)
         end_cell(restore_environment)
         tell(f"result {number} {exit_code}")
+
+
+def obey_early_interrupt(directory):
+    """Raises an interrupt that came while it was ignored."""
+    if os.path.exists(os.path.join(directory, "interrupted")):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the signal itself may still come
+        raise KeyboardInterrupt
 
 
 def run_tasks():

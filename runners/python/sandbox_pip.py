@@ -1,11 +1,19 @@
-"""Answers "pip install" in a sandbox without network, where pip would try for ten seconds: sandbox_runner
-imports it when pip starts. Whatever else pip is asked for, it does itself.
+"""Changes pip for the sandbox: sandbox_runner imports it when pip starts. Where the session may have packages,
+pip installs into their directory. Elsewhere, without network, pip would try for ten seconds: this module
+answers instead. Whatever else pip is asked for, it does itself.
 """
 
+import contextlib
+import csv
+import fcntl
+import glob
 import importlib.util
+import logging
 import os
+import shutil
 import socket
 import sys
+import tempfile
 
 VALUED = {  # options that take a value
     "-c", "--constraint", "-t", "--target", "-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--root", "--prefix", "--only-binary", "--no-binary",
@@ -18,23 +26,153 @@ def find_spec(name):
     spec = importlib.util.find_spec(name)
     execute = spec.loader.exec_module
 
+    def load(module):
+        from pip._internal.utils import _log
+
+        _log.init_logging()  # again, if sandbox_install has imported pip
+        execute(module)
+
     def exec_module(module):
         def main(args=None):
             given = sys.argv[1:] if args is None else args
+            prefix = os.environ.get("SANDBOX_PYTHON_PACKAGES")
+            if prefix:
+                if is_editable(given):
+                    print(EDITABLE, file=sys.stderr)
+                    return 1
+                load(module)
+                manage(prefix)
+                if command(given) == "install":
+                    allow_imports()
+                with temporary(prefix):
+                    return module.main(into(prefix, given))
             wanted = requirements(given)
             if wanted and is_offline() and not any(map(os.path.exists, wanted)):
                 return answer(wanted)
-            execute(module)
+            load(module)
             return module.main(args)
 
-        module.main = main
+        module.main = module.cli = main  # newer ones start with cli
 
     spec.loader.exec_module = exec_module
     return spec
 
 
+PLACES = ("-t", "--target", "--prefix", "--root", "--python", "--path", "--dry-run", "-h", "--help")
+
+
+def into(prefix, args):
+    """The arguments of pip with the session's directory as the place to install into, unless they name one."""
+    args = list(args)
+    if command(args) != "install" or any(arg.split("=")[0] in PLACES for arg in args):
+        return args
+    at = args.index("install") + 1
+    return [*args[:at], "--prefix", prefix, *(arg for arg in args[at:] if arg != "--user")]
+
+
+EDITABLE = (
+    "ERROR: -e does not work here, because Python ignores .pth files in the session's packages. Install without it "
+    '("pip install ."), put the directory on sys.path or PYTHONPATH, or use a virtual environment.'
+)
+
+
+def is_editable(args):
+    """Whether pip is asked to refer to a directory from the session's packages, by a .pth file."""
+    places = {arg.split("=")[0] for arg in args}
+    return command(args) == "install" and bool(places & {"-e", "--editable"}) and not places & set(PLACES)
+
+
+def allow_imports():
+    """Stops pip from warning of every later import in this process, which may be an interpreter of a notebook."""
+    from pip._internal.commands import install
+
+    if hasattr(install, "_warn_unsafe_import"):
+        install._warn_unsafe_import = lambda module: None
+
+
+def manage(prefix):
+    """Makes pip see the runner's libraries and the session's packages, and change only the latter."""
+    from pip._internal.metadata import base, select_backend
+    from pip._internal.req import req_uninstall
+    from pip._internal.utils.misc import normalize_path
+
+    import sandbox_runner
+
+    environment = select_backend().Environment
+    first = sandbox_runner.packages()  # another version there hides the runner's
+    environment.default = classmethod(lambda cls: cls.from_paths([first, *(path for path in sys.path if path != first)]))
+    is_own = base.is_local = lambda path: normalize_path(path).startswith(prefix + os.sep)
+    req_uninstall.UninstallPathSet._permitted = lambda self, path: is_own(path)
+    make = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(lambda *args, **named: shorten(make(*args, **named)))
+
+
+@contextlib.contextmanager
+def temporary(prefix):
+    """Lets pip keep its temporary files beside the packages: they may be larger than /tmp. It removes those of
+    a pip that was killed, which no longer holds its lock.
+    """
+    os.makedirs(prefix, exist_ok=True)
+    is_alone = True
+    for entry in os.scandir(prefix):
+        if entry.name.startswith(".tmp-") and entry.is_dir(follow_symlinks=False):
+            try:
+                with locked(entry.path):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+            except OSError:
+                is_alone = False
+    if is_alone:
+        remove_unfinished()
+    before = tempfile.tempdir
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=prefix) as tempfile.tempdir, locked(tempfile.tempdir):
+            yield
+    finally:
+        tempfile.tempdir = before
+
+
+def remove_unfinished():
+    """Removes packages of which a pip that was killed has installed a part: they have no INSTALLER yet, and pip
+    would take them for installed.
+    """
+    import sandbox_runner
+
+    site = os.path.realpath(sandbox_runner.packages())
+    prefix = os.path.dirname(os.path.dirname(os.path.dirname(site)))  # scripts are in its bin
+    for info in glob.glob(glob.escape(site) + "/*.dist-info"):
+        if os.path.exists(info + "/INSTALLER"):
+            continue
+        with contextlib.suppress(OSError, ValueError), open(info + "/RECORD", encoding="utf-8") as record:
+            for name, *_ in csv.reader(record):
+                with contextlib.suppress(OSError, ValueError):
+                    parent, name = os.path.split(os.path.join(site, name))
+                    if os.path.realpath(parent).startswith(prefix + os.sep):  # a package may list anything
+                        os.unlink(os.path.join(parent, name))
+        shutil.rmtree(info, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(directory):
+    """Holds the lock of a directory. It raises BlockingIOError if another process does."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def shorten(record):
+    """Cuts the list of all versions that pip prints when none fits, to the newest."""
+    if "(from versions: %s)" in str(record.msg) and record.args:
+        *rest, versions = record.args
+        newest = str(versions).split(", ")[-10:]
+        record.args = (*rest, ", ".join(newest) if len(newest) < 10 else "…, " + ", ".join(newest))
+    return record
+
+
 def is_offline():
-    return len(socket.if_nameindex()) <= 1  # the loopback interface
+    return len(socket.if_nameindex()) <= 1 and "HTTPS_PROXY" not in os.environ  # the loopback interface, and no hosts
 
 
 def answer(wanted):
@@ -51,15 +189,20 @@ def answer(wanted):
     if missing:
         print(
             'No package index can be reached from this sandbox, so nothing can be installed. Use what "pip list" shows, '
-            "or ask the operator of the server to add a library (docs/environments.md).",
+            "or ask the operator of the server to turn packages on (SANDBOX_PACKAGES=pypi) or to add a library "
+            "(docs/environments.md).",
             file=sys.stderr,
         )
     return int(missing)
 
 
+def command(args):
+    return next((arg for arg in args if not arg.startswith("-")), None)
+
+
 def requirements(args):
     """What pip is asked to install, if it is. Errors are left to pip."""
-    if [arg for arg in args if not arg.startswith("-")][:1] != ["install"]:
+    if command(args) != "install":
         return []
     found, rest = [], iter(args[args.index("install") + 1 :])
     for arg in rest:

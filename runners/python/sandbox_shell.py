@@ -398,6 +398,11 @@ def install(line):
     SHELL.system(f"{sys.executable} -m pip {line}")
 
 
+def install_by_uv(line):
+    """%uv: the command, which is no module of this Python."""
+    SHELL.system(f"uv {line}")
+
+
 OWN_BUILTINS = {"__IPYTHON__": True, "display": display}
 
 
@@ -426,6 +431,7 @@ def make():
     formatters["text/plain"] = PlainText(parent=shell.display_formatter)
     formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", picture)
     shell.register_magic_function(install, magic_name="pip")
+    shell.register_magic_function(install_by_uv, magic_name="uv")
     shell.transform_cell("!a\n%b\nc?")  # compiles regular expressions
     sys.displayhook, sys.excepthook, sys.modules["__main__"] = before
     Shell.clear_instance()

@@ -44,6 +44,7 @@ type cells struct {
 	over    bool  // the interpreter has ended
 	exit    *int  // the exit code that it announced before it killed itself
 	broken  error // why the interpreter was killed: the driver broke the protocol
+	repeats bool  // the driver wants interrupts to be repeated
 	idle    sync.WaitGroup
 	heard   chan struct{} // closed after the last line
 	late    late
@@ -86,8 +87,8 @@ func (c *cells) listen() {
 	for lines.Scan() {
 		f := strings.Fields(lines.Text())
 		switch {
-		case len(f) == 1 && f[0] == "ready":
-			c.ready()
+		case len(f) >= 1 && f[0] == "ready":
+			c.ready(len(f) == 2 && f[1] == "repeat")
 		case len(f) == 3 && f[0] == "result":
 			if cell, code := c.named(f[1]), atoi(f[2]); cell != nil && code >= 0 && code <= 255 {
 				select {
@@ -135,12 +136,13 @@ func (c *cells) named(n string) *cell {
 	return nil
 }
 
-func (c *cells) ready() {
+func (c *cells) ready(repeats bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conn != nil || c.over {
 		return
 	}
+	c.repeats = repeats
 	channel := os.NewFile(channelFD, "agent")
 	if wire.WriteHello(channel, "interpreter") == nil {
 		c.conn = wire.NewConn(channel, wire.AgentSide, c.serve)
@@ -198,6 +200,21 @@ func (c *cells) serve(s *wire.Stream, f wire.Frame) {
 	_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeExit, Exit: &exit})
 }
 
+// interruptAgain is when an interrupt is repeated for a driver that asks for it: bash and its new
+// child lose one that comes while bash forks. The server ends the interpreter later.
+const interruptAgain = time.Second
+
+// interrupt sends SIGINT to the interpreter and its children if the cell has not ended. It reports
+// whether to repeat that: in most interpreters, a second one would end what handles the first.
+func (c *cells) interrupt(cell *cell) (again bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current == cell {
+		_ = syscall.Kill(-c.pid, syscall.SIGINT)
+	}
+	return c.repeats
+}
+
 var errInterpreterEnded = errors.New("the interpreter has ended")
 
 func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
@@ -246,7 +263,15 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 		c.current = cell
 	}
 	c.mu.Unlock()
-	go ForwardSignals(s, func() {}, func() { _ = syscall.Kill(-c.pid, syscall.SIGINT) })
+	go ForwardSignals(s, func() {}, func() {
+		// For a driver that cannot be interrupted yet. O_EXCL: code may have put a pipe there.
+		if f, err := dir.OpenFile("interrupted", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			_ = f.Close()
+		}
+		if c.interrupt(cell) {
+			time.AfterFunc(interruptAgain, func() { c.interrupt(cell) })
+		}
+	})
 	if late := c.late.take(); len(late) > 0 {
 		_ = s.Send(context.Background(), wire.Frame{Type: wire.TypeStdout, Data: late})
 	}

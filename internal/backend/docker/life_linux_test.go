@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -167,7 +168,7 @@ func TestFailedStart(t *testing.T) {
 			s.Mounts = []sandbox.Mount{{Source: "/usr/share", Target: "/etc/passwd/here"}}
 		}, "container"},
 		{"a mount has no source", nil, func(s *sandbox.Spec) {
-			s.Mounts = []sandbox.Mount{{Source: "/nonexistent", Target: "/here"}}
+			s.Mounts = []sandbox.Mount{{Source: filepath.Join(t.TempDir(), "missing"), Target: "/here"}}
 		}, "SANDBOX_HOST_PATH"},
 		{"no such image", nil, func(s *sandbox.Spec) { s.Image = "sha256:" + strings.Repeat("0", 64) }, "make images"},
 		{"no image", nil, func(s *sandbox.Spec) { s.Image = "" }, "make images"},

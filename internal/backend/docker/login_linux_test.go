@@ -2,6 +2,7 @@ package docker
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -73,7 +74,7 @@ func TestCheckUser(t *testing.T) {
 	}
 	for _, change := range []func(*engine){
 		func(e *engine) { e.mapped, e.uidBase = true, 100000 }, func(e *engine) { e.rootless = true }, func(e *engine) { e.machine = "another" },
-		func(e *engine) { e.dir = "/nonexistent" },
+		func(e *engine) { e.dir = filepath.Join(t.TempDir(), "missing") },
 	} {
 		other := *e
 		change(&other)

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,6 +64,9 @@ func (b *Backend) options(spec sandbox.Spec, img image, e *engine) client.Contai
 	}
 	if spec.Network {
 		host.NetworkMode = container.NetworkMode(b.networkName())
+	} else { // not the host's name servers. Podman writes no file then, which means the same.
+		host.DNS = []netip.Addr{netip.MustParseAddrPort(sandbox.ResolverAddr).Addr()}
+		host.DNSSearch, host.DNSOptions = []string{"."}, []string{"timeout:1", "attempts:2"}
 	}
 	return client.ContainerCreateOptions{Name: containerName(spec.ID), Config: cfg, HostConfig: host}
 }

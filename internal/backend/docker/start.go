@@ -137,7 +137,7 @@ func (b *Backend) agentOptions(spec sandbox.Spec, img image, e *engine) (opt cli
 	}
 	data, processes := b.processLimits(e, spec.Limits)
 	config, err := json.Marshal(agent.Config{
-		Forward: spec.Forward, DataBytes: uint64(data), Processes: uint64(processes),
+		Forward: spec.Forward, Names: spec.Forward && !spec.Network, DataBytes: uint64(data), Processes: uint64(processes),
 		NoZygote: spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < zygoteMemory,
 	})
 	if err != nil {
@@ -148,6 +148,9 @@ func (b *Backend) agentOptions(spec sandbox.Spec, img image, e *engine) (opt cli
 	opt.Config.Entrypoint = []string{agentPath, "landlock", string(config)}
 	opt.Config.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
 	opt.HostConfig.Tmpfs[confine.RunsDir] = opt.HostConfig.Tmpfs["/tmp"]
+	if !spec.Network { // the agent listens on the ports of names; Docker allows it by default
+		opt.HostConfig.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"}
+	}
 	if e.podman { // its own additional limits would fail on some machines; the agent sets limits for each run
 		opt.HostConfig.Ulimits = nil
 	}

@@ -31,15 +31,24 @@ func agentsOf(t *testing.T, workspace string) (agents []string) {
 }
 
 // TestAgentCapabilities: no thread of an agent has, or can get, more capabilities than runs need.
-// The agent drops CAP_NET_ADMIN after it has set up routes.
+// The agent drops CAP_NET_ADMIN after it has set up routes. It keeps CAP_NET_BIND_SERVICE to listen
+// for names.
 func TestAgentCapabilities(t *testing.T) {
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		sandboxtest.Skip(t, err.Error())
 	}
-	runs := fmt.Sprintf("%016x", 1<<unix.CAP_SYS_ADMIN|1<<unix.CAP_SYS_CHROOT|1<<unix.CAP_SETPCAP|1<<unix.CAP_SYS_RESOURCE)
-	for _, network := range []bool{false, true} {
-		t.Run(fmt.Sprintf("network %v", network), func(t *testing.T) {
-			b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), sandbox.Spec{Network: network})
+	const needed = 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_CHROOT | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_SYS_RESOURCE
+	for name, tc := range map[string]struct {
+		spec sandbox.Spec
+		caps int
+	}{
+		"alone":   {sandbox.Spec{}, needed},
+		"forward": {sandbox.Spec{Forward: true}, needed | 1<<unix.CAP_NET_BIND_SERVICE},
+		"network": {sandbox.Spec{Forward: true, Network: true}, needed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runs := fmt.Sprintf("%016x", tc.caps)
+			b := sandboxtest.Start(t, harness(t, open(t, t.TempDir(), sandboxtest.ID())), tc.spec)
 			b.Alive(t)
 			agents := agentsOf(t, b.Workspace)
 			if len(agents) != 1 {

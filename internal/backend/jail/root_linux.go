@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"mcp-code-sandbox/internal/sandbox"
 )
@@ -79,9 +80,12 @@ func (b *Backend) sandboxArgs(spec sandbox.Spec, workspace, agentConfig string) 
 		"--die-with-parent", "--new-session", "--as-pid-1",
 		"--cap-drop", "ALL",
 	)
-	caps := agentCaps
-	if spec.Network {
-		caps = append(slices.Clip(caps), "CAP_NET_ADMIN") // for the unreachable routes
+	caps := slices.Clip(agentCaps)
+	switch {
+	case spec.Network:
+		caps = append(caps, "CAP_NET_ADMIN") // for the unreachable routes
+	case spec.Forward:
+		caps = append(caps, "CAP_NET_BIND_SERVICE") // for the ports of names, also of the name server
 	}
 	for _, c := range caps {
 		args = append(args, "--cap-add", c)
@@ -157,8 +161,9 @@ func (b *Backend) sharedZygoteArgs(spec sandbox.Spec, interpreter []string, sour
 func (b *Backend) rootArgs(mounts []sandbox.Mount, network bool) ([]string, error) {
 	var all []sandbox.Mount
 	for _, name := range etcNames() {
-		if name != "resolv.conf" || network {
-			all = append(all, sandbox.Mount{Source: filepath.Join(b.files, name), Target: "/etc/" + name})
+		if name != unusedResolver(network) {
+			target := strings.TrimSuffix(name, ".loopback")
+			all = append(all, sandbox.Mount{Source: filepath.Join(b.files, name), Target: "/etc/" + target})
 		}
 	}
 	args := systemArgs()
@@ -170,6 +175,15 @@ func (b *Backend) rootArgs(mounts []sandbox.Mount, network bool) ([]string, erro
 		args = append(args, "--ro-bind", path, m.Target)
 	}
 	return args, nil
+}
+
+// unusedResolver is the name server's file of the other sandboxes: those with a network use that of
+// the network, the others their agent.
+func unusedResolver(network bool) string {
+	if network {
+		return "resolv.conf.loopback"
+	}
+	return "resolv.conf"
 }
 
 // systemArgs are the arguments for the parts of a root that all sandboxes share.

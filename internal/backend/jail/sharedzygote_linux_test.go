@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -302,9 +303,14 @@ server.recv(1)
 	b := open(t, t.TempDir(), sandboxtest.ID())
 	h := harness(t, b)
 	box := sandboxtest.Start(t, h, sandbox.Spec{Zygotes: []sandbox.Zygote{{Name: "slow", Argv: []string{"/usr/bin/python3"}, Source: []byte(slow)}}})
+	// Nothing here waits for the zygote, which a busy machine starts late.
+	deadline := time.Now().Add(10 * time.Second)
+	for len(sharedZygotes(t)) == 0 && time.Now().Before(deadline) {
+		runtime.Gosched()
+	}
 	shared := theSharedZygote(t)
 	var fork int
-	for deadline := time.Now().Add(10 * time.Second); fork == 0 && time.Now().Before(deadline); {
+	for fork == 0 && time.Now().Before(deadline) {
 		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", shared))
 		if err != nil {
 			t.Fatal(err)

@@ -138,7 +138,7 @@ func (s *jailed) release() {
 
 // agentConfig is the agent's command line argument.
 func (b *Backend) agentConfig(spec sandbox.Spec, zygotes []adoption) (string, error) {
-	cfg := agent.Config{Forward: spec.Forward}
+	cfg := agent.Config{Forward: spec.Forward, Names: spec.Forward && !spec.Network}
 	if b.ids.why == "" {
 		cfg.Close = agent.ZygoteFD + len(zygotes) // the identity's namespace
 	}

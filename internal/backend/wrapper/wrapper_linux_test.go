@@ -338,7 +338,7 @@ func TestRefusals(t *testing.T) {
 	b := wrapper.New(wrapper.Config{})
 	defer b.Close()
 	for name, spec := range map[string]sandbox.Spec{
-		"gone":       {ID: "a", Wrapper: "/nonexistent"},
+		"gone":       {ID: "a", Wrapper: filepath.Join(t.TempDir(), "missing")},
 		"no wrapper": {ID: "b"},
 		"network":    {ID: "c", Wrapper: t.TempDir(), Network: true},
 	} {

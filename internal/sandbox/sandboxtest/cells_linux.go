@@ -96,12 +96,33 @@ func (s *suite) testCells(t *testing.T) {
 		} {
 			r := b.BeginUntil(t, "on\n", Cell(t, language, code))
 			r.Send(t, wire.TypeInterrupt)
-			if res := r.WaitFor(t, 2*time.Second); res.Exit.Code != 130 || res.Exit.Lost {
+			if res := r.Wait(t); res.Exit.Code != 130 || res.Exit.Lost {
 				t.Errorf("%s: %+v %s", language, res.Exit, res.Stderr)
 			}
 			after := map[string]string{"python": "kept", "shell": "echo $kept"}[language]
 			if res := b.Run(t, Cell(t, language, after)); string(res.Stdout) != "1\n" || res.Exit.Fresh {
 				t.Errorf("%s after the interrupt: %q %+v %s", language, res.Stdout, res.Exit, res.Stderr)
+			}
+		}
+	})
+	t.Run("InterruptOnce", func(t *testing.T) { // or what the code does because of it would end as well
+		r := s.start(t, sandbox.Spec{}).BeginUntil(t, "on\n", Cell(t, "python",
+			"import time\ntry:\n    print('on', flush=True)\n    while True: time.sleep(0.1)\nexcept KeyboardInterrupt:\n    time.sleep(1.5)\n    print('saved')"))
+		r.Send(t, wire.TypeInterrupt)
+		if res := r.Wait(t); string(res.Stdout) != "on\nsaved\n" || res.Exit.Code != 0 {
+			t.Errorf("%q %+v %s", res.Stdout, res.Exit, res.Stderr)
+		}
+	})
+	t.Run("EarlyInterrupt", func(t *testing.T) {
+		// The interpreter is still starting, or has not read the cell yet.
+		b := s.start(t, sandbox.Spec{})
+		for language, code := range map[string]string{"python": "import time\ntime.sleep(60)", "shell": "sleep 60"} {
+			for i := range 10 {
+				r := b.Begin(t, Cell(t, language, code))
+				r.Send(t, wire.TypeInterrupt)
+				if res := r.Wait(t); res.Exit.Code != 130 || res.Exit.Lost || res.Exit.Fresh != (i == 0) {
+					t.Errorf("%s, cell %d: %+v %s", language, i, res.Exit, res.Stderr)
+				}
 			}
 		}
 	})
@@ -174,7 +195,7 @@ func (s *suite) testCells(t *testing.T) {
 		}
 		r := b.BeginUntil(t, "on\n", Cell(t, "shell", "kept=1; echo on; while true; do sleep 0.1; done"))
 		r.Send(t, wire.TypeInterrupt)
-		if res := r.WaitFor(t, 2*time.Second); res.Exit.Code != 130 || res.Exit.Lost {
+		if res := r.Wait(t); res.Exit.Code != 130 || res.Exit.Lost {
 			t.Errorf("an interrupt under set -e: %+v %s", res.Exit, res.Stderr)
 		}
 		if res := b.Run(t, Cell(t, "shell", "echo $kept")); string(res.Stdout) != "1\n" || res.Exit.Fresh {

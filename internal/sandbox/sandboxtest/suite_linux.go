@@ -105,6 +105,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 	}
 	t.Run("NoNetwork", s.testNoNetwork)
 	t.Run("Forward", s.testForward)
+	t.Run("Names", s.testNames)
 	t.Run("Output", s.testOutput)
 	t.Run("Exit", s.testExit)
 	t.Run("NothingSurvives", s.testNothingSurvives)

@@ -1,4 +1,8 @@
-package proxy
+// Package audit writes the audit trail: a file of JSON lines that form a hash chain, which several
+// processes can share. Every room of the door writes a line before it sends anything outside.
+//
+// It knows nothing of what it records.
+package audit
 
 import (
 	"bufio"
@@ -10,11 +14,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
-	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -25,9 +26,10 @@ import (
 const (
 	EventIssued   = "token_issued"
 	EventRevoked  = "token_revoked"
-	EventIntent   = "request"  // written before anything is sent to the service
-	EventComplete = "response" // written when the call has ended
+	EventIntent   = "request"  // written before anything is sent outside
+	EventComplete = "response" // written when the call or connection has ended
 	EventDenied   = "denied"
+	EventFile     = "file" // a file of a package, before it is sent to a sandbox
 )
 
 // Record is one line of the audit trail. It never contains headers, bodies, tokens or query values.
@@ -39,15 +41,18 @@ type Record struct {
 	User      string    `json:"user,omitempty"`
 	Execution string    `json:"execution_id,omitempty"`
 	JTI       string    `json:"jti,omitempty"`
+	Room      string    `json:"room,omitempty"` // of the door; empty: the execution proxy
 	Service   string    `json:"service,omitempty"`
+	Host      string    `json:"host,omitempty"` // and port
 	Method    string    `json:"method,omitempty"`
 	Path      string    `json:"path,omitempty"`
 	Query     []string  `json:"query,omitempty"` // keys only
 	Decision  string    `json:"decision,omitempty"`
 	Reason    string    `json:"reason,omitempty"`
+	Digest    string    `json:"digest,omitempty"` // of a file: sha256, or sha512 for npm
 	Status    int       `json:"status,omitempty"`
-	Sent      int64     `json:"bytes_sent,omitempty"`     // to the service
-	Received  int64     `json:"bytes_received,omitempty"` // from it, as forwarded
+	Sent      int64     `json:"bytes_sent,omitempty"`     // outside
+	Received  int64     `json:"bytes_received,omitempty"` // from there, as forwarded
 	Duration  float64   `json:"duration_ms,omitempty"`
 	Prev      string    `json:"prev"` // the hash of the previous line
 }
@@ -65,55 +70,80 @@ var genesis = hex.EncodeToString(make([]byte, sha256.Size))
 // maxLine bounds a line. Paths and query keys are clipped to fit.
 const maxLine = 32 << 10
 
-// Audit appends to the audit trail, a file of JSON lines that form a hash chain. Processes can
-// share the file: they lock another file next to it, which also holds a checkpoint, the end of the
-// chain. If the trail is moved away, a new file continues the chain.
-type Audit struct {
+// Trail appends to the audit trail. Processes that share the file lock another file next to it,
+// which also holds a checkpoint, the end of the chain. If the trail is moved away, a new file
+// continues the chain. The methods are safe for concurrent use.
+type Trail struct {
 	path string
 	now  func() time.Time
 
 	mu         sync.Mutex
-	checkpoint *os.File // locked while a process appends
+	checkpoint *os.File // locked while a process appends; nil until the first record
 	f          *os.File // the trail
 	size       int64    // of f, when this process last used it; -1: unknown
 	seq        uint64
 	hash       string
 }
 
-// OpenAudit opens the trail at path and creates it if needed.
-func OpenAudit(path string) (*Audit, error) {
-	a := &Audit{path: path, now: time.Now, hash: genesis}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("open the audit trail: %w", err)
-	}
-	var err error
-	if a.checkpoint, err = os.OpenFile(checkpointPath(path), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-		return nil, fmt.Errorf("open the audit trail: %w", err)
-	}
-	if err := a.locked(a.catchUp); err != nil {
-		_ = a.Close()
-		return nil, fmt.Errorf("read the audit trail %s: %w", path, err)
+// Open opens the trail at path. If it does not exist, the first record creates it.
+func Open(path string) (*Trail, error) {
+	a := &Trail{path: path, now: time.Now, hash: genesis}
+	for _, name := range []string{path, checkpointPath(path)} {
+		if _, err := os.Lstat(name); err == nil {
+			return a, a.open()
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("open the audit trail: %w", err)
+		}
 	}
 	return a, nil
+}
+
+// open opens the files and finds the end of the chain.
+func (a *Trail) open() error {
+	if err := os.MkdirAll(filepath.Dir(a.path), 0o700); err != nil {
+		return fmt.Errorf("open the audit trail: %w", err)
+	}
+	checkpoint, err := os.OpenFile(checkpointPath(a.path), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the audit trail: %w", err)
+	}
+	a.checkpoint = checkpoint
+	if err := a.locked(a.catchUp); err != nil {
+		_ = a.close()
+		return fmt.Errorf("read the audit trail %s: %w", a.path, err)
+	}
+	return nil
 }
 
 func checkpointPath(path string) string { return path + ".turn" }
 
 // Close closes the files.
-func (a *Audit) Close() error {
+func (a *Trail) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	err := a.checkpoint.Close()
-	if a.f != nil {
-		err = errors.Join(err, a.f.Close())
+	return a.close()
+}
+
+func (a *Trail) close() error {
+	var err error
+	for _, f := range []*os.File{a.checkpoint, a.f} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
 	}
+	a.checkpoint, a.f = nil, nil
 	return err
 }
 
-// append writes a record. On error, nothing was written.
-func (a *Audit) append(r Record) error {
+// Append writes a record. On error, nothing was written.
+func (a *Trail) Append(r Record) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.checkpoint == nil {
+		if err := a.open(); err != nil {
+			return err
+		}
+	}
 	err := a.locked(func() error {
 		if err := a.catchUp(); err != nil {
 			return err
@@ -141,7 +171,7 @@ func (a *Audit) append(r Record) error {
 }
 
 // locked calls f while no other process appends.
-func (a *Audit) locked(f func() error) error {
+func (a *Trail) locked(f func() error) error {
 	if err := filelock.Lock(a.checkpoint); err != nil {
 		return err
 	}
@@ -151,7 +181,7 @@ func (a *Audit) locked(f func() error) error {
 
 // catchUp finds the end of the chain if another process appended or the file was moved. It removes
 // an incomplete last line that a crash left: nothing was done for it.
-func (a *Audit) catchUp() error {
+func (a *Trail) catchUp() error {
 	if err := a.reopen(); err != nil {
 		return err
 	}
@@ -191,7 +221,7 @@ func (a *Audit) catchUp() error {
 }
 
 // reopen opens the file at the path, unless it is open already.
-func (a *Audit) reopen() error {
+func (a *Trail) reopen() error {
 	if a.f != nil {
 		here, err := a.f.Stat()
 		if err != nil {
@@ -266,9 +296,9 @@ func unseal(line []byte) (Record, string, error) {
 	return r, hash, nil
 }
 
-// VerifyAuditFile verifies the trail at path and compares its end with the checkpoint. Only the
+// VerifyFile verifies the trail at path and compares its end with the checkpoint. Only the
 // checkpoint shows that records were removed at the end, or that the last one was replaced.
-func VerifyAuditFile(path string) (Verified, error) {
+func VerifyFile(path string) (Verified, error) {
 	last, want := uint64(0), ""
 	if f, err := os.Open(checkpointPath(path)); err == nil { // missing for a trail that was moved away
 		last, want, _ = readCheckpoint(f) // before the trail, which a server may be writing
@@ -281,7 +311,7 @@ func VerifyAuditFile(path string) (Verified, error) {
 		return Verified{}, err
 	}
 	defer f.Close()
-	v, err := verifyAudit(f)
+	v, err := verify(f)
 	switch {
 	case err != nil:
 	case v.Last == 0 && last > 0:
@@ -301,10 +331,10 @@ type Verified struct {
 	Hash        string // of the last record
 }
 
-// verifyAudit verifies each line's hash and that each line continues the previous one. Compare
+// verify verifies each line's hash and that each line continues the previous one. Compare
 // the last hash with one that was saved elsewhere: the chain proves that nothing before it was
 // changed, removed or inserted.
-func verifyAudit(r io.Reader) (v Verified, err error) {
+func verify(r io.Reader) (v Verified, err error) {
 	b := bufio.NewReaderSize(r, maxLine)
 	for n := 1; ; n++ {
 		line, err := b.ReadSlice('\n')
@@ -328,19 +358,4 @@ func verifyAudit(r io.Reader) (v Verified, err error) {
 		}
 		v.Last, v.Hash = record.Seq, own
 	}
-}
-
-// Bounds of the query keys in a record.
-const (
-	maxQueryKeys = 32
-	maxQueryKey  = 64
-)
-
-func queryKeys(values url.Values) []string {
-	keys := slices.Sorted(maps.Keys(values))
-	keys = keys[:min(len(keys), maxQueryKeys)]
-	for i, k := range keys {
-		keys[i] = clip(k, maxQueryKey)
-	}
-	return keys
 }
