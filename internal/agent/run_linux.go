@@ -61,13 +61,12 @@ func (a *agent) runProgram(s *wire.Stream, r *wire.Run) (exit wire.Exit, release
 	}
 	go runinit.ForwardSignals(s, run.Kill, run.Interrupt)
 
-	out := runinit.NewOutput(s)
+	out := runinit.NewOutput(s, run.Stdout, run.Stderr)
 	var pumps sync.WaitGroup
 	if r.Displays {
 		pumps.Go(func() { run.Show(out.Show) })
 	}
-	pumps.Go(func() { out.Pump(wire.TypeStdout, run.Stdout) })
-	pumps.Go(func() { out.Pump(wire.TypeStderr, run.Stderr) })
+	pumps.Go(out.Pump)
 
 	status, err := run.Wait()
 	now := time.Now()

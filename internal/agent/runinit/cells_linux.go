@@ -241,7 +241,6 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 			return 0, err
 		}
 	}
-	cell := &cell{n: c.n, out: NewOutput(s), result: make(chan int, 1), displays: displays{dir: dir, clears: wire.MaxClears}}
 	stdout, stdoutEnd, err := fifo(dir, "stdout")
 	if err != nil {
 		return 0, err
@@ -252,9 +251,12 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 		_ = stdoutEnd.Close()
 		return 0, err
 	}
-	var pumps sync.WaitGroup
-	pumps.Go(func() { cell.out.Pump(wire.TypeStdout, stdout) })
-	pumps.Go(func() { cell.out.Pump(wire.TypeStderr, stderr) })
+	cell := &cell{
+		n: c.n, out: NewOutput(s, stdout, stderr), result: make(chan int, 1),
+		displays: displays{dir: dir, clears: wire.MaxClears},
+	}
+	var pump sync.WaitGroup
+	pump.Go(cell.out.Pump)
 
 	c.mu.Lock()
 	if c.over {
@@ -284,7 +286,7 @@ func (c *cells) run(s *wire.Stream, r *wire.Run) (int, error) {
 	now := time.Now()
 	_ = stdout.SetReadDeadline(now)
 	_ = stderr.SetReadDeadline(now)
-	pumps.Wait()
+	pump.Wait()
 	_ = stdoutEnd.Close() // not earlier: the pipe would end before the cell does
 	_ = stderrEnd.Close()
 	c.late.keep(cell.n, stdout)

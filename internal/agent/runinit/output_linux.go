@@ -41,32 +41,44 @@ const (
 	readPause  = time.Millisecond
 )
 
-// NewOutput returns the output of the run on that stream.
-func NewOutput(s *wire.Stream) *Output { return &Output{stream: s} }
+// NewOutput returns the output of the run on that stream. It knows both pipes before the first
+// display, which may come before Pump has started.
+func NewOutput(s *wire.Stream, stdout, stderr *os.File) *Output {
+	o := &Output{stream: s}
+	o.add(wire.TypeStdout, stdout)
+	o.add(wire.TypeStderr, stderr)
+	return o
+}
 
-// Pump sends what comes from a pipe until its end or, once the read deadline has passed, until it
-// is empty.
-func (o *Output) Pump(t wire.Type, r *os.File) {
-	raw, err := r.SyscallConn()
-	if err != nil {
-		return
+func (o *Output) add(t wire.Type, r *os.File) {
+	if raw, err := r.SyscallConn(); err == nil {
+		o.pipes = append(o.pipes, &outputPipe{kind: t, raw: raw, buf: make([]byte, wire.MaxData)})
 	}
-	p := &outputPipe{kind: t, raw: raw, buf: make([]byte, wire.MaxData)}
-	o.turn.Lock()
-	o.pipes = append(o.pipes, p)
-	o.turn.Unlock()
-	for more := true; more; {
-		if p.reads > quickReads {
+}
+
+// Pump sends what comes from the pipes, from each until its end or, once the read deadline has
+// passed, until it is empty.
+func (o *Output) Pump() {
+	var pumps sync.WaitGroup
+	for _, p := range o.pipes {
+		pumps.Go(func() { o.pump(p) })
+	}
+	pumps.Wait()
+}
+
+func (o *Output) pump(p *outputPipe) {
+	for more, many := true, false; more; {
+		if many {
 			time.Sleep(readPause)
 		}
-		err := raw.Read(func(fd uintptr) bool {
+		err := p.raw.Read(func(fd uintptr) bool {
 			o.turn.Lock()
 			defer o.turn.Unlock()
-			if t == wire.TypeStderr { // of what is in both pipes, output probably came before the error
+			if p.kind == wire.TypeStderr { // of what is in both pipes, output probably came before the error
 				o.drainOthers(p)
 			}
 			n, again := o.pass(p, fd)
-			more = n > 0
+			more, many = n > 0, p.reads > quickReads
 			return !again
 		})
 		if errors.Is(err, os.ErrDeadlineExceeded) {
