@@ -45,14 +45,10 @@ func checkNetwork(inv *invocation) sandbox.Check {
 	return c
 }
 
-// maxTunnels bounds the memory of their buffers: 128 KB each, and up to 256 KB that arrived from
-// code and the host does not take.
-const maxTunnels = 1024
-
 // newEgress returns what connects code to hosts by name, or nil with SANDBOX_NETWORK=off.
 func (a *app) newEgress(network serviceconfig.Network, trail *audit.Trail) (*egress.Egress, error) {
 	if a.settings.Network == networkOff {
-		if len(network.Allow) > 0 {
+		if network.Allow != nil {
 			a.log.Warn("network.allow has no effect: SANDBOX_NETWORK is off, so runs reach no hosts", "fix", "set SANDBOX_NETWORK=list")
 		}
 		return nil, nil
@@ -62,7 +58,7 @@ func (a *app) newEgress(network serviceconfig.Network, trail *audit.Trail) (*egr
 	}
 	e, err := egress.New(egress.Config{
 		Ceiling: network.Allow, UploadBytes: network.UploadBytes, Closed: a.isolation.closed, Audit: trail,
-		MaxTunnels: min(max(httpapi.MaxConnections()/4, 64), maxTunnels), Operator: session.Local.ID,
+		MaxTunnels: min(max(httpapi.MaxConnections()/4, 64), egress.MaxTunnels), Operator: session.Local.ID,
 		Registerer: a.metrics, Logger: a.log, User: a.services.email,
 	})
 	if err != nil {

@@ -27,11 +27,12 @@ import (
 	"mcp-code-sandbox/internal/share"
 )
 
-// Defaults of Config.
-const (
-	defaultUploadBytes = 10 << 20
-	defaultTunnels     = 1024
-)
+// defaultUploadBytes is the default of Config.UploadBytes.
+const defaultUploadBytes = 10 << 20
+
+// MaxTunnels bounds the memory of the tunnels' buffers: 128 KB each, and up to 256 KB that arrived
+// from code and the host does not take.
+const MaxTunnels = 1024
 
 const (
 	dialTimeout  = 10 * time.Second
@@ -47,7 +48,7 @@ type Config struct {
 	Audit  *audit.Trail
 	// UploadBytes bounds what a run sends outside; 0: defaultUploadBytes.
 	UploadBytes int64
-	// MaxTunnels bounds the connections of all callers; 0: defaultTunnels. If another caller needs
+	// MaxTunnels bounds the connections of all callers; 0: MaxTunnels. If another caller needs
 	// room, a caller loses its oldest ones beyond an equal share. Operator never loses any.
 	MaxTunnels int
 	Operator   string
@@ -78,7 +79,7 @@ type Egress struct {
 func New(cfg Config) (*Egress, error) {
 	e := &Egress{
 		cfg: cfg, log: cfg.Logger, dialer: cfg.Closed.Dialer(dialTimeout, cfg.Closed.Opened()),
-		tunnels: share.New(share.Config{Capacity: int64(cmp.Or(cfg.MaxTunnels, defaultTunnels)), Exempt: cfg.Operator}),
+		tunnels: share.New(share.Config{Capacity: int64(cmp.Or(cfg.MaxTunnels, MaxTunnels)), Exempt: cfg.Operator}),
 		runs:    map[string]*run{}, byToken: map[string]*run{}, bySandbox: map[string][]*run{}, pacers: map[string]*rate.Limiter{},
 	}
 	if cfg.Audit == nil {
@@ -121,7 +122,7 @@ func (e *Egress) dial(ctx context.Context, to target) (net.Conn, *refusal) {
 	timeout, isTimeout := errors.AsType[net.Error](err)
 	switch {
 	case ctx.Err() != nil:
-		return nil, cmp.Or(causeOf(ctx), errEnded)
+		return nil, cmp.Or(causeOf(ctx), errLeft)
 	case errors.Is(err, closednet.ErrAddress):
 		return nil, refuse(403, codePrivate, "%s has an address that code must not reach: it is private, this server's or denied. "+
 			"The operator can open private networks with SANDBOX_NETWORK_ALLOW.", to).

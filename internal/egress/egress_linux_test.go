@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -115,6 +116,30 @@ func TestUnreachable(t *testing.T) {
 	s.wantBlocked("run_2", "nowhere.example.com none: the name does not exist")
 	if trail, err := os.ReadFile(s.file); err != nil || strings.Contains(string(trail), audit.EventDenied) {
 		t.Errorf("nothing was denied: %v\n%s", err, trail)
+	}
+}
+
+// TestCodeLeaves: the result says so if code gave up before the host had answered.
+func TestCodeLeaves(t *testing.T) {
+	s := enter(t, Config{})
+	if s == nil {
+		return
+	}
+	asked := make(chan struct{}, 10)
+	s.dialer.Resolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		asked <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	auth := s.grant("run_1", "sb", "api.example.com")
+	c := s.dial("sb", "")
+	fmt.Fprintf(c, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\nProxy-Authorization: %s\r\n\r\n", auth)
+	<-asked
+	c.Close()
+	s.conns.Wait()
+	s.wantBlocked("run_1", "api.example.com none: the code left before the host had answered")
+	if trail, err := os.ReadFile(s.file); err != nil || !strings.Contains(string(trail), `"reason":"interrupted"`) {
+		t.Errorf("%v\n%s", err, trail)
 	}
 }
 

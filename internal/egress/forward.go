@@ -23,7 +23,7 @@ const (
 // goes: net/http has replaced the Host of the request by it, as RFC 9112 demands of a proxy.
 func (e *Egress) serveURL(w http.ResponseWriter, r *http.Request, runs []*run) *refusal {
 	switch {
-	case strings.EqualFold(r.URL.Scheme, "https"):
+	case r.URL.Scheme == "https":
 		return refuse(http.StatusBadRequest, codeInvalid, "Use CONNECT for https:// addresses: the proxy does not see into TLS.")
 	case r.URL.Scheme != "http" || r.URL.Host == "":
 		return refuse(http.StatusBadRequest, codeInvalid, "The proxy serves CONNECT and http:// addresses only.")

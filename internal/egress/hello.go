@@ -33,7 +33,7 @@ func beginsTLS(b []byte) bool {
 		return true
 	case b[3] == 0 && b[4] == 0: // no content: the next record follows
 		return isType(b[5])
-	case b[0] == recordAlert && b[1] == 3 && b[3] == 0 && b[4] == 2: // of whatever level
+	case b[0] == recordAlert && b[1] == 3 && b[3] == 0 && b[4] == 2: // a warning or fatal
 		return true
 	}
 	return b[5] == 1 // a ClientHello, a change_cipher_spec or a warning

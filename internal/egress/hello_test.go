@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -54,6 +55,79 @@ func TestUnreadRefusal(t *testing.T) {
 		}
 		e.Release("run_1")
 		code.Close()
+	})
+}
+
+// TestUnreadAnswer: so does code that never reads the answers to its plain requests.
+func TestUnreadAnswer(t *testing.T) {
+	e := newEgress(t, Config{})
+	synctest.Test(t, func(t *testing.T) {
+		e.Grant("ann", "run_1", "sb", []string{"api.example.com:443"})
+		code, conn := net.Pipe()
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			httpconn.Serve(t.Context(), conn, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.ServeSandbox(w, r, "sb") }), slog.New(slog.DiscardHandler))
+		}()
+		start := time.Now()
+		fmt.Fprint(code, "GET http://evil.example.com/ HTTP/1.1\r\nHost: evil.example.com\r\n\r\n")
+		<-served
+		if took := time.Since(start); took < refusalTimeout || took > 2*refusalTimeout {
+			t.Errorf("it took %v", took)
+		}
+		e.Release("run_1")
+		code.Close()
+	})
+}
+
+// halfConn is one end of two pipes, so that each direction ends on its own.
+type halfConn struct {
+	net.Conn // in
+	out      net.Conn
+}
+
+func (c halfConn) Write(p []byte) (int, error)      { return c.out.Write(p) }
+func (c halfConn) CloseWrite() error                { return c.out.Close() }
+func (c halfConn) SetWriteDeadline(time.Time) error { return nil }
+func (c halfConn) Close() error                     { return errors.Join(c.Conn.Close(), c.out.Close()) }
+
+func halfConns() (a, b halfConn) {
+	in, inEnd := net.Pipe()
+	out, outEnd := net.Pipe()
+	return halfConn{in, outEnd}, halfConn{out, inEnd}
+}
+
+// TestCodeHasLeft: a connection whose code has sent its end lasts while the host sends, and ends
+// when the host has been silent for a while.
+func TestCodeHasLeft(t *testing.T) {
+	e := newEgress(t, Config{})
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		code, codeEnd := halfConns()
+		conn, host := halfConns()
+		go func() { _, _ = io.Copy(io.Discard, code) }()
+		tun := &tunnel{Conn: conn, e: e, runs: []*run{{}}, to: target{"api.example.com", 7000}, ctx: ctx, cancel: cancel}
+		tun.runs[0].upload.Store(1 << 20)
+		carried := make(chan struct{})
+		start := time.Now()
+		go func() {
+			defer close(carried)
+			tun.carry(codeEnd)
+		}()
+		go func() { _, _ = io.Copy(io.Discard, host) }()
+		_ = code.CloseWrite()
+		for range 3 {
+			time.Sleep(halfTimeout - time.Second)
+			if _, err := host.Write([]byte("still here")); err != nil {
+				t.Errorf("after %v: %v", time.Since(start), err)
+			}
+		}
+		last := time.Now()
+		<-carried
+		if silent := time.Since(last); silent != halfTimeout {
+			t.Errorf("it ended %v after the host's last byte", silent)
+		}
 	})
 }
 

@@ -50,7 +50,9 @@ func (r *refusal) Error() string { return r.message }
 
 // Why connections end before their time.
 var (
-	errEnded   = refuse(http.StatusForbidden, codeEnded, "The run has ended, and its connections with it.")
+	errEnded = refuse(http.StatusForbidden, codeEnded, "The run has ended, and its connections with it.")
+	errLeft  = refuse(http.StatusBadGateway, resultInterrupted, "The code closed its connection.").
+			because("the code left before the host had answered")
 	errYielded = refuse(http.StatusServiceUnavailable, codeBusy, "The connection was ended to make room for another user: use fewer at a time.").
 			because("the connection was ended to make room for another user")
 )
@@ -63,7 +65,7 @@ func causeOf(ctx context.Context) *refusal {
 
 // write answers a request with a refusal.
 func (r *refusal) write(w http.ResponseWriter) {
-	body, _ := json.Marshal(map[string]string{"error": r.code, "message": r.message})
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(refusalTimeout)) // code may never read it
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -71,7 +73,12 @@ func (r *refusal) write(w http.ResponseWriter) {
 		h.Set("Proxy-Authenticate", `Basic realm="run"`)
 	}
 	w.WriteHeader(r.status)
-	_, _ = w.Write(append(body, '\n'))
+	_, _ = w.Write(append(r.body(), '\n'))
+}
+
+func (r *refusal) body() []byte {
+	body, _ := json.Marshal(map[string]string{"error": r.code, "message": r.message})
+	return body
 }
 
 // writeConnect answers a CONNECT. Clients show the status line only, so it says what to do.
@@ -83,7 +90,7 @@ func (r *refusal) writeConnect(w http.ResponseWriter) {
 	}
 	defer conn.Close()
 	_ = conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) // code may never read it
-	body, _ := json.Marshal(map[string]string{"error": r.code, "message": r.message})
+	body := r.body()
 	more := ""
 	if r.status == http.StatusProxyAuthRequired {
 		more = "Proxy-Authenticate: Basic realm=\"run\"\r\n"

@@ -156,8 +156,8 @@ func (e *Egress) admit(runs []*run, host string) ([]*run, target, *refusal) {
 	return nil, to, e.refused(runs, to.String(), to.name, e.notAllowed(to))
 }
 
-// portOf returns the port that code means which looked a name up: one that the ceiling allows. It
-// is 0 for the usual ones, and where none is allowed.
+// portOf guesses the port for a name that code only looked up: the first that the ceiling allows.
+// It returns 0 if that includes 443 or 80, or if none is allowed.
 func (e *Egress) portOf(name string) uint16 {
 	allowed := slices.IndexFunc(e.ceiling, func(r rule) bool { return r.covers(rule{target: target{name, r.port}}) })
 	if allowed < 0 || e.isWithin(rule{target: target{name, 443}}) || e.isWithin(rule{target: target{name, 80}}) {
@@ -189,7 +189,7 @@ func (e *Egress) refused(runs []*run, host, name string, p *refusal) *refusal {
 	return p
 }
 
-// printable replaces what does not belong into a status line or a result.
+// printable replaces what does not belong in a status line or a result.
 func printable(s string) string {
 	return strings.Map(func(c rune) rune {
 		if c < ' ' || c > '~' {

@@ -31,7 +31,12 @@ type tunnel struct {
 	start  time.Time
 
 	sent, received atomic.Int64
+	half           atomic.Bool // code has sent its end
 }
+
+// halfTimeout is how long a host may be silent after code has sent its end: the agent cannot tell
+// whether code still reads.
+const halfTimeout = time.Minute
 
 // open connects to a host for the first of runs, after the audit trail has a record of it. cancel
 // ends ctx, and with it the connection. The caller calls finish.
@@ -108,19 +113,29 @@ func (t *tunnel) Write(p []byte) (int, error) {
 		t.cancel(p)
 		return 0, p
 	}
+	t.sent.Add(int64(len(p))) // first: finish may come before Write returns
 	n, err := t.Conn.Write(p)
-	t.sent.Add(int64(n))
+	t.sent.Add(int64(n - len(p)))
 	return n, err
 }
 
 func (t *tunnel) Read(p []byte) (int, error) {
 	n, err := t.Conn.Read(p)
 	t.received.Add(int64(n))
+	if t.half.Load() {
+		t.limitSilence()
+	}
 	return n, err
 }
 
 // CloseWrite says that code sends no more.
-func (t *tunnel) CloseWrite() error { return closeWrite(t.Conn) }
+func (t *tunnel) CloseWrite() error {
+	t.half.Store(true)
+	t.limitSilence()
+	return closeWrite(t.Conn)
+}
+
+func (t *tunnel) limitSilence() { _ = t.SetReadDeadline(time.Now().Add(halfTimeout)) }
 
 // exhausted returns why a run may open no more connections, or nil.
 func (e *Egress) exhausted(r *run) *refusal {

@@ -250,6 +250,63 @@ func TestDialChurn(t *testing.T) {
 	}
 }
 
+// afterWrite is a connection that calls a function after each Write, as if the writer had been
+// preempted there.
+type afterWrite struct {
+	net.Conn
+	call func()
+}
+
+func (c afterWrite) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.call()
+	return n, err
+}
+
+// A peer that opens a stream as soon as it knows that another has ended finds a place for it.
+func TestFullOfDials(t *testing.T) {
+	accepted := make(chan *Stream, maxStreams+1)
+	pause := func() {}
+	sc, ac := net.Pipe()
+	server := NewConn(afterWrite{sc, func() { pause() }}, ServerSide, func(s *Stream, _ Frame) { accepted <- s })
+	defer server.Close()
+	agent := NewConn(ac, AgentSide, nil)
+	defer agent.Close()
+	mine := map[uint64]*Stream{}
+	for range maxStreams {
+		s := open(t, agent, dial)
+		mine[s.id] = s
+	}
+	theirs := <-accepted
+	for range maxStreams - 1 {
+		<-accepted
+	}
+	_ = mine[theirs.id].Close()
+	<-theirs.Ended()
+	opened := make(chan error, 1)
+	pause = func() { // the agent has the close of its dial: it opens the next
+		pause = func() {}
+		for {
+			_, err := agent.Open(dial)
+			if err == nil || agent.Err() != nil {
+				opened <- err
+				break
+			}
+		}
+		select {
+		case <-accepted:
+		case <-server.Done():
+		}
+	}
+	_ = theirs.Close()
+	if err := <-opened; err != nil {
+		t.Errorf("open the next: %v", err)
+	}
+	if err := server.Err(); err != nil {
+		t.Errorf("the server has ended the connection: %v", err)
+	}
+}
+
 // Whatever ends the connection, no call keeps waiting, and every call returns the reason.
 func TestEndUnblocksEverything(t *testing.T) {
 	tests := map[string]struct {

@@ -13,7 +13,7 @@ import (
 var _ net.Conn = (*Stream)(nil)
 
 // Read implements io.Reader on a dial: it returns the peer's data, and io.EOF after its eof or
-// close. Who calls Read must not call Recv.
+// close. A caller of Read must not call Recv.
 func (s *Stream) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -124,7 +124,7 @@ func (s *Stream) SetWriteDeadline(t time.Time) error {
 	return s.setDeadline(&s.writeUntil, t, s.credited)
 }
 
-// deadline is a time, with the timer that wakes who waits for it.
+// deadline is a time, with the timer that wakes the waiting Read or Write.
 type deadline struct {
 	at    time.Time
 	timer *time.Timer

@@ -205,10 +205,10 @@ func (s *Stream) write(f *Frame) error {
 	s.abandoned = s.abandoned || last
 	gone := last && (s.kind == TypeRun || s.closedPeer)
 	s.mu.Unlock()
-	err = c.writeLocked(b)
-	if gone {
+	if gone { // before the peer knows: it may open another stream at once
 		c.remove(s.id)
 	}
+	err = c.writeLocked(b)
 	if last || f.Type == TypeEOF {
 		s.changed()
 	}

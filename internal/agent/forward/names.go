@@ -40,7 +40,8 @@ func (r rule) matches(host string) bool {
 }
 
 // names are the names that code has looked up. They belong to the sandbox: the runs that overlap
-// share them. After its first lookup, it listens for a name while a run has a rule for it.
+// share them. After the first lookup of a name, the agent listens for it while a run has a rule
+// for it.
 type names struct {
 	mu        sync.Mutex
 	rules     map[rule]int // how many runs have it
@@ -50,7 +51,7 @@ type names struct {
 	reported  map[string]bool // denied names, since the last run began
 }
 
-// name is a name with an address.
+// name is what the agent knows of a name that was looked up.
 type name struct {
 	addr      netip.Addr
 	ports     map[int]*listener
@@ -201,8 +202,8 @@ func (n *names) addressLocked(host string) netip.Addr {
 	}
 }
 
-// evictLocked drops the name, other than host, that has no connection and was looked up first. It
-// returns false if there is none.
+// evictLocked drops the name, other than host, that has no connection and whose last lookup is the
+// oldest. It returns false if there is none.
 func (n *names) evictLocked(host string) bool {
 	oldest := ""
 	for other, e := range n.known {
