@@ -3,13 +3,19 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/moby/moby/client"
+
+	"mcp-code-sandbox/internal/sandbox/sandboxtest"
 )
 
 // packagesResult is what a run's result says about packages.
@@ -121,6 +127,73 @@ func TestPackages(t *testing.T) {
 	if r := s.install(t, "p", "python", "import inflection, requests\nprint(requests.__version__, open('/data/.packages/python/lock.txt').read())"); !r.Success ||
 		!strings.Contains(r.Output, "2.31.0 inflection==") || r.installed() != "" {
 		t.Errorf("after a restart: %+v", r)
+	}
+}
+
+// reach covers, in a mount namespace of its own, each directory at the top that only its owner may
+// enter, and mounts there the paths before "--" again. Then it runs what follows. $0 is an empty
+// directory.
+const reach = `set -e
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 none "$0"
+while [ "$1" != -- ]; do
+	top=/$(echo "$1" | cut -d/ -f2)
+	if [ $(($(stat -c 0%a "$top") & 1)) = 0 ]; then
+		mkdir -p "$0$1"
+		mount --rbind "$1" "$0$1"
+	fi
+	shift
+done
+for top in "$0"/*; do
+	[ ! -d "$top" ] || mount --rbind "$top" "/${top##*/}"
+done
+shift
+exec "$@"`
+
+// TestPackagesOfUser: an ordinary user's server installs packages, too.
+func TestPackagesOfUser(t *testing.T) {
+	home, _ := ordinaryRoot(t)
+	u := newUser(t, home, sandboxtest.UserRange)
+	if err := os.Mkdir(filepath.Join(home, "data"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chown(filepath.Join(home, "data"), ordinaryUser, ordinaryUser), os.Symlink(runners, filepath.Join(home, "data", "runners"))); err != nil {
+		t.Fatal(err)
+	}
+	needed := []string{runners}
+	for _, program := range []string{filepath.Join(runners, "python", "bin", "python"), "node"} {
+		path, err := exec.LookPath(program)
+		if err == nil {
+			path, err = filepath.EvalSymlinks(path)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if prefix := filepath.Dir(filepath.Dir(path)); prefix != "/usr" {
+			needed = append(needed, prefix)
+		}
+	}
+	s := serveWith(t, func(cmd *exec.Cmd) {
+		u.path += ":" + os.Getenv("PATH")
+		u.become(cmd)
+		cmd.Args = slices.Concat([]string{"unshare", "--mount", "sh", "-c", reach, t.TempDir()}, needed, []string{"--"}, cmd.Args)
+	}, "SANDBOX_ROOT="+filepath.Join(home, "data"), "SANDBOX_PACKAGES=pypi,npm")
+	for _, tt := range []struct{ language, code, packages, want string }{
+		{"python", "import inflection\nprint(inflection.pluralize('box'))", "inflection", "boxes"},
+		{"typescript", "import isOdd from 'is-odd';\nconsole.log('odd:', isOdd(3));", "is-odd", "odd: true"},
+		{"shell", "pip install -q titlecase && python -c 'import titlecase; print(titlecase.titlecase(\"a tale\"))'", "", "A Tale"},
+	} {
+		var packages []string
+		if tt.packages != "" {
+			packages = []string{tt.packages}
+		}
+		if r := s.install(t, "p", tt.language, tt.code, packages...); !r.Success || !strings.Contains(r.Output, tt.want) || len(r.Files) > 0 {
+			t.Errorf("%s: %+v", tt.language, r)
+		}
+	}
+	cell := s.call(t, "run", map[string]any{"session": "c", "env": "python", "code": "%pip install -q inflection\nimport inflection\ninflection.pluralize('ox')"})
+	if len(cell.Content) == 0 || !strings.Contains(cell.Content[0].Text, "oxen") {
+		t.Errorf("a cell: %+v", cell)
 	}
 }
 

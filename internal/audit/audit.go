@@ -67,7 +67,7 @@ const (
 // genesis is the Prev of the first record.
 var genesis = hex.EncodeToString(make([]byte, sha256.Size))
 
-// maxLine bounds a line. Paths and query keys are clipped to fit.
+// maxLine bounds a line. A longer record is an error; callers clip what clients choose.
 const maxLine = 32 << 10
 
 // Trail appends to the audit trail. Processes that share the file lock another file next to it,

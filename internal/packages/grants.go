@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"mcp-code-sandbox/internal/audit"
@@ -29,7 +30,6 @@ const (
 const (
 	maxProblems = 32  // of a run
 	maxDenied   = 256 // records of a run
-	maxFiled    = 2000
 	// maxUnknownNoted bounds the unknown packages among the problems of a run.
 	maxUnknownNoted = 3
 	maxUpstream     = 8 // requests of a sandbox that wait for indexes at once
@@ -46,12 +46,14 @@ type Problem struct {
 // refusal is the answer to a request that is not served.
 type refusal struct {
 	code, message string
-	of            *offer // whose newest hidden version it is about; or nil
+	offer         *offer // whose newest hidden version it is about; or nil
 }
 
 func refuse(code, format string, args ...any) *refusal {
 	return &refusal{code: code, message: untrusted.Clip(untrusted.Printable(fmt.Sprintf(format, args...)), 1000)}
 }
+
+var runEnded = refuse(codeNoRun, "The run has ended.")
 
 func (r *refusal) Error() string { return r.message }
 
@@ -105,8 +107,9 @@ type run struct {
 	problems []noted
 	denied   map[denial]bool // in the audit trail
 	unlisted int             // refusals beyond these
-	filed    map[string]bool // hashes of the files in the audit trail
-	unfiled  int             // files beyond these
+
+	filing sync.Mutex      // held while the record of a file is written
+	filed  map[string]bool // hashes of the files in the audit trail; guarded by filing
 }
 
 // slot is what a name takes of the names that a run may ask indexes for. It is lost once the name
@@ -123,8 +126,8 @@ type denial struct{ code, name string }
 // noted is a problem with a package of a kind, or with the newest hidden version of one.
 type noted struct {
 	Problem
-	kind string
-	of   *offer
+	kind  string
+	offer *offer
 }
 
 func (m *Mirror) newRun(caller, id string, s *sandbox) *run {
@@ -171,13 +174,10 @@ func (m *Mirror) Release(runID string, unmet ...string) (list []Problem) {
 		}
 	}
 	m.mu.Lock()
-	unlisted, unfiled := r.unlisted, r.unfiled
+	unlisted := r.unlisted
 	m.mu.Unlock()
 	if unlisted > 0 {
-		_ = m.record(r, audit.Record{Event: audit.EventDenied, Decision: "deny", Reason: fmt.Sprintf("%d further refusals, of packages that are not listed", unlisted)})
-	}
-	if unfiled > 0 {
-		_ = m.record(r, audit.Record{Event: audit.EventFile, Decision: "allow", Reason: fmt.Sprintf("%d further files, which are not listed", unfiled)})
+		_ = m.recordAs(r, audit.Record{Event: audit.EventDenied, Decision: "deny", Reason: fmt.Sprintf("%d further refusals, of packages that are not listed", unlisted)})
 	}
 	return list
 }
@@ -216,25 +216,25 @@ func (m *Mirror) release(runID string) (r *run, problems []noted) {
 // false if the mirror is not the reason.
 func (n noted) explain(unmet []string) (p Problem, ok bool) {
 	text, wanted := n.unmet(unmet)
-	if text == "" || len(n.of.dropped) >= maxDropped {
+	if text == "" || len(n.offer.dropped) >= maxDropped {
 		return n.Problem, !n.Soft || n.Code != CodeNoWheel // a source release explains nothing if there are wheels
 	}
 	newest := ""
-	for version := range n.of.dropped {
+	for version := range n.offer.dropped {
 		if mayMean(n.kind, wanted, version) && (newest == "" || newer(version, newest)) {
 			newest = version
 		}
 	}
-	why := n.of.dropped[newest]
+	why := n.offer.dropped[newest]
 	if why == nil || why.code == CodeNoWheel {
-		for version := range n.of.versions {
+		for version := range n.offer.versions {
 			if mayMean(n.kind, wanted, version) { // it fits, but not this Python or platform
 				return Problem{}, false
 			}
 		}
 	}
 	if why == nil {
-		why = n.of.withNewest(refuse(CodeUnknown, "There is no version of %s that fits %s.", n.Package, showRequirement(text)))
+		why = n.offer.withNewest(refuse(CodeUnknown, "There is no version of %s that fits %s.", n.Package, showRequirement(text)))
 	}
 	return Problem{why.code, n.Package, why.message, n.Soft}, true
 }
@@ -242,7 +242,7 @@ func (n noted) explain(unmet []string) (p Problem, ok bool) {
 // unmet returns the requirement that a hidden version of the package may explain, and its versions.
 func (n noted) unmet(list []string) (text, versions string) {
 	for _, text := range list {
-		if name, versions := splitRequirement(n.kind, text); n.of != nil && name == n.Package {
+		if name, versions := splitRequirement(n.kind, text); n.offer != nil && name == n.Package {
 			return text, versions
 		}
 	}
@@ -299,7 +299,7 @@ func (m *Mirror) ask(ctx context.Context, r *run, key string) (*slot, *refusal) 
 	case <-exhausted:
 		return nil, tooMany
 	case <-ctx.Done():
-		return nil, refuse(codeNoRun, "The run has ended.")
+		return nil, runEnded
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -343,7 +343,7 @@ func (m *Mirror) leave(s *slot) {
 	}
 }
 
-// settle says whether the index, which was asked for a name, gave its page.
+// settle records whether the index returned a page for the name. If not, the slot stays used.
 func (m *Mirror) settle(s *slot, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -370,7 +370,7 @@ func (s *sandbox) wait(ctx context.Context) (leave func(), why *refusal) {
 	case s.upstream <- struct{}{}:
 		return func() { <-s.upstream }, nil
 	case <-ctx.Done():
-		return nil, refuse(codeNoRun, "The run has ended.")
+		return nil, runEnded
 	}
 }
 
@@ -389,27 +389,26 @@ func (m *Mirror) deny(r *run, kind, name string, why *refusal) {
 	}
 	m.mu.Unlock()
 	if !known && !isFull {
-		_ = m.record(r, audit.Record{Event: audit.EventDenied, Service: kind, Path: name, Decision: "deny", Reason: why.code})
+		_ = m.recordAs(r, audit.Record{Event: audit.EventDenied, Service: kind, Path: name, Decision: "deny", Reason: why.code})
 	}
 }
 
 // recordFile writes to the audit trail, once per run, that a run gets a file, also from the cache.
+// It returns nil only after the record was written, by this or another request.
 func (m *Mirror) recordFile(r *run, kind, path, hash string) error {
 	m.mu.Lock()
-	owner := r.owner()
-	known, isFull := owner.filed[hash], len(owner.filed) >= maxFiled
-	switch {
-	case known:
-	case isFull:
-		owner.unfiled++
-	default:
-		owner.filed[hash] = true
-	}
+	r = r.owner()
 	m.mu.Unlock()
-	if known || isFull {
+	r.filing.Lock()
+	defer r.filing.Unlock()
+	if r.filed[hash] {
 		return nil
 	}
-	return m.record(r, audit.Record{Event: audit.EventFile, Service: kind, Path: path, Decision: "allow", Digest: hash})
+	err := m.recordAs(r, audit.Record{Event: audit.EventFile, Service: kind, Path: path, Decision: "allow", Digest: hash})
+	if err == nil {
+		r.filed[hash] = true
+	}
+	return err
 }
 
 // note records a problem of a run.
@@ -417,7 +416,7 @@ func (m *Mirror) note(r *run, kind, name string, why *refusal, soft bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r = r.owner()
-	n := noted{Problem{why.code, name, why.message, soft}, kind, why.of}
+	n := noted{Problem{why.code, name, why.message, soft}, kind, why.offer}
 	isSame := func(old noted) bool { return old.Problem == n.Problem && old.kind == kind }
 	if len(r.problems) < maxProblems && !slices.ContainsFunc(r.problems, isSame) {
 		r.problems = append(r.problems, n)
@@ -448,14 +447,19 @@ func (m *Mirror) got(r *run, kind, name string) {
 	r.problems = slices.DeleteFunc(r.problems, func(n noted) bool { return n.Soft && n.kind == kind && n.Package == name })
 }
 
-// record writes to the audit trail.
+// record writes to the audit trail under the run that answers for the requests of r.
 func (m *Mirror) record(r *run, rec audit.Record) error {
-	if m.cfg.Audit == nil {
-		return nil
-	}
 	m.mu.Lock()
 	r = r.owner()
 	m.mu.Unlock()
+	return m.recordAs(r, rec)
+}
+
+// recordAs writes to the audit trail under r, also after r has ended.
+func (m *Mirror) recordAs(r *run, rec audit.Record) error {
+	if m.cfg.Audit == nil {
+		return nil
+	}
 	rec.Room, rec.Caller, rec.User, rec.Execution = "packages", r.caller, m.cfg.User(r.caller), r.id
 	rec.Method = http.MethodGet
 	return m.cfg.Audit.Append(rec)

@@ -3,14 +3,23 @@ package packages
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
+
+	"mcp-code-sandbox/internal/untrusted"
 )
+
+const maxStack = 8 << 10 // bytes of a stack in the log
 
 // group does the same work once for everybody who wants it at the same time. The work ends early
 // when nobody waits for it any more.
 type group[T any] struct {
+	log *slog.Logger // nil: silent
+
 	mu    sync.Mutex
 	calls map[string]*call[T]
 }
@@ -48,7 +57,7 @@ func (g *group[T]) join(ctx context.Context, key string, timeout time.Duration, 
 		g.calls[key] = c
 		go func() {
 			defer cancel()
-			c.value, c.err = work(shared)
+			c.value, c.err = g.protect(shared, work)
 			g.mu.Lock()
 			g.forget(key, c)
 			g.mu.Unlock()
@@ -74,6 +83,22 @@ func (g *group[T]) join(ctx context.Context, key string, timeout time.Duration, 
 		}
 		return value, own, context.Cause(ctx)
 	}
+}
+
+// protect turns a panic of the work into an error: on a goroutine of its own, it would end the
+// server. The work may parse what a hostile index sent.
+func (g *group[T]) protect(ctx context.Context, work func(context.Context) (T, error)) (value T, err error) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		err = fmt.Errorf("panic: %v", p) // who shows it redacts it
+		if g.log != nil {
+			g.log.Error("packages: Panic", "stack", untrusted.Clip(string(debug.Stack()), maxStack))
+		}
+	}()
+	return work(ctx)
 }
 
 // forget makes the next caller start again. The caller holds g.mu.

@@ -267,6 +267,18 @@ func wantCode(t testing.TB, a answer, code string) {
 	}
 }
 
+// wantCut calls f, which asks for a file that is cut.
+func wantCut(t testing.TB, f func()) {
+	t.Helper()
+	defer func() {
+		t.Helper()
+		if recover() != http.ErrAbortHandler {
+			t.Error("a cut answer looks complete")
+		}
+	}()
+	f()
+}
+
 // gzipped writes n bytes, packed, without keeping them.
 func gzipped(w io.Writer, n int) {
 	z, err := gzip.NewWriterLevel(w, gzip.BestSpeed)

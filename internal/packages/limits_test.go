@@ -125,7 +125,7 @@ func TestUnreadPages(t *testing.T) {
 	m.Grant("caller", "other", "box2")
 	listing(t, m, "aaa")
 	p, _ := m.pages.get("pypi aaa")
-	m.pages.sending.limit, m.pages.sending.least = 2*p.cost(), 0
+	m.pages.sending.quota.limit, m.pages.sending.quota.least = 2*p.cost(), 0
 	reached, until := make(chan string, 2), make(chan struct{})
 	var wg sync.WaitGroup
 	for _, name := range []string{"aaa", "bbb"} {
@@ -151,7 +151,7 @@ func TestUnreadPages(t *testing.T) {
 	}
 	close(until)
 	wg.Wait()
-	if used := m.pages.sending.used; used != 0 {
+	if used := m.pages.sending.quota.used; used != 0 {
 		t.Errorf("%d bytes are still counted", used)
 	}
 }
@@ -282,12 +282,7 @@ func TestCutTransfer(t *testing.T) {
 	m := start(t, cfg)
 	m.Grant("caller", "run", "box")
 	path := fileOf(listing(t, m, "six").Files[0])
-	func() {
-		defer func() {
-			if recover() != http.ErrAbortHandler {
-				t.Error("a cut answer looks complete")
-			}
-		}()
+	wantCut(t, func() {
 		w := &writerFunc{httptest.NewRecorder(), func() {
 			other := &sandbox{}
 			m.files.inFlight.add(other, 1<<20)
@@ -297,7 +292,7 @@ func TestCutTransfer(t *testing.T) {
 			m.files.inFlight.add(other, -1<<20)
 		}}
 		m.ServeSandbox(w, httptest.NewRequest(http.MethodGet, "http://127.0.0.1:8099"+path, nil), "box")
-	}()
+	})
 	if p := problem(t, m); p.Code != CodeQuota || !strings.Contains(p.Message, "Try again later") {
 		t.Errorf("%+v", p)
 	}
@@ -414,6 +409,30 @@ func TestTinyEntries(t *testing.T) {
 				t.Errorf("it passes: %+v %v", p, err)
 			}
 		})
+	}
+}
+
+// TestRepeatedMember: a page cannot evade the limits of its lists with several lists.
+func TestRepeatedMember(t *testing.T) {
+	m, x, base := forParsers(t)
+	for name, test := range map[string]struct {
+		parse func(*index, string, *url.URL, string, []byte) (*project, error)
+		page  string
+	}{
+		"files":     {m.parsePyPI, `{"files":[],"files":[]}`},
+		"other":     {m.parsePyPI, `{"x":0,"files":[],"x":0}`},
+		"versions":  {m.parseNPM, `{"versions":{},"versions":{}}`},
+		"a version": {m.parseNPM, `{"versions":{"1.0.0":{},"1.0.0":{}}}`},
+		"a time":    {m.parseNPM, `{"time":{"1.0.0":"","1.0.0":""}}`},
+		"tags":      {m.parseNPM, `{"dist-tags":{"latest":"1.0.0"},"dist-tags":{}}`},
+		"a tag":     {m.parseNPM, `{"dist-tags":{"latest":"1.0.0","latest":"2.0.0"}}`},
+	} {
+		if _, err := test.parse(x, "six", base, simpleJSON, []byte(test.page)); !errors.Is(err, errRepeated) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if found := foreignDependency([]byte(`{"a":"^1","a":"^2"}`)); found == "" {
+		t.Error("a repeated dependency passes")
 	}
 }
 

@@ -62,12 +62,8 @@ func (q *request) serveTarball(name, key string) *refusal {
 	}
 	f := p.files[key]
 	if f == nil {
-		version, _ := strings.CutSuffix(key[strings.LastIndexByte(key, '/')+1:], ".tgz")
-		version, _ = strings.CutPrefix(version, baseName(p.name)+"-")
-		if why := p.dropped[version]; why != nil {
-			return why
-		}
-		return q.noFile(p)
+		version := strings.TrimSuffix(key[strings.LastIndexByte(key, '/')+1:], ".tgz")
+		return q.noFile(p, strings.TrimPrefix(version, baseName(p.name)+"-"))
 	}
 	return q.sendFile(x, f, f.hash, "", nil)
 }

@@ -1,12 +1,18 @@
 package packages
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"mcp-code-sandbox/internal/logging/logtest"
 )
 
 // awaitWaiters returns when n callers wait for the same work.
@@ -182,6 +188,67 @@ func TestManyShortRuns(t *testing.T) {
 	}
 	m.Release("long")
 	wg.Wait()
+}
+
+// TestPanic: work that panics is an error for all that wait for it, and the next one starts again.
+func TestPanic(t *testing.T) {
+	log := &logtest.Buffer{}
+	g := group[int]{log: slog.New(slog.NewTextHandler(log, nil))}
+	proceed, failed := make(chan struct{}), make(chan error)
+	for range 2 {
+		go func() {
+			_, err := g.do(t.Context(), "x", time.Hour, func(context.Context) (int, error) {
+				<-proceed
+				panic("odd page")
+			})
+			failed <- err
+		}()
+	}
+	awaitWaiters(&g, 2)
+	close(proceed)
+	for range 2 {
+		if err := <-failed; err == nil || !strings.Contains(err.Error(), "odd page") {
+			t.Error(err)
+		}
+	}
+	if n, err := g.do(t.Context(), "x", time.Hour, func(context.Context) (int, error) { return 1, nil }); n != 1 || err != nil {
+		t.Error(n, err)
+	}
+	if text := log.String(); strings.Count(text, "TestPanic") == 0 || strings.Count(text, "\n") != 1 || len(text) > 2*maxStack {
+		t.Error(text)
+	}
+}
+
+// TestPanickingParser: a page at which the parser panics ends its request only, and its name counts
+// as one of which the index gave no page.
+func TestPanickingParser(t *testing.T) {
+	f := newFakeIndex(t)
+	f.project("six", f.add("six-1.0-py3-none-any.whl", "1.0"))
+	f.project("odd", f.add("odd-1.0-py3-none-any.whl", "1.0"))
+	var isOdd atomic.Bool
+	page := f.handlers["/simple/odd/"]
+	f.on("/simple/odd/", func(w http.ResponseWriter, r *http.Request) {
+		isOdd.Store(f.hit("/simple/odd/") == 1)
+		page(w, r)
+	})
+	cfg := f.config(t)
+	cfg.Now = func() time.Time {
+		if isOdd.CompareAndSwap(true, false) {
+			panic("odd page")
+		}
+		return now
+	}
+	m := start(t, cfg)
+	m.Grant("caller", "run", "box")
+	wantCode(t, get(m, "/packages/pypi/simple/odd/"), CodeUnreachable)
+	if r := m.runs["run"]; r.unknown != 1 || len(r.asked) != 1 || m.pages.reading.used != 0 {
+		t.Errorf("%d names are lost of %d, %d bytes are still counted", r.unknown, len(r.asked), m.pages.reading.used)
+	}
+	listing(t, m, "six")
+	listing(t, m, "odd")
+	if r := m.runs["run"]; r.unknown != 0 {
+		t.Errorf("%d names are lost", r.unknown)
+	}
 }
 
 // TestGreedyLeader: a sandbox that holds too many bytes when it asks for a file or a page does not

@@ -150,6 +150,7 @@ func New(cfg Config) (*Mirror, error) {
 		return nil, fmt.Errorf("open the package cache: %w", err)
 	}
 	m.pages, m.verdicts = newPageCache(cfg.Now), newVerdicts()
+	m.files.work.log, m.pages.fetches.log = m.log, m.log
 	m.metrics, err = newMetrics(cfg.Registerer)
 	return m, err
 }

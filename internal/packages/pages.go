@@ -57,7 +57,7 @@ func newProject(name string) *project {
 	return &project{name: name, files: map[string]*file{}, offer: &offer{versions: map[string]bool{}, dropped: map[string]*refusal{}}}
 }
 
-// cost is about the memory that p takes: the page in JSON, in HTML and as a list, and the rest.
+// cost approximates the memory that p takes: the page in JSON, in HTML and as a list, and the rest.
 func (p *project) cost() int64 { return int64(4*len(p.body)) + p.kept + 1024 }
 
 func (p *project) json() []byte { return p.body }
@@ -89,7 +89,7 @@ func newPageCache(now func() time.Time) *pageCache {
 // sending bounds the projects whose pages are being sent. A project counts once, for the first of
 // the sandboxes that still receive it.
 type sending struct {
-	quota
+	quota quota
 
 	mu sync.Mutex
 	to map[*offer][]*sandbox // with one entry per page
@@ -99,8 +99,8 @@ type sending struct {
 func (s *sending) begin(who *sandbox, p *project) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.to[p.offer]) == 0 && !s.add(who, p.cost()) {
-		s.add(who, -p.cost())
+	if len(s.to[p.offer]) == 0 && !s.quota.add(who, p.cost()) {
+		s.quota.add(who, -p.cost())
 		return false
 	}
 	s.to[p.offer] = append(s.to[p.offer], who)
@@ -118,9 +118,9 @@ func (s *sending) end(who *sandbox, p *project) {
 	if i > 0 {
 		return
 	}
-	s.add(who, -p.cost())
+	s.quota.add(who, -p.cost())
 	if len(left) > 0 {
-		s.add(left[0], p.cost())
+		s.quota.add(left[0], p.cost())
 	}
 }
 

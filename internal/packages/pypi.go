@@ -48,7 +48,7 @@ func (q *request) servePyPI(path []string) *refusal {
 		if !ok {
 			return notServed
 		}
-		q.w.Header().Set("Location", "/packages/pypi/simple/"+name+"/")
+		q.w.Header().Set("Location", name+"/")
 		q.w.WriteHeader(http.StatusMovedPermanently)
 		return nil
 	case len(path) == 4 && path[0] == "files":
@@ -66,16 +66,21 @@ func (q *request) servePyPIFile(name, hash, fileName string) *refusal {
 	f := p.files[hash+"/"+base]
 	switch {
 	case f == nil, isMetadata && f.metadata == "":
-		return q.noFile(p)
+		version, _ := fileVersion(p.name, base)
+		return q.noFile(p, version)
 	case isMetadata:
 		return q.sendFile(x, &file{url: f.url}, f.metadata, ".metadata", q.checkMetadata)
 	}
 	return q.sendFile(x, f, f.hash, "", nil)
 }
 
-// noFile says why a file is not served.
-func (q *request) noFile(p *project) *refusal {
-	if p.note != nil {
+// noFile says why a file of a version is not served. The note stands for the versions that are not
+// remembered, and for all if none is allowed.
+func (q *request) noFile(p *project, version string) *refusal {
+	switch why := p.dropped[version]; {
+	case why != nil:
+		return why
+	case p.note != nil && (p.newest == "" || len(p.dropped) >= maxDropped):
 		return p.note
 	}
 	return refuse(codeNotFound, "The index has no such file of %s.", p.name)
@@ -83,7 +88,7 @@ func (q *request) noFile(p *project) *refusal {
 
 // checkMetadata refuses a package that depends on something outside the index.
 func (q *request) checkMetadata(c *content) *refusal {
-	v, err := q.m.verdicts.of(q.ctx, c)
+	v, err := q.m.verdicts.get(q.ctx, c)
 	switch {
 	case err != nil:
 		return q.failure(err)
@@ -114,9 +119,9 @@ func newVerdicts() *verdicts {
 	return &verdicts{reading: make(chan struct{}, 1), known: map[string]verdict{}}
 }
 
-// of returns the verdict about a file.
-func (s *verdicts) of(ctx context.Context, c *content) (verdict, error) {
-	if v, ok := s.get(c.hash); ok {
+// get returns the verdict about a file.
+func (s *verdicts) get(ctx context.Context, c *content) (verdict, error) {
+	if v, ok := s.cached(c.hash); ok {
 		return v, nil
 	}
 	select {
@@ -125,14 +130,14 @@ func (s *verdicts) of(ctx context.Context, c *content) (verdict, error) {
 	case <-ctx.Done():
 		return verdict{}, context.Cause(ctx)
 	}
-	if v, ok := s.get(c.hash); ok { // read since
+	if v, ok := s.cached(c.hash); ok { // read since
 		return v, nil
 	}
-	if c.of.size > maxMetadata { // it is in the cache as something else
+	if c.opened.size > maxMetadata { // it is in the cache as something else
 		return verdict{}, fmt.Errorf("%w: it has more than %d MB", errTooLarge, maxMetadata>>20)
 	}
 	var text strings.Builder
-	text.Grow(int(c.of.size))
+	text.Grow(int(c.opened.size))
 	_, err := io.Copy(&text, bound{ctx, c})
 	if err == nil {
 		_, err = c.Seek(0, io.SeekStart)
@@ -151,7 +156,7 @@ func (s *verdicts) of(ctx context.Context, c *content) (verdict, error) {
 	return v, nil
 }
 
-func (s *verdicts) get(hash string) (v verdict, ok bool) {
+func (s *verdicts) cached(hash string) (v verdict, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v, ok = s.known[hash]

@@ -183,6 +183,61 @@ func TestUnmet(t *testing.T) {
 	}
 }
 
+// TestMetadataIsNoFile: a run that has only read metadata still learns why it did not get the newest
+// version.
+func TestMetadataIsNoFile(t *testing.T) {
+	f := newFakeIndex(t)
+	old, fresh := f.add("six-1.0-py3-none-any.whl", "1.0"), f.add("six-2.0-py3-none-any.whl", "2.0")
+	old.metadata, fresh.uploaded = "Name: six\n\n", anHourAgo
+	f.project("six", old, fresh)
+	m := start(t, f.config(t))
+	m.Grant("caller", "run", "box")
+	if a := get(m, fileOf(listing(t, m, "six").Files[0])+".metadata"); a.body != old.metadata {
+		t.Errorf("%+v", a)
+	}
+	if list := m.Release("run", "six>=2"); len(list) != 1 || list[0].Code != CodeTooNew {
+		t.Errorf("%+v", list)
+	}
+}
+
+// TestMissingFile: a file that is not listed gets the reason of its own version, not of another.
+func TestMissingFile(t *testing.T) {
+	f := newFakeIndex(t)
+	fresh, unchecked := f.add("six-3.0-py3-none-any.whl", "3.0"), f.add("six-1.0-py3-none-any.whl", "1.0")
+	fresh.uploaded, unchecked.hash = anHourAgo, ""
+	f.project("six", unchecked, f.add("six-2.0-py3-none-any.whl", "2.0"), fresh)
+	f.packument("x", "2.0.0", release{version: "1.0.0", uploaded: oldRelease, dist: map[string]any{"tarball": "https://e.example/x.tgz"}},
+		release{version: "2.0.0", content: "2", uploaded: oldRelease}, release{version: "3.0.0", content: "3", uploaded: anHourAgo})
+	m := start(t, f.config(t))
+	m.Grant("caller", "run", "box")
+	for version, code := range map[string]string{"0.9": codeNotFound, "1.0": CodeNotAllowed, "3.0": CodeTooNew} {
+		for _, path := range []string{"pypi/files/six/" + sum("gone") + "/six-" + version + "-py3-none-any.whl", "pypi/files/six/" + sum("gone") + "/six-" + version + "-py3-none-any.whl.metadata",
+			"npm/x/-/x-" + version + ".0.tgz", "npm/files/x/" + sum("gone") + "/x-" + version + ".0.tgz"} {
+			a := get(m, "/packages/"+path)
+			if wantCode(t, a, code); !strings.Contains(a.body, version) && code != codeNotFound {
+				t.Errorf("%s: %s", path, a.body)
+			}
+		}
+	}
+}
+
+// TestRedirect: a name in another form leads to the page below any base.
+func TestRedirect(t *testing.T) {
+	cfg := newFakeIndex(t).config(t)
+	cfg.Base = "http://packages.example.com/mirror/packages"
+	m := start(t, cfg)
+	m.Grant("caller", "run", "box")
+	a := get(m, "/packages/pypi/simple/Zope.Interface")
+	base, err := url.Parse(m.Environment()["PIP_INDEX_URL"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := base.Parse(a.header.Get("Location"))
+	if want := cfg.Base + "/pypi/simple/zope-interface/"; a.status != http.StatusMovedPermanently || err != nil || to.String() != want {
+		t.Errorf("%d to %s, want %s, %v", a.status, to, want, err)
+	}
+}
+
 // TestEncodedAddress: a file is requested under the address that the index gives.
 func TestEncodedAddress(t *testing.T) {
 	f := newFakeIndex(t)
@@ -280,7 +335,7 @@ func TestMetadataOnce(t *testing.T) {
 		if c == nil || err != nil {
 			t.Fatal(err)
 		}
-		if v, err := m.verdicts.of(ended, c); v.foreign != foreign || !v.readable || err != nil {
+		if v, err := m.verdicts.get(ended, c); v.foreign != foreign || !v.readable || err != nil {
 			t.Errorf("%+v %v", v, err)
 		}
 		_ = c.Close()

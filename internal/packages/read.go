@@ -20,17 +20,25 @@ const (
 // errTooLarge says that a page or the metadata of a file is larger than the mirror reads.
 var errTooLarge = errors.New("the index's answer is too large")
 
+var errRepeated = errors.New("an object has the same member twice")
+
 var errTooMany = fmt.Errorf("%w: more than %d entries", errTooLarge, maxFiles)
 
 // eachMember reads a JSON object and calls f with each key; f decodes the value. It counts before
-// it builds anything, because a page can have millions of tiny members. null has none.
+// it builds anything, because a page can have millions of tiny members. null has none. A repeated
+// member is an error: it would evade the count, and clients read such objects in different ways.
 func eachMember(d *json.Decoder, f func(key string) error) error {
+	seen := map[string]bool{}
 	return each(d, '{', func() error {
 		key, err := d.Token()
 		if err != nil {
 			return err
 		}
 		name, _ := key.(string) // the decoder allows nothing else
+		if seen[name] {
+			return errRepeated
+		}
+		seen[name] = true
 		return f(name)
 	})
 }
@@ -140,7 +148,7 @@ func (p *project) finish(allowed func(version string) bool) {
 	}
 	remember(newest)
 	note := *p.dropped[newest]
-	note.of = p.offer
+	note.offer = p.offer
 	p.note = &note
 	for v := range all {
 		if len(p.dropped) >= maxDropped {

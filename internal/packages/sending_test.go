@@ -33,7 +33,7 @@ func TestSharedPage(t *testing.T) {
 	m.Grant("caller", "victim", "victim")
 	getIn(m, "victim", http.MethodGet, "/packages/pypi/simple/mid/")
 	p, _ := m.pages.get("pypi mid")
-	m.pages.sending.limit, m.pages.sending.least = 3*p.cost(), 0
+	m.pages.sending.quota.limit, m.pages.sending.quota.least = 3*p.cost(), 0
 	var wg sync.WaitGroup
 	first, rest := make(chan struct{}), make(chan struct{})
 	var leader sync.WaitGroup
@@ -50,7 +50,7 @@ func TestSharedPage(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if used := m.pages.sending.used; used != p.cost() {
+		if used := m.pages.sending.quota.used; used != p.cost() {
 			t.Errorf("%d bytes are counted for a page of %d", used, p.cost())
 		}
 		if a := getIn(m, "victim", http.MethodGet, "/packages/pypi/simple/other/"); a.status != http.StatusOK {
@@ -64,8 +64,8 @@ func TestSharedPage(t *testing.T) {
 	}
 	close(rest)
 	wg.Wait()
-	if s := &m.pages.sending; s.used != 0 || len(s.to) != 0 || len(s.held) != 0 {
-		t.Errorf("%d bytes of %d pages are left", s.used, len(s.to))
+	if s := &m.pages.sending; s.quota.used != 0 || len(s.to) != 0 || len(s.quota.held) != 0 {
+		t.Errorf("%d bytes of %d pages are left", s.quota.used, len(s.to))
 	}
 }
 
@@ -96,8 +96,8 @@ func TestUnreadPage(t *testing.T) {
 		inside, served := connect()
 		_, _ = io.WriteString(inside, request)
 		<-served
-		if n := time.Since(began); n != unreadTimeout || m.pages.sending.used != 0 {
-			t.Errorf("after %s, %d bytes are counted", n, m.pages.sending.used)
+		if n := time.Since(began); n != unreadTimeout || m.pages.sending.quota.used != 0 {
+			t.Errorf("after %s, %d bytes are counted", n, m.pages.sending.quota.used)
 		}
 		_ = inside.Close()
 	})

@@ -26,6 +26,8 @@ type request struct {
 	kind *kind
 	name string // of the package, once it is known
 	paid bool   // the run paid for the file when it was downloaded
+	// sending is set once the answer may have begun: a refusal then cuts the connection.
+	sending bool
 }
 
 // ServeSandbox answers a request for /packages/{kind}/… It counts against the newest run of the
@@ -64,6 +66,9 @@ func (m *Mirror) ServeSandbox(w http.ResponseWriter, r *http.Request, sandboxID 
 	default:
 		m.note(q.run, label, q.name, why, false)
 		m.deny(q.run, label, q.name, why)
+	}
+	if q.sending {
+		panic(http.ErrAbortHandler)
 	}
 	q.answer(why)
 }
@@ -154,12 +159,15 @@ func (q *request) load(x *index, name string) (*project, *refusal) {
 			return nil, errBusy
 		}
 		defer m.leave(s)
-		sent := false
+		sent, known := false, false
+		defer func() { // also if the parser panics
+			if sent {
+				m.settle(s, known)
+			}
+		}()
 		p, err := q.fetch(ctx, x, name, old, func() { sent = true })
-		if sent {
-			m.settle(s, err == nil && !p.missing)
-		}
 		if err == nil {
+			known = !p.missing
 			m.pages.put(key, p)
 		}
 		return p, err
@@ -266,7 +274,8 @@ func (q *request) failure(err error) *refusal {
 	if why, ok := errors.AsType[*refusal](err); ok {
 		return why
 	}
-	if x, why := q.kind.indexOf(q.name); why == nil {
+	isCut := q.ctx.Err() != nil && errors.Is(err, context.Canceled) // no failure
+	if x, why := q.kind.indexOf(q.name); why == nil && !isCut {
 		q.m.log.Warn("packages: Request failed", "kind", q.kind.name, "package", q.name, "index", x.url.Redacted(), "error", x.redacted(err))
 	}
 	switch {
@@ -285,7 +294,7 @@ func (q *request) failure(err error) *refusal {
 		return refuse(CodeNotAllowed, "The index refers for %s to an address that the server may not reach. "+
 			"The operator can add its network to allowPrivateAddresses of the index in SANDBOX_CONFIG.", q.name)
 	case q.ctx.Err() != nil:
-		return refuse(codeNoRun, "The run has ended.")
+		return runEnded
 	}
 	return refuse(CodeUnreachable, "The package index could not be used for %s. Try again later, or ask the operator: the log of the server has the reason, "+
 		"and mcp-code-sandbox doctor checks the index.", q.name)
@@ -375,17 +384,21 @@ func (q *request) sendFile(x *index, f *file, hash, suffix string, check func(*c
 		if err := m.recordFile(q.run, q.kind.name, q.name+"/"+f.name, f.hash); err != nil {
 			return q.failure(fmt.Errorf("write the audit trail: %w", err))
 		}
+		m.got(q.run, q.kind.name, q.name)
 	}
-	m.got(q.run, q.kind.name, q.name)
 	h := q.w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("ETag", `"`+hash+`"`)
 	body := &charged{ReadSeeker: content, q: q}
+	q.sending = true
 	http.ServeContent(q.w, q.r, "", time.Time{}, body)
-	if q.ctx.Err() != nil || body.failed || m.charge(q.run, 0) != nil {
-		panic(http.ErrAbortHandler) // the answer may be cut short
+	switch {
+	case body.why != nil:
+		return body.why
+	case q.ctx.Err() != nil:
+		return runEnded
 	}
-	return nil
+	return m.charge(q.run, 0)
 }
 
 // fetchFile downloads a file into the cache.
@@ -447,8 +460,8 @@ func (r *received) Close() error {
 // the request.
 type charged struct {
 	io.ReadSeeker
-	q      *request
-	failed bool
+	q   *request
+	why *refusal // why it stopped early, unless the request has ended
 }
 
 func (c *charged) Read(p []byte) (int, error) {
@@ -457,14 +470,13 @@ func (c *charged) Read(p []byte) (int, error) {
 	}
 	n, err := c.ReadSeeker.Read(p)
 	if err != nil && err != io.EOF {
-		c.failed = true
-		c.q.m.note(c.q.run, c.q.kind.name, c.q.name, c.q.failure(err), false)
+		c.why = c.q.failure(err)
 	}
 	if c.q.paid {
 		return n, err
 	}
 	if why := c.q.m.charge(c.q.run, int64(n)); why != nil {
-		c.q.m.note(c.q.run, c.q.kind.name, c.q.name, why, false)
+		c.why = why
 		return 0, why
 	}
 	return n, err

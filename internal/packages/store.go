@@ -35,7 +35,7 @@ const (
 	rescanPart, freePart = 16, 10
 )
 
-// onDisk is about the space that a file of n bytes takes, with its inode and name.
+// onDisk approximates the space that a file of n bytes takes, with its inode and name.
 func onDisk(n int64) int64 {
 	const block, inode = 4 << 10, 512
 	return (n+block-1)/block*block + inode
@@ -66,9 +66,9 @@ type opened struct {
 // content is one reader of a file. It fails with errBusy once evicted files take too much space.
 type content struct {
 	*os.File
-	s    *store
-	hash string
-	of   *opened
+	s      *store
+	hash   string
+	opened *opened
 }
 
 func (c *content) Read(p []byte) (int, error) {
@@ -82,11 +82,11 @@ func (c *content) Read(p []byte) (int, error) {
 func (c *content) Close() error {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	if delete(c.of.readers, c); len(c.of.readers) == 0 {
-		if c.s.reading[c.hash] == c.of {
+	if delete(c.opened.readers, c); len(c.opened.readers) == 0 {
+		if c.s.reading[c.hash] == c.opened {
 			delete(c.s.reading, c.hash)
 		}
-		c.s.forget(c.of)
+		c.s.forget(c.opened)
 	}
 	return c.File.Close()
 }
@@ -243,13 +243,13 @@ func (s *store) read(hash string) (*content, fs.FileInfo, error) {
 		_ = f.Close()
 		return nil, nil, err
 	}
-	of := s.reading[hash]
-	if of == nil {
-		of = &opened{size: fi.Size(), readers: map[*content]bool{}}
-		s.reading[hash] = of
+	o := s.reading[hash]
+	if o == nil {
+		o = &opened{size: fi.Size(), readers: map[*content]bool{}}
+		s.reading[hash] = o
 	}
-	c := &content{f, s, hash, of}
-	of.readers[c] = true
+	c := &content{f, s, hash, o}
+	o.readers[c] = true
 	return c, fi, nil
 }
 
@@ -341,13 +341,13 @@ func (s *store) evict(n int64) error {
 // detach counts a file that is removed but still read with those that are on their way. If these
 // are too many, it ends the reading of the files that were evicted first. The caller holds s.mu.
 func (s *store) detach(hash string) {
-	of := s.reading[hash]
-	if of == nil {
+	o := s.reading[hash]
+	if o == nil {
 		return
 	}
 	delete(s.reading, hash)
-	s.evicted = append(s.evicted, of)
-	for ok := s.inFlight.add(nil, of.size); !ok && len(s.evicted) > 0; ok = s.inFlight.add(nil, 0) {
+	s.evicted = append(s.evicted, o)
+	for ok := s.inFlight.add(nil, o.size); !ok && len(s.evicted) > 0; ok = s.inFlight.add(nil, 0) {
 		for c := range s.evicted[0].readers {
 			_ = c.File.Close()
 		}
@@ -356,10 +356,10 @@ func (s *store) detach(hash string) {
 }
 
 // forget stops counting an evicted file. The caller holds s.mu.
-func (s *store) forget(of *opened) {
-	if i := slices.Index(s.evicted, of); i >= 0 {
+func (s *store) forget(o *opened) {
+	if i := slices.Index(s.evicted, o); i >= 0 {
 		s.evicted = slices.Delete(s.evicted, i, i+1)
-		s.inFlight.add(nil, -of.size)
+		s.inFlight.add(nil, -o.size)
 	}
 }
 

@@ -141,7 +141,7 @@ func (x *index) isOwn(u *url.URL) bool {
 }
 
 // authenticated adds the credential to requests to the index's own origin, and to no other. It
-// tells the attempts of the request's context.
+// reports each attempt to the attempts in the request's context.
 type authenticated struct {
 	x    *index
 	next http.RoundTripper
@@ -225,7 +225,7 @@ func (x *index) checkRedirect(r *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// attempts hears of each attempt to send a request: the first, those after redirects, and repeats.
+// attempts is notified of each attempt to send a request: the first, redirects and retries.
 type attempts struct {
 	record func(*url.URL) error // before each; its error prevents it
 	sent   func()               // once the index may learn the address

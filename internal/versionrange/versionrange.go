@@ -58,8 +58,12 @@ func allows(operator string, want []int, wantMore string, have []int, haveMore s
 		return order >= 0
 	case "~=":
 		return order >= 0 && within(have, want[:len(want)-1])
-	case "^":
-		return order >= 0 && within(have, want[:1])
+	case "^": // the parts up to the first that is not 0 are fixed
+		n := 1
+		for n < len(want) && want[n-1] == 0 {
+			n++
+		}
+		return order >= 0 && within(have, want[:n])
 	case "~":
 		return order >= 0 && within(have, want[:min(2, len(want))])
 	}
