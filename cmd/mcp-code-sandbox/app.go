@@ -89,6 +89,9 @@ func newApp(ctx context.Context, inv *invocation, baseURL string) (_ *app, err e
 	a.closeLast(a.store)
 	if !s.DatabaseURL.IsZero() {
 		a.log.Info("database opened", "database", a.store.String())
+		if unused := filepath.Join(s.Root, stateFile); isFile(unused) {
+			a.log.Warn(unused+" is not used: SANDBOX_DATABASE_URL is set", "fix", "copy it with mcp-code-sandbox store copy if that was not done, then remove it")
+		}
 	}
 	a.signer = signedurl.New([]byte(a.keys.files.Reveal()), baseURL, s.URLTTL, a.store.Now)
 	a.metrics = newMetrics(&a.isolation)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/user"
 	"slices"
 	"text/tabwriter"
@@ -12,6 +13,14 @@ import (
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/store"
 )
+
+// stateFile is the database in the root, unless SANDBOX_DATABASE_URL names another.
+const stateFile = "state.db"
+
+func isFile(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.Mode().IsRegular()
+}
 
 // checkDatabase reports for doctor whether the database answers, and whether a server can use its
 // tables.
@@ -48,7 +57,7 @@ type storeCmd struct {
 }
 
 type storeCopyCmd struct {
-	From secret.Value `required:"" placeholder:"DATABASE" help:"The database to copy: the path of an SQLite file, such as state.db in the root, or postgres://user@host:5432/database. A password belongs into PGPASSWORD or ~/.pgpass, since other users of this machine can see flags."`
+	From secret.Value `required:"" placeholder:"DATABASE" help:"The database to copy: the path of an SQLite file, such as state.db in the root, or postgres://user@host:5432/database. Put the password in PGPASSWORD or ~/.pgpass: other users can see flags."`
 	To   secret.Value `required:"" placeholder:"DATABASE" help:"The database to copy to: a path or a URL, as above. It must be empty, or have the same contents already."`
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"mcp-code-sandbox/internal/runner"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/secret"
 	"mcp-code-sandbox/internal/store"
@@ -104,6 +105,29 @@ func TestServeOnPostgres(t *testing.T) {
 	}
 	if found, err := store.Check(t.Context(), url); err != nil || found.Version != found.Newest {
 		t.Errorf("%+v, %v", found, err)
+	}
+}
+
+// TestReadyWithoutPostgres: a server whose database does not answer is not ready, although it can
+// run code.
+func TestReadyWithoutPostgres(t *testing.T) {
+	db, err := store.Open(t.Context(), storetest.Postgres(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	a := &app{settings: &settings{}, store: db, tasks: newTasks(), isolation: isolation{opened: opened{driver: lacking{}}}}
+	a.environments.change(runner.Set{{}}, nil)
+	if err := a.ready(t.Context()); err != nil {
+		t.Errorf("with it: %v", err)
+	}
+	start := storetest.Stop(t)
+	if err := a.ready(t.Context()); !db.IsDown(err) || !strings.Contains(err.Error(), "reaching the database postgres://") {
+		t.Errorf("without it: %v", err)
+	}
+	start()
+	if err := a.ready(t.Context()); err != nil {
+		t.Errorf("when it is back: %v", err)
 	}
 }
 

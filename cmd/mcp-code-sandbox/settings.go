@@ -202,7 +202,7 @@ func defaultEngine(env map[string]string) string {
 // database returns where the store is: the URL of a Postgres database, or the path of an SQLite
 // file. Never print it.
 func (s *settings) database() string {
-	return cmp.Or(s.DatabaseURL.Reveal(), filepath.Join(s.Root, "state.db"))
+	return cmp.Or(s.DatabaseURL.Reveal(), filepath.Join(s.Root, stateFile))
 }
 
 // listenAddr returns the address to listen on.

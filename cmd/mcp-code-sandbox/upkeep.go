@@ -57,9 +57,15 @@ func (a *app) clean(ctx context.Context) {
 	warn("cannot delete old records", a.store.Purge(ctx, a.store.Now().Add(-recordRetention)))
 }
 
-// ready starts a sandbox and returns an error if the server cannot run code.
+// ready returns an error if the database does not answer, or if the server cannot run code, for
+// which it starts a sandbox.
 func (a *app) ready(ctx context.Context) error {
-	return a.tasks.do(ctx, func(ctx context.Context) error { return a.judge(a.isolation.Probe(ctx)) })
+	return a.tasks.do(ctx, func(ctx context.Context) error {
+		if err := a.store.Ping(ctx); err != nil {
+			return err
+		}
+		return a.judge(a.isolation.Probe(ctx))
+	})
 }
 
 // judge returns an error if the backend's checks failed or no runner works.

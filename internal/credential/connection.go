@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,9 @@ const (
 	// token.
 	leasePoll = 50 * time.Millisecond
 	// storeTimeout bounds storing a new token, which must succeed even if the request was canceled.
+	// storeRetry is the time between two attempts.
 	storeTimeout = 10 * time.Second
+	storeRetry   = 200 * time.Millisecond
 )
 
 // OAuthClient is this server's registration at a service's authorization server.
@@ -303,13 +306,33 @@ func (c *Connection) refreshRow(ctx context.Context, row store.Connection) (t To
 	if err != nil {
 		return Token{}, err
 	}
-	if err := st.UpdateConnection(ctx, sealed, owner); errors.Is(err, store.ErrNotFound) {
+	if err := c.update(ctx, sealed); errors.Is(err, store.ErrNotFound) {
 		// The caller has disconnected meanwhile: revoke the new token as well.
 		return Token{}, errors.Join(ErrNotConnected, c.revoke(ctx, t))
 	} else if err != nil {
 		return Token{}, err
 	}
 	return t, nil
+}
+
+// update stores a leased row, and tries again while the database does not answer: the service may
+// have ended the old refresh token. It returns [store.ErrNotFound] as UpdateConnection does.
+func (c *Connection) update(ctx context.Context, row store.Connection) error {
+	st := c.vault.store
+	err := st.UpdateConnection(ctx, row, c.vault.owner)
+	for st.IsDown(err) {
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(storeRetry):
+		}
+		// An attempt without an answer may have stored the row, and ended the lease.
+		if got, gotErr := st.GetConnection(ctx, row.Caller, row.Service); gotErr == nil && bytes.Equal(got.Sealed, row.Sealed) {
+			return nil
+		}
+		err = st.UpdateConnection(ctx, row, c.vault.owner)
+	}
+	return err
 }
 
 // failed returns an error that does not quote the service's answer.

@@ -16,18 +16,20 @@ const (
 	recordBytes   = 16 << 20         // of results in the queue
 	recordTimeout = 10 * time.Second // for one write; another process may hold the database
 	recordLinger  = 5 * time.Millisecond
+	recordRetry   = 2 * time.Second // while the database does not answer
 	recordBatch   = 64
 	trimAfter     = 32 // results that a caller may have beyond keptResults
 )
 
 // recorder stores runs and results in the background, so that a slow disk does not slow a run. It
-// waits a moment, so that the run is answered first, and writes in batches. It drops records that
-// do not fit into its queue.
+// waits a moment, so that the run is answered first, and writes in batches. While the database does
+// not answer, records wait. It drops records that do not fit into its queue.
 type recorder struct {
-	store *store.Store
-	log   *slog.Logger
-	wake  chan struct{} // has a value if queue is not empty; closed by close
-	done  chan struct{}
+	store   *store.Store
+	log     *slog.Logger
+	wake    chan struct{} // has a value if queue has a new record
+	closing chan struct{} // closed by close
+	done    chan struct{} // closed by loop
 
 	mu     sync.Mutex
 	closed bool
@@ -58,7 +60,8 @@ func (r record) size() int {
 }
 
 func newRecorder(s *store.Store, log *slog.Logger) *recorder {
-	r := &recorder{store: s, log: log, wake: make(chan struct{}, 1), done: make(chan struct{}), untrimmed: map[string]int{}}
+	r := &recorder{store: s, log: log, wake: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{}),
+		untrimmed: map[string]int{}}
 	go r.loop()
 	return r
 }
@@ -94,12 +97,13 @@ func (r *recorder) find(caller, id string) (store.Result, bool) {
 	return store.Result{}, false
 }
 
-// close returns when everything in the queue is stored, or ctx is done.
+// close returns when everything in the queue is stored, the database has not answered once more, or
+// ctx is done.
 func (r *recorder) close(ctx context.Context) error {
 	r.mu.Lock()
 	if !r.closed {
 		r.closed = true
-		close(r.wake)
+		close(r.closing)
 	}
 	r.mu.Unlock()
 	select {
@@ -112,23 +116,47 @@ func (r *recorder) close(ctx context.Context) error {
 
 func (r *recorder) loop() {
 	defer close(r.done)
-	for range r.wake {
-		time.Sleep(recordLinger)
-		r.flush()
+	down := false
+	for {
+		wake, retry := r.wake, (<-chan time.Time)(nil)
+		err := r.flush()
+		if err != nil {
+			wake, retry = nil, time.After(recordRetry)
+		}
+		switch {
+		case err != nil && !down:
+			r.log.Error("the database does not answer; results of runs wait in memory until it does", "error", err)
+		case err == nil && down:
+			r.log.Info("the database answers again; the results that waited are stored")
+		}
+		down = err != nil
+		select {
+		case <-wake:
+			time.Sleep(recordLinger)
+		case <-retry:
+		case <-r.closing:
+			if err := r.flush(); err != nil {
+				r.log.Error("the database does not answer; results of runs are lost", "runs", len(r.queue), "error", err)
+			}
+			return
+		}
 	}
-	r.flush()
 }
 
-// flush stores the queue in batches. Records stay in the queue until they are stored.
-func (r *recorder) flush() {
+// flush stores the queue in batches, and returns an error if the database does not answer. Records
+// stay in the queue until they are stored.
+func (r *recorder) flush() error {
 	for {
 		r.mu.Lock()
 		batch := slices.Clone(r.queue[:min(len(r.queue), recordBatch)])
 		r.mu.Unlock()
 		if len(batch) == 0 {
-			return
+			return nil
 		}
 		err := r.write(batch)
+		if r.store.IsDown(err) {
+			return err
+		}
 		r.mu.Lock()
 		r.queue = slices.Delete(r.queue, 0, len(batch))
 		for _, rec := range batch {
@@ -144,23 +172,28 @@ func (r *recorder) flush() {
 func (r *recorder) write(batch []record) error {
 	var runs []store.Run
 	var results []store.Result
+	untrimmed := maps.Clone(r.untrimmed)
 	for _, rec := range batch {
 		if rec.run != nil {
 			runs = append(runs, *rec.run)
 		}
 		if rec.result != nil {
 			results = append(results, *rec.result)
-			r.untrimmed[rec.result.Caller]++
+			untrimmed[rec.result.Caller]++
 		}
 	}
 	var trim []string
-	for _, caller := range slices.Sorted(maps.Keys(r.untrimmed)) {
-		if r.untrimmed[caller] >= trimAfter {
+	for _, caller := range slices.Sorted(maps.Keys(untrimmed)) {
+		if untrimmed[caller] >= trimAfter {
 			trim = append(trim, caller)
-			delete(r.untrimmed, caller)
+			delete(untrimmed, caller)
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 	defer cancel()
-	return r.store.Record(ctx, runs, results, keptResults, trim)
+	err := r.store.Record(ctx, runs, results, keptResults, trim)
+	if err == nil {
+		r.untrimmed = untrimmed
+	}
+	return err
 }

@@ -140,7 +140,8 @@ func (e *Executor) storeRunning(r *run) {
 	}
 }
 
-// storeResult stores the result of a run: at once for a background run, otherwise a little later.
+// storeResult stores the result of a run: at once for a background run, otherwise a little later. A
+// result waits in memory while the database does not answer.
 func (e *Executor) storeResult(r *run, background bool) {
 	if e.recorder == nil || r.req.Internal || r.err != nil && !background {
 		return
@@ -171,8 +172,9 @@ func (e *Executor) storeResult(r *run, background bool) {
 			ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 			err = e.cfg.Store.EndResult(ctx, *row, keptResults)
 			cancel()
-		} else {
-			rec.result = row
+		}
+		if !background || e.cfg.Store.IsDown(err) {
+			rec.result, err = row, nil
 		}
 	}
 	if err != nil {
@@ -228,6 +230,11 @@ func (e *Executor) storedResult(ctx context.Context, caller session.Caller, id s
 	if errors.Is(err, store.ErrNotFound) {
 		return Result{}, runNotFound()
 	}
+	if e.cfg.Store.IsDown(err) {
+		return Result{}, &Error{Code: CodeBackendUnavailable, RetryAfter: 10 * time.Second, Err: err,
+			Message: "The server's database does not answer, so the result of this run cannot be read now. " +
+				"The run is not affected. Try again in 10 seconds."}
+	}
 	if err != nil {
 		return Result{}, err
 	}
@@ -240,9 +247,9 @@ func (e *Executor) storedResult(ctx context.Context, caller session.Caller, id s
 	case running:
 		res.Running, res.TimeLeft = true, res.Timeout // the time of its start is not stored
 		return res, nil
-	case row.Running(): // possibly our own run, if storing its end failed
+	case row.Running():
 		res.ExitCode, res.Cause, res.StateLost = -1, sandbox.CauseLost, res.Persistent
-		res.Hint = "The server ended while the code was running, and its output is lost. " +
+		res.Hint = "The end of this run is not known: the server ended, or could not store it. " +
 			"Some of it may have been executed: check the files before you run it again."
 		return res, nil
 	case sr.Error != nil && sr.Error.Code != "":

@@ -120,13 +120,17 @@ func (e *Executor) openInfo(ctx context.Context, caller session.Caller, id strin
 }
 
 // recentlyUsed returns the ids of at most limit sessions of the caller, last used first. Some may
-// be closed.
+// be closed. Without an answer of the database, they are those that this process remembers.
 func (e *Executor) recentlyUsed(ctx context.Context, caller session.Caller, limit int) ([]string, error) {
 	ids := e.activity.sessions(caller, limit)
 	if e.cfg.Store == nil {
 		return ids, nil
 	}
 	stored, err := e.cfg.Store.RecentSessions(ctx, caller.ID, limit)
+	if e.cfg.Store.IsDown(err) {
+		e.log.WarnContext(ctx, "the database does not answer; a list lacks sessions that were not used lately", "error", err)
+		return ids, nil
+	}
 	if err != nil {
 		return nil, err
 	}

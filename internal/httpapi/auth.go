@@ -70,7 +70,9 @@ func (a *authenticator) require(next http.Handler) http.Handler {
 			return
 		case errors.Is(err, ErrUnchecked):
 			// After a 401, clients would forget a login that is still valid.
-			a.log.Warn("logins cannot be checked", "error", err)
+			if r.Context().Err() == nil { // otherwise the client has left
+				a.log.Warn("logins cannot be checked", "error", err)
+			}
 			writeRetry(w, r, http.StatusServiceUnavailable, "logins cannot be checked now; try again in 10 seconds")
 			return
 		case err != nil:

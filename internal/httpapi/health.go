@@ -24,8 +24,8 @@ func serveHealth(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, healthBody{Status: "ok", Server: ServerName})
 }
 
-// readiness says whether a sandbox can start. Anybody may ask, so it probes once in readyFor at
-// most, and the reason of a failure is only in the log.
+// readiness says whether the server can do its work. Anybody may ask, so it probes once in readyFor
+// at most, and the reason of a failure is only in the log.
 type readiness struct {
 	probe    func(context.Context) error
 	stopping func() bool // nil: never
@@ -44,7 +44,7 @@ func (rd *readiness) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if err := rd.check(r.Context()); err != nil {
 		writeJSON(w, http.StatusServiceUnavailable, healthBody{Status: "not ready",
-			Reason: "no sandbox can be started here; the server's log says why, and mcp-code-sandbox doctor how to fix it"})
+			Reason: "a check failed; the server's log says which, and mcp-code-sandbox doctor how to fix it"})
 		return
 	}
 	writeJSON(w, http.StatusOK, healthBody{Status: "ready"})
@@ -65,7 +65,7 @@ func (rd *readiness) check(ctx context.Context) error {
 	rd.err = rd.probe(ctx)
 	rd.checked = rd.now()
 	if rd.err != nil {
-		rd.log.Error("[HTTP] not ready: no sandbox can be started", "error", rd.err)
+		rd.log.Error("[HTTP] not ready", "error", rd.err)
 	}
 	return rd.err
 }

@@ -80,7 +80,8 @@ type Config struct {
 	// MaxConnections is the listener's limit; a quarter of them may transfer files. Default
 	// [MaxConnections].
 	MaxConnections int
-	// Ready starts a sandbox, or returns why it cannot. Its answer is kept for some seconds.
+	// Ready returns why the server cannot do its work, or nil. It may start a sandbox. Its answer
+	// is kept for some seconds.
 	Ready func(ctx context.Context) error
 	// Stopping reports whether the server takes no new sessions, and so is not ready. Nil: never.
 	Stopping func() bool

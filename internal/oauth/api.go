@@ -51,7 +51,13 @@ func tooManyRequests(w http.ResponseWriter, retryAfter, description string) *api
 // writeError answers with an apiError. It logs any other error, which the client does not see.
 func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	e, ok := errors.AsType[*apiError](err)
-	if !ok {
+	switch {
+	case ok:
+	case s.store.IsDown(err):
+		s.log.Error("the database does not answer", "path", r.URL.Path, "error", err)
+		w.Header().Set("Retry-After", "10")
+		e = &apiError{http.StatusServiceUnavailable, "temporarily_unavailable", "logins cannot be checked now; try again in 10 seconds"}
+	default:
 		s.log.Error("a request failed", "path", r.URL.Path, "error", err)
 		e = &apiError{http.StatusInternalServerError, "server_error", "something went wrong here; the server's log says more"}
 	}

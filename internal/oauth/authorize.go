@@ -60,6 +60,9 @@ func (s *Server) authorize(w http.ResponseWriter, r *http.Request, v visit) erro
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if !isDocumentID(q.Get("client_id")) && err != errNoClient { // the store's
+			return err
+		}
 		return refused(sentence(err))
 	}
 	if !matchRedirect(c.Redirects, q.Get("redirect_uri")) {

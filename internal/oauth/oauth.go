@@ -175,14 +175,22 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Upstream.Kind == "" {
 		return s, nil
 	}
-	if !s.secure && !hostname.IsLoopback(base.Hostname()) {
-		return nil, fmt.Errorf("the public base URL %q must begin with https:// for people to log in; set PUBLIC_BASE_URL", cfg.Issuer)
+	if err := CheckIssuer(base); err != nil {
+		return nil, err
 	}
 	if s.login, err = newLogin(cfg.Upstream, cfg.Vault, s.url("/oauth/callback"), s.now); err != nil {
 		return nil, err
 	}
 	s.allow, err = newAllowList(cfg.Upstream.AllowedDomains, cfg.Upstream.AllowedEmails)
 	return s, err
+}
+
+// CheckIssuer returns an error unless people can log in at a public base URL.
+func CheckIssuer(u *url.URL) error {
+	if u.Scheme != "https" && !hostname.IsLoopback(u.Hostname()) {
+		return fmt.Errorf("the public base URL %q must begin with https:// for people to log in; set PUBLIC_BASE_URL", u)
+	}
+	return nil
 }
 
 // Handler serves /.well-known/oauth-*, /oauth/… and /connections…, as far as they are configured.

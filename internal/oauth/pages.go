@@ -48,7 +48,13 @@ func (s *Server) showError(w http.ResponseWriter, r *http.Request, err error) {
 		return // the browser left
 	}
 	p, ok := errors.AsType[*pageError](err)
-	if !ok {
+	switch {
+	case ok:
+	case s.store.IsDown(err):
+		s.log.Error("the database does not answer", "path", r.URL.Path, "error", err)
+		w.Header().Set("Retry-After", "10")
+		p = &pageError{http.StatusServiceUnavailable, "Logins cannot be checked now", "Try again in a moment."}
+	default:
 		s.log.Error("a page failed", "path", r.URL.Path, "error", err)
 		p = &pageError{http.StatusInternalServerError, "Something went wrong", "Try again. The server's log says more."}
 	}

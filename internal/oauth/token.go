@@ -116,11 +116,18 @@ func (s *Server) wrongResource() *apiError {
 	return badRequest("invalid_target", "resource must be %s", s.cfg.Resource)
 }
 
-// checkUser revokes the grant of a user who is no longer on the operator's list.
+// checkUser revokes the grant of a user who is no longer on the operator's list. The code or
+// refresh token is used up, so it reads the user only if the grant does not have the address.
 func (s *Server) checkUser(ctx context.Context, g store.Grant) error {
-	u, err := s.store.GetUser(ctx, g.Caller)
-	if err != nil || s.allow.email(u.Email) {
-		return err
+	if g.Email == "" {
+		u, err := s.store.GetUser(ctx, g.Caller)
+		if err != nil {
+			return err
+		}
+		g.Email = u.Email
+	}
+	if s.allow.email(g.Email) {
+		return nil
 	}
 	if err := s.store.RevokeGrant(ctx, g.Caller, g.ID, s.now()); err != nil {
 		return err
@@ -139,12 +146,14 @@ func (s *Server) checkRefresh(ctx context.Context, token string) error {
 		return err
 	}
 	u, err := s.store.GetUser(ctx, caller)
-	if err == nil {
-		err = s.vouched(ctx, u)
+	if err != nil {
+		return err
 	}
-	switch {
+	switch err := s.vouched(ctx, u); {
 	case errors.Is(err, errNotVouched):
 		return badRequest("invalid_grant", "the login provider no longer vouches for the user: authorize again")
+	case s.store.IsDown(err) && s.store.Ping(ctx) != nil: // the provider's errors are also the network's
+		return err
 	case err != nil:
 		s.log.Error("the login provider did not answer about a user", "error", err)
 		return &apiError{http.StatusServiceUnavailable, "temporarily_unavailable",

@@ -63,9 +63,9 @@ func (s *Store) FirstKeyCheck(ctx context.Context, c KeyCheck) (stored KeyCheck,
 }
 
 // Rekey replaces the key check, if it is still that of the key old, and the key of every
-// connection, all or nothing.
+// connection, all or nothing. There may be many, so the transaction has no timeout.
 func (s *Store) Rekey(ctx context.Context, old string, c KeyCheck, rewrap func(Connection) (Connection, error)) error {
-	return s.transact(ctx, func(t tx) error {
+	return s.transactWithin(ctx, 0, func(t tx) error {
 		_, err := queryOne(ctx, t, value[string],
 			`UPDATE key_check SET key_id = ?, sealed = ? WHERE key_id = ? RETURNING key_id`, c.KeyID, c.Sealed, old)
 		if errors.Is(err, ErrNotFound) {

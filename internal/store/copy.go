@@ -13,8 +13,10 @@ import (
 )
 
 const (
-	// copyBatch is how many rows Copy inserts with one statement.
+	// copyBatch and copyBytes are how many rows, and about how much, Copy inserts with one
+	// statement.
 	copyBatch = 50
+	copyBytes = 8 << 20
 	// closingTime is how long Postgres may list the connections of a server that has ended. A busy
 	// machine needs some seconds.
 	closingTime = 10 * time.Second
@@ -165,11 +167,12 @@ func (t tx) contents(ctx context.Context, table string, each func(columns []stri
 		return c, err
 	}
 	var batch [][]any
-	flush := func(least int) error {
-		if each == nil || len(batch) < least {
+	bytes := 0 // of batch
+	flush := func() error {
+		if len(batch) == 0 {
 			return nil
 		}
-		defer func() { batch = nil }()
+		defer func() { batch, bytes = nil, 0 }()
 		return each(columns, batch)
 	}
 	for rows.Next() {
@@ -181,22 +184,31 @@ func (t tx) contents(ctx context.Context, table string, each func(columns []stri
 			return c, err
 		}
 		for i, v := range row {
-			if b, ok := v.([]byte); ok && b == nil { // how SQLite's driver returns an empty one
-				row[i] = []byte{}
+			switch v := v.(type) {
+			case []byte:
+				if v == nil { // how SQLite's driver returns an empty one
+					row[i] = []byte{}
+				}
+				bytes += len(v)
+			case string:
+				bytes += len(v)
 			}
 		}
 		c.add(columns, row)
 		if each != nil {
 			batch = append(batch, row)
 		}
-		if err := flush(copyBatch); err != nil {
+		if len(batch) < copyBatch && bytes < copyBytes {
+			continue
+		}
+		if err := flush(); err != nil {
 			return c, err
 		}
 	}
 	if err := rows.Err(); err != nil {
 		return c, err
 	}
-	return c, flush(1)
+	return c, flush()
 }
 
 // add adds a row. Rows differ, since they have keys, so their hashes do not cancel each other out.

@@ -18,6 +18,12 @@ type dialect interface {
 	// fix returns what to do about an error; "" if that is not known.
 	fix(err error) string
 
+	// ping returns an error if the database does not answer, or is read-only.
+	ping(ctx context.Context, q querier) error
+	// isDown reports whether an error says that the database did not answer. A context's errors are
+	// not its concern.
+	isDown(err error) bool
+
 	// bind returns a statement and its arguments as the database wants them.
 	bind(query string, args []any) (string, []any)
 	// types returns a statement of a migration with the database's types.
@@ -57,12 +63,17 @@ type conn struct {
 	timeout time.Duration
 }
 
-// bounded returns the context of a statement or of a transaction.
+// bounded returns the context of a statement.
 func (c conn) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if c.timeout == 0 {
+	return bounded(ctx, c.timeout)
+}
+
+// bounded returns a context with a timeout, unless that is 0.
+func bounded(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout == 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, c.timeout)
+	return context.WithTimeout(ctx, timeout)
 }
 
 func (c conn) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {

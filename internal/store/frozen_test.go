@@ -69,7 +69,7 @@ func TestFrozenPostgres(t *testing.T) {
 	for range n {
 		select {
 		case a := <-answers:
-			if a.err == nil || a.err == ErrNotFound {
+			if a.err == nil || a.err == ErrNotFound || s.IsDown(a.err) == (a.name == "rollback") {
 				t.Errorf("%s: %v from a frozen Postgres", a.name, a.err)
 			}
 		case <-hangs:

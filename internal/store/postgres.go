@@ -2,8 +2,11 @@ package store
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/url"
@@ -20,7 +23,8 @@ import (
 )
 
 const (
-	// postgresTimeout bounds Open, which may wait for another server's migrations.
+	// postgresTimeout bounds Open: the connection, the wait for another server's migrations, and
+	// its own migrations.
 	postgresTimeout = 30 * time.Second
 	connectTimeout  = 5 * time.Second
 	// statementTimeout bounds each statement and each transaction after that. A Postgres that is
@@ -87,6 +91,8 @@ func parseURL(where string) (*pgx.ConnConfig, error) {
 		return nil, errURL
 	}
 	cfg.RuntimeParams["application_name"] = applicationName
+	// The administrator may have set another default, with which transactions fail.
+	cfg.RuntimeParams["default_transaction_isolation"] = "read committed"
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = connectTimeout
 	}
@@ -147,6 +153,27 @@ func (d *postgresDialect) fix(err error) string {
 		return fmt.Sprintf("raise max_connections of Postgres; a server uses up to %d", maxConnections)
 	}
 	return ""
+}
+
+func (*postgresDialect) ping(ctx context.Context, q querier) error {
+	readOnly, err := queryOne(ctx, q, value[string], `SHOW transaction_read_only`)
+	if err != nil || readOnly == "off" {
+		return err
+	}
+	return &Error{errors.New("it is read-only"), "use the address of the primary, or ?target_session_attrs=read-write"}
+}
+
+func (*postgresDialect) isDown(err error) bool {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && len(e.Code) == 5 {
+		switch e.Code[:2] {
+		case "08", "53", "57": // connection, resources such as the disk, and shutdown
+			return true
+		}
+	}
+	_, unreachable := errors.AsType[*pgconn.ConnectError](err)
+	_, network := errors.AsType[net.Error](err)
+	return unreachable || network || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrTxDone)
 }
 
 // bind numbers the placeholders. No statement has a question mark in a literal.
@@ -215,7 +242,10 @@ func (*postgresDialect) lost(err error) bool {
 	return ok && (e.Code == "40P01" || e.Code == "40001") // deadlock, serialization
 }
 
-func (*postgresDialect) version(ctx context.Context, t tx) (int, error) {
+func (d *postgresDialect) version(ctx context.Context, t tx) (int, error) {
+	if err := d.ping(ctx, t); err != nil {
+		return 0, err
+	}
 	if err := t.exec(ctx, `SELECT pg_advisory_xact_lock(?)`, int64(migrationLock)); err != nil {
 		return 0, err
 	}

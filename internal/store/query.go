@@ -89,8 +89,14 @@ type tx struct {
 // transact commits what do has done, unless it returns an error. Postgres ends one of two
 // transactions that wait for each other; transact repeats it, so it may call do again.
 func (s *Store) transact(ctx context.Context, do func(tx) error) error {
+	return s.transactWithin(ctx, s.db.timeout, do)
+}
+
+// transactWithin is transact with a bound of its own, or none if timeout is 0. Each statement is
+// bounded as always.
+func (s *Store) transactWithin(ctx context.Context, timeout time.Duration, do func(tx) error) error {
 	return s.repeat(func() error {
-		ctx, cancel := s.db.bounded(ctx)
+		ctx, cancel := bounded(ctx, timeout)
 		defer cancel()
 		t, err := s.pool.BeginTx(ctx, nil)
 		if err != nil {

@@ -28,7 +28,7 @@ func connectSQLite(path string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := makePrivate(path); err != nil {
+	if err := makeFile(path); err != nil {
 		return nil, fmt.Errorf("opening the database: %w", err)
 	}
 	pool, err := sql.Open("sqlite", dsn(path))
@@ -41,12 +41,13 @@ func connectSQLite(path string) (*Store, error) {
 	return newStore(pool, &sqliteDialect{path}), nil
 }
 
-// makePrivate makes the file, if needed, accessible to its owner only. SQLite gives its -wal and
-// -shm files the same mode. makePrivate never opens an existing file: closing it would end the
-// locks that another Store of this process holds on it.
-func makePrivate(path string) error {
-	err := os.Chmod(path, 0o600)
-	if !errors.Is(err, fs.ErrNotExist) {
+// makeFile makes the file, if needed, for its owner only. It never opens an existing one: closing
+// it would end the locks that another Store of this process holds on it.
+func makeFile(path string) error {
+	switch fi, err := os.Stat(path); {
+	case err == nil && !fi.Mode().IsRegular():
+		return fmt.Errorf("%s is not a file", path)
+	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
@@ -59,6 +60,19 @@ func makePrivate(path string) error {
 	}
 	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
+	}
+	return nil
+}
+
+// makePrivate makes a database, which SQLite has read, accessible to its owner only.
+func (d *sqliteDialect) makePrivate(ctx context.Context, s *Store) error {
+	if _, err := queryOne(ctx, s.db, value[int], `PRAGMA schema_version`); err != nil {
+		return err
+	}
+	for _, path := range []string{d.path, d.path + "-wal", d.path + "-shm"} {
+		if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
 }
@@ -98,7 +112,10 @@ func (d *sqliteDialect) prepare(ctx context.Context, s *Store) error {
 	}
 }
 
-func (*sqliteDialect) tryPrepare(ctx context.Context, s *Store) error {
+func (d *sqliteDialect) tryPrepare(ctx context.Context, s *Store) error {
+	if err := d.makePrivate(ctx, s); err != nil {
+		return err
+	}
 	mode, err := queryOne(ctx, s.db, value[string], `PRAGMA journal_mode = WAL`)
 	if err != nil {
 		return err
@@ -124,6 +141,13 @@ func isContended(err error) bool {
 }
 
 func (*sqliteDialect) fix(error) string { return "" }
+
+func (*sqliteDialect) ping(ctx context.Context, q querier) error {
+	_, err := queryOne(ctx, q, value[int], `PRAGMA user_version`)
+	return err
+}
+
+func (*sqliteDialect) isDown(err error) bool { return isContended(err) }
 
 func (*sqliteDialect) bind(query string, args []any) (string, []any) { return query, args }
 

@@ -77,6 +77,21 @@ func (s *Store) Close() error {
 // String returns the path or the URL of the database, without a password.
 func (s *Store) String() string { return s.db.String() }
 
+// Ping returns an error if the database does not answer, or is read-only.
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.db.ping(ctx, s.db); err != nil {
+		return s.explain("reaching", err)
+	}
+	return nil
+}
+
+// IsDown reports whether an error of a Store says that the database did not answer. The same call
+// may work later. Nobody knows whether a statement with this error was executed.
+func (s *Store) IsDown(err error) bool {
+	return err != nil && !errors.Is(err, context.Canceled) &&
+		(errors.Is(err, context.DeadlineExceeded) || s.db.isDown(err))
+}
+
 // ErrInUse says that another process has the database open.
 var ErrInUse = errors.New("it is in use")
 

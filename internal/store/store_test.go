@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -211,6 +212,34 @@ func TestFilesAreForTheOwnerAlone(t *testing.T) {
 	for _, e := range entries {
 		if fi, err := e.Info(); err != nil || fi.Mode().Perm() != 0o600 {
 			t.Errorf("%s: mode %v, %v", e.Name(), fi.Mode(), err)
+		}
+	}
+}
+
+// TestForeignFiles: what is not a database keeps its mode.
+func TestForeignFiles(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("modes mean nothing on Windows")
+	}
+	dir := t.TempDir()
+	file := filepath.Join(t.TempDir(), "passwd")
+	if err := errors.Join(os.WriteFile(file, []byte("root:x:0:0::/:/bin/sh\n"), 0o644), os.Chmod(dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	full := storetest.SQLite(t)
+	fill(t, full)
+	for path, mode := range map[string]fs.FileMode{file: 0o644, dir: 0o755} {
+		_, opened := Open(t.Context(), path)
+		_, checked := Check(t.Context(), path)
+		_, from := Copy(t.Context(), path, storetest.SQLite(t), nil)
+		_, to := Copy(t.Context(), full, path, func(Contents) {})
+		for _, err := range []error{opened, checked, from, to} {
+			if err == nil || !strings.Contains(err.Error(), "is not a") {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+		if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v", path, fi.Mode(), err)
 		}
 	}
 }

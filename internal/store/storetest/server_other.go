@@ -2,6 +2,12 @@
 
 package storetest
 
-import "errors"
+import (
+	"errors"
+	"testing"
+)
 
-func startServer() (string, error) { return "", errors.New("tests start it on Unix only") }
+func startServer() (instance, error) { return instance{}, errors.New("tests start it on Unix only") }
+
+// Stop is for tests that Postgres has skipped here.
+func Stop(tb testing.TB) (start func()) { panic("no Postgres") }

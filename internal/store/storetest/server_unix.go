@@ -6,12 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,39 +25,48 @@ import (
 const startTimeout = 2 * time.Minute
 
 // script makes and runs a server in the directory $1, with the programs in $2, until stdin ends.
-// The test program holds the other end, so the server ends with it, even after a crash.
+// The test program holds the other end, so the server ends with it, even after a crash. Lines of
+// stdin stop and start the server.
 const script = `
 set -eu
 dir=$1 bin=$2
 trap 'rm -rf "$dir"' EXIT
 "$bin/initdb" -D "$dir/data" -U "$USER_NAME" -A scram-sha-256 --pwfile="$dir/password" -E UTF8 --locale=C --no-sync
-"$bin/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c synchronous_commit=off \
-	-c full_page_writes=off -c max_connections=200 -c shared_buffers=32MB &
-server=$!
-read -r _ || true
+start() {
+	"$bin/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c synchronous_commit=off \
+		-c full_page_writes=off -c max_connections=200 -c shared_buffers=32MB &
+	server=$!
+}
+stop() {
+	kill -INT "$server"
+	wait "$server" || true
+	server=
+}
+start
+while read -r command; do "$command"; done
 kill -CONT "$server" # a test may have ended after Freeze
 kill -QUIT "$server"
 wait "$server" || true
 `
 
-// startServer starts Postgres and returns the directory of its socket.
-func startServer() (string, error) {
+// startServer starts Postgres.
+func startServer() (instance, error) {
 	bin, err := programs()
 	if err != nil {
-		return "", err
+		return instance{}, err
 	}
 	dir, err := os.MkdirTemp("", "postgres-")
 	if err != nil {
-		return "", err
+		return instance{}, err
 	}
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
-		return "", err
+		return instance{}, err
 	}
 	defer log.Close()
 	password := filepath.Join(dir, "password")
 	if err := os.WriteFile(password, []byte(Password), 0o600); err != nil {
-		return "", err
+		return instance{}, err
 	}
 	cmd := exec.Command("/bin/sh", "-c", script, "sh", dir, bin)
 	cmd.Env = []string{"USER_NAME=" + User, "PATH=/usr/bin:/bin", "LC_ALL=C"}
@@ -62,47 +75,83 @@ func startServer() (string, error) {
 	if os.Getuid() == 0 {                                 // as whom initdb refuses to work
 		id, err := nobody()
 		if err != nil {
-			return "", err
+			return instance{}, err
 		}
 		cmd.SysProcAttr.Credential = id
 		for _, path := range []string{dir, log.Name(), password} {
 			if err := os.Chown(path, int(id.Uid), int(id.Gid)); err != nil {
-				return "", err
+				return instance{}, err
 			}
 		}
 	}
-	if _, err := cmd.StdinPipe(); err != nil { // cmd keeps it open for life
-		return "", err
+	commands, err := cmd.StdinPipe() // nobody closes it
+	if err != nil {
+		return instance{}, err
 	}
 	if err := cmd.Start(); err != nil {
-		return "", err
+		return instance{}, err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	if err := awaitServer(dir, ended); err != nil {
+	started := instance{dir, cmd.Process.Pid, commands}
+	if err := started.await(); err != nil {
 		said, _ := os.ReadFile(log.Name())
-		return "", fmt.Errorf("%w\n%s", err, said)
+		return instance{}, fmt.Errorf("%w\n%s", err, said)
 	}
-	return dir, nil
+	return started, nil
 }
 
-// awaitServer returns when the server answers, or has ended.
-func awaitServer(dir string, ended <-chan error) error {
+// await returns when the server answers, or its script has ended. No goroutine waits for the
+// script: tests look for goroutines that are left.
+func (s instance) await() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		db, err := pgx.Connect(ctx, URL(dir, "postgres"))
+		db, err := pgx.Connect(ctx, URL(s.dir, "postgres"))
 		if err == nil {
 			return db.Close(ctx)
 		}
+		if ended, _ := syscall.Wait4(s.script, nil, syscall.WNOHANG, nil); ended == s.script {
+			return fmt.Errorf("it has ended: %w", err)
+		}
 		select {
-		case ended := <-ended:
-			return fmt.Errorf("it has ended: %w", errors.Join(ended, err))
 		case <-ctx.Done():
 			return err
 		case <-tick.C:
+		}
+	}
+}
+
+// Stop shuts the server down, and with it all connections, until start or the end of the test. No
+// other test may use the server meanwhile.
+func Stop(tb testing.TB) (start func()) {
+	tb.Helper()
+	s, err := server()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	command := func(name string) {
+		if _, err := io.WriteString(s.commands, name+"\n"); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	command("stop")
+	start = sync.OnceFunc(func() {
+		command("start")
+		if err := s.await(); err != nil {
+			tb.Fatal(err)
+		}
+	})
+	tb.Cleanup(start)
+	late := time.After(startTimeout)
+	for {
+		if _, err := os.Stat(filepath.Join(s.dir, ".s.PGSQL.5432")); errors.Is(err, fs.ErrNotExist) {
+			return start
+		}
+		select {
+		case <-late:
+			tb.Fatal("Postgres does not stop")
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

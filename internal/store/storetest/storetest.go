@@ -6,6 +6,7 @@ package storetest
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -35,6 +36,13 @@ func SQLite(tb testing.TB) string {
 	return filepath.Join(tb.TempDir(), "state.db")
 }
 
+// instance is the running server.
+type instance struct {
+	dir      string // of its socket
+	script   int    // the process that stops and starts it
+	commands io.Writer
+}
+
 var (
 	server    = sync.OnceValues(startServer)
 	databases atomic.Int64
@@ -44,7 +52,7 @@ var (
 // REQUIRE_ALL it fails.
 func Postgres(tb testing.TB) string {
 	tb.Helper()
-	dir, err := server()
+	s, err := server()
 	switch {
 	case err != nil && os.Getenv("REQUIRE_ALL") != "":
 		tb.Fatalf("REQUIRE_ALL is set, and Postgres cannot be started: %v", err)
@@ -52,8 +60,8 @@ func Postgres(tb testing.TB) string {
 		tb.Skipf("Postgres cannot be started: %v", err)
 	}
 	name := fmt.Sprint("test", databases.Add(1))
-	Exec(tb, URL(dir, "postgres"), "CREATE DATABASE "+name+" TEMPLATE template0")
-	return URL(dir, name)
+	Exec(tb, URL(s.dir, "postgres"), "CREATE DATABASE "+name+" TEMPLATE template0")
+	return URL(s.dir, name)
 }
 
 // URL returns the URL of a database of the server that has its socket in dir.
