@@ -204,7 +204,7 @@ func checkIndexes(ctx context.Context, cfg *packages.Config, set runner.Set) []s
 		c.Status, c.Detail, c.Fix = sandbox.Warn, strings.ReplaceAll(err.Error(), "\n", "; "),
 			"correct the address or the credential of the index (docs/packages.md), or find out why this host cannot reach it"
 		if errors.Is(err, packages.ErrAgeUnknown) {
-			c.Fix = `set "minAge": 0 in the section packages of SANDBOX_CONFIG, or use an index that has upload times`
+			c.Fix = `use an index that has upload times, or accept releases of any age: "minAge": 0 in the entry of a private index, or in the section packages for all indexes`
 		}
 	case len(unused) > 0:
 		c.Status, c.Detail, c.Fix = sandbox.Warn, "no environment can install packages of "+strings.Join(unused, ", ")+", because its libraries are missing",

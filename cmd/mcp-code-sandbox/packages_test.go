@@ -47,6 +47,8 @@ func serveIndex(t *testing.T) *httptest.Server {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		switch r.URL.Path {
+		case "/":
+			fmt.Fprint(w, `<a href="simple/">simple</a>`)
 		case "/simple/":
 			fmt.Fprint(w, `<a href="acme-lib/">acme-lib</a>`)
 		case "/all/":
@@ -85,6 +87,7 @@ func TestDoctorOfPackages(t *testing.T) {
 	server := serveIndex(t)
 	index := `"index": "` + server.URL + `/simple", "allowPrivateAddresses": ["127.0.0.0/8"]`
 	private := `"private": [{"names": ["acme-*"], ` + index + `}]`
+	all := strings.Replace(index, "/simple", "/all", 1)
 	for _, test := range []struct {
 		name, section string
 		env           map[string]string
@@ -93,8 +96,10 @@ func TestDoctorOfPackages(t *testing.T) {
 		want          []string
 	}{
 		{"any age", `{"minAge": 0, "pypi": {` + index + `}}`, nil, sandbox.OK, true, []string{"from pypi"}},
-		{"no upload times", `{"pypi": {` + index + `}}`, nil, sandbox.Warn, false, []string{"package_age_unknown", `set "minAge": 0`}},
-		{"no upload times of a private index", `{"pypi": {` + strings.Replace(index, "/simple", "/all", 1) + `, ` + private + `}}`, nil, sandbox.Warn, false, []string{"package_age_unknown", `set "minAge": 0`}},
+		{"no upload times", `{"pypi": {` + index + `}}`, nil, sandbox.Warn, false, []string{"package_age_unknown", `or in the section packages for all`}},
+		{"no upload times of a private index", `{"pypi": {` + all + `, ` + private + `}}`, nil, sandbox.Warn, false, []string{"package_age_unknown", `"minAge": 0 in the entry of a private index`}},
+		{"any age of a private index", `{"pypi": {` + all + `, ` + strings.Replace(private, "{", `{"minAge": 0, `, 1) + `}}`, nil, sandbox.OK, true, []string{"from pypi"}},
+		{"another page with links", `{"pypi": {` + strings.Replace(index, "/simple", "", 1) + `}}`, nil, sandbox.Warn, false, []string{"nor of simple", "is probably not that of an index"}},
 		{"an empty list", `{"minAge": 0, "pypi": {"allow": [], ` + index + `}}`, nil, sandbox.Warn, false, []string{"packages.pypi.allow is empty, so code can install nothing from pypi"}},
 		{"a list without private names", `{"minAge": 0, "pypi": {"allow": ["shapely"], ` + index + `, ` + private + `}}`, nil, sandbox.Warn, true,
 			[]string{"packages.pypi.allow leaves out every name of the private index " + server.URL + "/simple: add acme-* to packages.pypi.allow"}},

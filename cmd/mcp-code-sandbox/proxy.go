@@ -7,12 +7,15 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"mcp-code-sandbox/internal/audit"
+	"mcp-code-sandbox/internal/oauth"
 	"mcp-code-sandbox/internal/packages"
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/serviceconfig"
@@ -98,18 +101,18 @@ func describeKind(w io.Writer, name string, k packages.Kind, p *serviceconfig.Pa
 	if name != packages.PyPI {
 		what = "without scripts"
 	}
-	age := "of any age"
-	if p.MinAge > 0 {
-		age = "at least " + packages.Age(p.MinAge) + " old"
-	}
-	fmt.Fprintf(w, "\nPackages of %s, %s, %s:\n", name, age, what)
+	fmt.Fprintf(w, "\nPackages of %s, %s, %s:\n", name, ofAge(p.MinAge), what)
 	rest := "the index of this host"
 	for _, x := range k.Indexes {
 		if len(x.Names) == 0 {
 			rest = x.URL
 			continue
 		}
-		fmt.Fprintf(w, "  %s: %s\n", strings.Join(x.Names, ", "), x.URL)
+		own := ""
+		if x.MinAge != nil {
+			own = ", " + ofAge(*x.MinAge)
+		}
+		fmt.Fprintf(w, "  %s: %s%s\n", strings.Join(x.Names, ", "), x.URL, own)
 	}
 	fmt.Fprintf(w, "  all other names: %s\n", rest)
 	if k.Allow != nil {
@@ -118,6 +121,13 @@ func describeKind(w io.Writer, name string, k packages.Kind, p *serviceconfig.Pa
 	if len(k.Deny) > 0 {
 		fmt.Fprintf(w, "  denied: %s\n", strings.Join(k.Deny, ", "))
 	}
+}
+
+func ofAge(min time.Duration) string {
+	if min == 0 {
+		return "of any age"
+	}
+	return "at least " + packages.Age(min) + " old"
 }
 
 // checkServices checks the configuration file for doctor.
@@ -131,7 +141,13 @@ func checkServices(inv *invocation) []sandbox.Check {
 		return []sandbox.Check{{Name: "services", Status: sandbox.Fail, Detail: err.Error(),
 			Fix: "correct " + name + " (SANDBOX_CONFIG); check it with mcp-code-sandbox proxy validate " + name}}
 	}
-	return []sandbox.Check{{Name: "services", Detail: fmt.Sprintf("%d in %s", len(file.Services), name)}}
+	checks := []sandbox.Check{{Name: "services", Detail: fmt.Sprintf("%d in %s", len(file.Services), name)}}
+	if u, err := url.Parse(inv.settings.PublicBaseURL); file.Login.Kind != "" && err == nil && u.Host != "" {
+		if err := oauth.CheckIssuer(u); err != nil { // the server would not start
+			checks = append(checks, sandbox.Check{Name: "logins", Status: sandbox.Fail, Detail: err.Error(), Fix: "set PUBLIC_BASE_URL to the https address at which people reach this server"})
+		}
+	}
+	return checks
 }
 
 // loadServices reads a configuration file and the secrets it refers to.

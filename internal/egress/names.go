@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -138,7 +139,11 @@ func parseEntry(text string) ([]rule, error) {
 	case strings.ContainsFunc(text, isOdd):
 		return nil, wrong("contains a space or a control character: write one name per entry")
 	case strings.ContainsAny(text, `/\?#`):
-		return nil, wrong("is an address of a page: write the host's name only, such as api.example.com")
+		better := "api.example.com"
+		if u, err := url.Parse(text); err == nil && CheckEntry(u.Host) == nil {
+			better = u.Host
+		}
+		return nil, wrong("is the address of a page: write the host's name only, such as %s", better)
 	case strings.Contains(text, "@"):
 		return nil, wrong("contains a user: write the host's name only, such as api.example.com")
 	case text == "*":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 
 	"mcp-code-sandbox/internal/runner"
 )
@@ -22,10 +23,13 @@ func (e *Executor) grant(r *run, rn runner.Runner, req Request, hide func(secret
 	}
 	return func(ctx context.Context, sandboxID string) (map[string]string, error) {
 		env := map[string]string{}
-		prefer := func(name, value string) { // unless the request has its own
-			if _, given := req.Env[name]; !given {
-				env[name] = value
+		prefer := func(name, value string) { // unless the request has its own, as HTTP_PROXY or http_proxy
+			for _, spelling := range []string{name, strings.ToLower(name), strings.ToUpper(name)} {
+				if _, given := req.Env[spelling]; given {
+					return
+				}
 			}
+			env[name] = value
 		}
 		add := func(g Grant) {
 			maps.Copy(env, g.Env)
@@ -39,7 +43,11 @@ func (e *Executor) grant(r *run, rn runner.Runner, req Request, hide func(secret
 			add(g)
 		}
 		if e.cfg.Hosts != nil {
-			add(e.cfg.Hosts.Grant(r.caller, r.id, sandboxID, req.Hosts))
+			g := e.cfg.Hosts.Grant(r.caller, r.id, sandboxID, req.Hosts)
+			for name, value := range g.Env {
+				prefer(name, value)
+			}
+			hide(g.Secrets)
 		}
 		if len(req.Hosts) > 0 {
 			prefer("PIP_DISABLE_PIP_VERSION_CHECK", "1") // it would ask the public index, and be blocked

@@ -78,8 +78,12 @@ func (e *Executor) hint(res Result, r runner.Runner, req Request, refused []Pack
 		hint = off
 	}
 	refused = slices.DeleteFunc(refused, func(p PackageProblem) bool { return !p.explains(res, printed) })
-	if len(refused) > 0 && res.Cause == "" {
+	switch {
+	case res.Cause != "":
+	case len(refused) > 0:
 		hint = describeProblems(refused) // code often ignores that an installation has failed
+	case hint == "": // the mirror has hidden nothing
+		hint = e.noWheelHint(printed)
 	}
 	if res.diskFull && (res.Cause == sandbox.CauseDiskQuota || res.Cause == "" && noSpace.Match(stderr)) {
 		hint = diskFull
@@ -100,7 +104,8 @@ func (e *Executor) hint(res Result, r runner.Runner, req Request, refused []Pack
 // may only have looked for a name, or have got another version, and npm skips optional packages.
 func (p PackageProblem) explains(res Result, printed []byte) bool {
 	isNamed := slices.ContainsFunc(unmetIn(string(printed)), func(text string) bool {
-		return versionrange.NormalizeName(requirementName(text)) == p.Package
+		name := requirementName(text)
+		return name == p.Package || versionrange.NormalizeName(name) == p.Package
 	})
 	switch {
 	case !p.Soft && p.Code != codePackageNotFound, isNamed:
@@ -111,13 +116,23 @@ func (p PackageProblem) explains(res Result, printed []byte) bool {
 	return bytes.Contains(printed, []byte(p.Package))
 }
 
+// noWheelHint says why pip has found no version in an index that has some.
+func (e *Executor) noWheelHint(printed []byte) string {
+	if unmet := unmetIn(string(printed)); e.offers(pypi) && noPyPI.Match(printed) && len(unmet) > 0 {
+		if name := requirementName(unmet[len(unmet)-1]); isRequirement(pypi, name) {
+			return fmt.Sprintf("No version of %s that was asked for has a wheel for this Python and platform.", name)
+		}
+	}
+	return ""
+}
+
 // packagesOffHint says that packages are off, if pip or npm failed for that and has not said so.
 func (e *Executor) packagesOffHint(printed []byte, req Request) string {
 	switch {
-	case e.cfg.Packages != nil || req.Network || len(req.Hosts) > 0 || pipAnswer.Match(printed):
-	case noPyPI.Match(printed):
+	case req.Network || len(req.Hosts) > 0 || pipAnswer.Match(printed):
+	case noPyPI.Match(printed) && !e.offers(pypi):
 		return packagesOff(pypi)
-	case noNPM.Match(printed):
+	case noNPM.Match(printed) && !e.offers(npm):
 		return packagesOff(npm)
 	}
 	return ""
@@ -291,12 +306,19 @@ func (e *Executor) stderrHint(res Result, stderr []byte, r runner.Runner, req Re
 		last := all[len(all)-1]
 		module, rest := string(stderr[last[2]:last[3]]), stderr[last[1]:]
 		_, isKnown := packageNames[module]
+		index := npm
+		if bytes.HasPrefix(stderr[last[0]:], []byte("No module named")) {
+			index = pypi
+		}
 		switch {
 		case isPartOf(module, r.Libraries):
-		case !isKnown && bytes.Contains(rest, []byte("\nHint: did you mean ")): // the driver's
+		case !isKnown && !e.offers(index) && bytes.Contains(rest, []byte("\nHint: did you mean ")): // the driver's
 			return ""
+		case bytes.HasPrefix(stderr[last[0]:], []byte("Cannot find package")) && len(r.Environments) == 0 && e.offers(npm) && isRequirement(npm, packageOf(npm, module)):
+			// import in a file that node runs
+			return fmt.Sprintf("import finds packages of a project only. Make one with: npm init -y && npm install %s", packageOf(npm, module))
 		default:
-			return e.missingHint(module, r)
+			return e.missingHint(index, module, r)
 		}
 	}
 	switch {
@@ -331,42 +353,48 @@ func (e *Executor) stderrHint(res Result, stderr []byte, r runner.Runner, req Re
 	return ""
 }
 
-// missingHint says how to get a module that is not installed, or what is there instead.
-func (e *Executor) missingHint(module string, r runner.Runner) string {
+// missingHint says how to get a missing module from an index, or what is there instead.
+func (e *Executor) missingHint(index, module string, r runner.Runner) string {
 	for name, package_ := range packageNames {
 		if strings.EqualFold(strings.ReplaceAll(module, "_", "-"), package_) && slices.Contains(r.Libraries, name) {
 			return fmt.Sprintf("The package %s is installed. Its module is called %s: import %[2]s.", package_, name)
 		}
 	}
-	d, installs := e.packageDir(r)
-	if installs {
-		name := packageOf(d.Index, module)
-		if name == "" {
-			return module + " is not installed, and its package has another name" + packageExamples[module] + ". Run the code again with it in packages."
-		}
-		if isRequirement(d.Index, name) {
-			command := "pip install " + name
-			if slices.Contains(r.Environments, "python") {
-				command = "%" + command
-			}
-			if d.Index == npm {
-				command = "npm install " + name
-			}
-			if slices.Contains(r.Environments, "node") {
-				command += " (in a shell)"
-			}
-			return fmt.Sprintf("%s is not installed. Run the code again with packages: [%q], or install it with: %s", module, name, command)
-		}
+	isOf := func(d runner.PackageDir) bool { return d.Index == index }
+	at, name := slices.IndexFunc(e.packageDirs(r), isOf), packageOf(index, module)
+	switch {
+	case at >= 0 && name == "":
+		return module + " is not installed, and its package has another name" + packageExamples[module] + ". Run the code again with it in packages."
+	case at > 0 && isRequirement(index, name): // packages takes those of another index
+		return fmt.Sprintf("%s is not installed. Install it with: %s", module, installCommand(index, name, r))
+	case at == 0 && isRequirement(index, name):
+		return fmt.Sprintf("%s is not installed. Run the code again with packages: [%q], or install it with: %s", module, name, installCommand(index, name, r))
 	}
-	have := "Only the standard library is there."
+	have, why := "Only the standard library is there.", ""
 	if len(r.Libraries) > 0 {
 		have = "Besides the standard library there are: " + strings.Join(r.Libraries, ", ") + "."
 	}
-	why := ""
-	if !installs && len(r.PackageDirs()) > 0 {
-		why = " " + packagesOff(indexOf(r))
+	if dirs := r.PackageDirs(); slices.ContainsFunc(dirs, isOf) {
+		if at < 0 {
+			why = " " + packagesOff(index)
+		}
+	} else if len(dirs) > 0 { // such as a program that Python has started with node
+		return module + " is not installed, and cannot be installed in this environment."
 	}
 	return fmt.Sprintf("%s is not installed, and nothing can be installed.%s %s", module, why, have)
+}
+
+// installCommand returns what installs a package in a runner's code, or else in a shell.
+func installCommand(index, name string, r runner.Runner) string {
+	switch {
+	case index == npm && len(r.Environments) > 0:
+		return "npm install " + name + " (in a shell)"
+	case index == npm:
+		return "npm install " + name
+	case slices.Contains(r.Environments, "python"):
+		return "%pip install " + name
+	}
+	return "pip install " + name
 }
 
 // isPartOf reports whether a module is said to be part of an installed library. The driver's own

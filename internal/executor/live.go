@@ -37,7 +37,7 @@ type run struct {
 	printed    chan struct{} // closed at the next output or change of the queue; nil if nobody waits
 	listeners  map[*listener]struct{}
 	place      *place    // in the queue for the interpreter; nil if the run does not wait
-	sent       time.Time // when the code was sent to its sandbox
+	sent       time.Time // when the run's time began; see begin
 	background bool      // Run has returned, or will not wait for the end
 	ended      bool
 
@@ -88,12 +88,28 @@ func (r *run) queue() *Queue {
 	return r.place.queue()
 }
 
-// begin records that the code has been sent to its sandbox.
+// begin records that the code has been sent to its sandbox, or before it what installs packages.
 func (r *run) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.sent = time.Now()
+	if r.sent.IsZero() {
+		r.sent = time.Now()
+	}
 	r.markBegun()
+}
+
+// elapsed returns how much of the run's time has passed.
+func (r *run) elapsed() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.elapsedLocked()
+}
+
+func (r *run) elapsedLocked() time.Duration {
+	if r.sent.IsZero() {
+		return 0
+	}
+	return time.Since(r.sent)
 }
 
 // output passes on what the program prints.
@@ -168,10 +184,7 @@ func (r *run) state(cursor int64) Result {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	res := r.summary()
-	res.Running, res.TimeLeft = true, res.Timeout
-	if !r.sent.IsZero() {
-		res.TimeLeft = max(0, res.Timeout-time.Since(r.sent))
-	}
+	res.Running, res.TimeLeft = true, max(0, res.Timeout-r.elapsedLocked())
 	res.Recent, res.Queued = r.tape.since(cursor, false), r.place.queue()
 	return res
 }

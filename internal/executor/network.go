@@ -68,7 +68,7 @@ func (e *Executor) networkHint(blocked []Blocked, granted []string) string {
 		if len(granted) > 0 {
 			with = "also with"
 		}
-		return "The code may not connect to what it tried to reach. To allow it, run it " + with + " hosts: [" + strings.Join(allowable, ", ") + "]. " +
+		return "The code may not connect to what it tried to reach. If it should, run it " + with + " hosts: [" + strings.Join(allowable, ", ") + "]. " +
 			"Add the port if it is neither 443 nor 80, as in \"db.example.com:5432\"."
 	case len(others) > 0:
 		return "The code could not connect to " + strings.Join(others, ", ") + "."

@@ -12,9 +12,11 @@ import (
 // anyHosts is a Hosts that allows everything.
 type anyHosts struct{}
 
-func (anyHosts) Check(hosts []string) ([]string, error)               { return hosts, nil }
-func (anyHosts) Grant(session.Caller, string, string, []string) Grant { return Grant{} }
-func (anyHosts) Release(string) []Blocked                             { return nil }
+func (anyHosts) Check(hosts []string) ([]string, error) { return hosts, nil }
+func (anyHosts) Release(string) []Blocked               { return nil }
+func (anyHosts) Grant(session.Caller, string, string, []string) Grant {
+	return Grant{Env: map[string]string{"HTTPS_PROXY": "http://proxy", "https_proxy": "http://proxy"}}
+}
 
 var agentRunner = runner.Runner{Definition: runner.Definition{Argv: []string{"bash"}, Optional: []string{"node"}}}
 
@@ -27,15 +29,19 @@ func TestManyHosts(t *testing.T) {
 	}
 }
 
-// TestPreferredVariables: a request's own variables win over those that only make things faster.
+// TestPreferredVariables: a request's own variables win over those that only make things faster,
+// and over the way to hosts.
 func TestPreferredVariables(t *testing.T) {
 	e := &Executor{cfg: Config{Hosts: anyHosts{}}}
-	given := map[string]string{"PIP_DISABLE_PIP_VERSION_CHECK": "0", "npm_config_fetch_retry_mintimeout": "7"}
+	given := map[string]string{"PIP_DISABLE_PIP_VERSION_CHECK": "0", "npm_config_fetch_retry_mintimeout": "7", "HTTPS_PROXY": ""}
 	for _, own := range []map[string]string{nil, given} {
 		grant := e.grant(&run{}, agentRunner, Request{Hosts: []string{"api.example.com:443"}, Env: own}, func([]string) {})
 		env, err := grant(t.Context(), "sb")
 		if err != nil {
 			t.Fatal(err)
+		}
+		if _, granted := env["https_proxy"]; granted != (own == nil) {
+			t.Errorf("the other spelling of %v: %v", own, env)
 		}
 		for name := range given {
 			if _, granted := env[name]; granted != (own == nil) {
@@ -54,6 +60,10 @@ func TestPackagesOffHint(t *testing.T) {
 	} {
 		if got := e.packagesOffHint([]byte(text), Request{}); !strings.Contains(got, want) {
 			t.Errorf("%q: %q", text, got)
+		}
+		both := &Executor{cfg: Config{NetworkAllowed: true, Hosts: anyHosts{}, Packages: both{}}}
+		if got := both.packagesOffHint([]byte(text), Request{}); got != "" {
+			t.Errorf("although it is on, %q: %q", text, got)
 		}
 		for _, req := range []Request{{Hosts: []string{"npm.example.com:443"}}, {Network: true}} {
 			if got := e.packagesOffHint([]byte(text), req); got != "" {

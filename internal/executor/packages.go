@@ -35,7 +35,9 @@ type PackageProblem struct {
 const (
 	CodeInvalidPackages      Code = "invalid_packages"
 	CodePackageInstallFailed Code = "package_install_failed"
+	CodeNeedsRestart         Code = "restart_needed"
 	codePackageNotFound      Code = "package_not_found"
+	codeNoWheel              Code = "no_wheel"
 )
 
 // Package is an installed package.
@@ -52,22 +54,22 @@ const dataDir = "/data/"
 func (e *Executor) packageEnvironment(r runner.Runner, given map[string]string) map[string]string {
 	env := map[string]string{}
 	path := strings.Split(r.Env["PATH"], ":")
-	offered := e.cfg.Packages.Indexes()
-	for _, d := range r.PackageDirs() {
+	for _, d := range e.packageDirs(r) {
 		dir := dataDir + workspace.PackagesDir + "/" + d.Name
-		switch {
-		case !slices.Contains(offered, d.Index):
-		case d.Index == pypi:
+		switch d.Index {
+		case pypi:
 			maps.Copy(env, map[string]string{
-				"SANDBOX_PYTHON_PACKAGES": dir, "PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1", "UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never", "UV_COMPILE_BYTECODE": "1",
+				"SANDBOX_PYTHON_PACKAGES": dir, "PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1",
+				"UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never", "UV_COMPILE_BYTECODE": "1",
 			})
 			path = append(path, dir+"/bin")
-		case d.Index == npm:
+		case npm:
 			maps.Copy(env, map[string]string{
-				"SANDBOX_NODE_PACKAGES": dir, "npm_config_prefix": dir, "npm_config_cache": "/tmp/.npm", "npm_config_ignore_scripts": "true",
+				"SANDBOX_NODE_PACKAGES": dir, "npm_config_prefix": dir,
+				"npm_config_cache": "/tmp/.npm", "npm_config_ignore_scripts": "true",
 			})
 			if r.Prestart == nil && given["NODE_PATH"] == "" {
-				env["NODE_PATH"] = dir + "/node_modules" // launch.cjs does it for a runner of its own
+				env["NODE_PATH"] = dir + "/node_modules" // for a bundled runner, modules.cjs sets it
 			}
 			path = append(slices.Insert(path, 0, "/opt/runners/node"), dir+"/node_modules/.bin", dir+"/bin")
 		}

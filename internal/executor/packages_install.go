@@ -12,6 +12,7 @@ import (
 	"mcp-code-sandbox/internal/sandbox"
 	"mcp-code-sandbox/internal/session"
 	"mcp-code-sandbox/internal/untrusted"
+	"mcp-code-sandbox/internal/versionrange"
 	"mcp-code-sandbox/internal/workspace"
 )
 
@@ -35,8 +36,11 @@ var (
 	npmArguments = []string{"install", "--no-audit", "--no-fund", "--no-progress", "--loglevel=error", "--ignore-scripts", "--prefix=."}
 )
 
-// temporaryPrefix begins the names of pip's temporary directories; see sandbox_pip.py.
-const temporaryPrefix = ".tmp-"
+// Prefixes of the temporary directories of pip and uv; see sandbox_pip.py and runners/python/uv.
+const (
+	temporaryPrefix = ".tmp-"
+	uvPrefix        = ".uv-"
+)
 
 // installer returns the program that installs packages, in the language of the run.
 func (p *packagesRun) installer(index string, packages []string) string {
@@ -70,25 +74,46 @@ func (p *packagesRun) prepare(r *run, req Request) func(context.Context, *sessio
 	}
 	return func(ctx context.Context, run *session.RunRequest) (*session.RunResult, error) {
 		if d, _ := p.e.packageDir(p.runner); len(req.Packages) > 0 {
-			unlock, err := p.lock(ctx, d, req.Timeout)
+			unlock, err := p.lock(ctx, d, req.Timeout) // does not count towards the run's time
 			if err != nil {
 				return nil, err
 			}
 			defer unlock()
 		}
-		began := time.Now() // like any wait for a turn, this one does not count
 		p.refresh()
-		copy(p.before, p.now)
+		p.before, p.listed, p.prepared = slices.Clone(p.now), slices.Clone(p.now), true
 		ended, err := p.install(ctx, r, req)
 		if ended != nil || err != nil {
 			return ended, err
 		}
-		if len(req.Packages) > 0 {
-			run.Timeout = max(run.Timeout-time.Since(began), time.Second)
-		}
+		run.Timeout = max(run.Timeout-r.elapsed(), min(run.Timeout, time.Second))
 		run.Cold = p.cold()
+		if run.HasInterpreter {
+			return nil, p.checkLoadable(req)
+		}
 		return nil, nil
 	}
+}
+
+// checkLoadable refuses a request for other versions of the runner's libraries if the interpreter
+// has started with the runner's: the code would get those.
+func (p *packagesRun) checkLoadable(req Request) error {
+	known, ok := p.e.packageStates.liveIn(p.interpreter(req.Network))
+	if len(known.started) > 0 {
+		return nil
+	}
+	for _, each := range p.replaced() {
+		isNamed := func(requested string) bool {
+			return versionrange.NormalizeName(requirementName(requested)) == each.Name
+		}
+		if (ok || !slices.Contains(p.python(p.before), each)) && slices.ContainsFunc(req.Packages, isNamed) {
+			p.knownTo(req.Network, nil, false)
+			return refuse(CodeNeedsRestart, "%s %s is installed, but the interpreter of this session started with %s. "+
+				"Run the code again with restart: true, which ends the interpreter and its variables. The code was not run.",
+				each.Name, each.Version, p.e.distributions(p.runner)[each.Name])
+		}
+	}
+	return nil
 }
 
 // install installs the packages of a request, within the time of its run. A run that is cancelled
@@ -120,7 +145,7 @@ func (p *packagesRun) install(ctx context.Context, r *run, req Request) (*sessio
 		Output: func(_ Stream, b []byte) { redact.write(b) },
 	})
 	redact.flush()
-	if err == nil && ended.Cause != "" {
+	if err == nil && ended.Started && ended.Cause != "" && d.Index == pypi {
 		p.cleanUp(ctx, d)
 	}
 	switch {
@@ -130,47 +155,42 @@ func (p *packagesRun) install(ctx context.Context, r *run, req Request) (*sessio
 		p.conflicts = conflictsIn(out.String())
 		p.satisfy(d, req.Packages)
 		p.refresh()
+		p.writeLock(ctx, r)
 		return nil, nil
 	case ended.Cause == sandbox.CauseCancelled || ended.Cause == sandbox.CausePreempted || ended.Cause == sandbox.CauseLost:
 		ended.Started = false
 		return &ended, nil
 	}
 	problem := p.installError(r, ended, req.Packages, out.String())
-	if added := p.added(); len(added) > 0 {
+	var added []string
+	for _, each := range p.added() {
+		added = append(added, each.Name+" "+each.Version)
+	}
+	if len(added) > 0 {
 		problem.Message += fmt.Sprintf(" Before that, these were installed: %s.", untrusted.Clip(strings.Join(added, ", "), 400))
 	}
+	p.writeLock(ctx, r)
 	return nil, problem
 }
 
 // cleanUpTime bounds the removal of what is left. The next pip tries again.
 const cleanUpTime = 5 * time.Second
 
-// cleanUp removes what an installation that was killed has left: its temporary files, or everything
-// if no package is complete and no other pip is at work.
+// cleanUp removes what a pip that was killed has left: its temporary files, or everything if no
+// package is complete and no other installer is at work.
 func (p *packagesRun) cleanUp(ctx context.Context, d runner.PackageDir) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTime)
 	defer cancel()
 	ws, dir := p.s.Workspace(), workspace.PackagesDir+"/"+d.Name
 	isTemporary := func(name string) bool { return strings.HasPrefix(name, temporaryPrefix) }
-	isFull := func(other runner.PackageDir) bool { return other.Name == d.Name && len(p.read(other).list) > 0 }
+	isOther := func(name string) bool {
+		return isTemporary(name) || strings.HasPrefix(name, uvPrefix) || name == "node_modules" // npm's, for an operator's runner
+	}
 	p.s.RemoveStale(ctx, dir, isTemporary)
 	left, _ := ws.Names(dir, maxEntriesRead)
-	if !slices.ContainsFunc(left, isTemporary) && !slices.ContainsFunc(p.dirs, isFull) {
+	if !slices.ContainsFunc(left, isOther) && len(p.read(d).list) == 0 {
 		p.s.RemoveStale(ctx, workspace.PackagesDir, func(name string) bool { return name == d.Name })
 	}
-}
-
-// added lists the packages that the installation of a request has added or changed.
-func (p *packagesRun) added() (list []string) {
-	p.refresh()
-	for i := range p.dirs {
-		for _, each := range p.now[i].list {
-			if !slices.Contains(p.before[i].list, each) {
-				list = append(list, each.Name+" "+each.Version)
-			}
-		}
-	}
-	return list
 }
 
 // installError says why packages could not be installed. What the mirror refused comes first.
@@ -183,7 +203,8 @@ func (p *packagesRun) installError(r *run, ended session.RunResult, packages []s
 	switch ended.Cause {
 	case sandbox.CauseDiskQuota:
 		return refuse(CodeQuotaExceeded, "There is not enough space for %s: /data, which holds the session's packages in /data/%[2]s, may take %[3]s. "+
-			"Delete files in it; rm -rf /data/%[2]s removes all packages. The operator can raise SANDBOX_WORKSPACE_BYTES. The code was not run.",
+			"If it is almost empty, they need more than that: the operator can raise SANDBOX_WORKSPACE_BYTES. "+
+			"Otherwise delete files in it; rm -rf /data/%[2]s removes all packages. The code was not run.",
 			names, workspace.PackagesDir, p.e.quota())
 	case sandbox.CauseTimeout:
 		return refuse(CodePackageInstallFailed, "Installing %s took longer than the run may take. Ask for more time with timeout_seconds. "+
@@ -194,7 +215,7 @@ func (p *packagesRun) installError(r *run, ended session.RunResult, packages []s
 				"rm -rf /data/%[2]s removes all packages of the session.", names, workspace.PackagesDir)
 		}
 		if unmet := unmetIn(output); len(unmet) > 0 && strings.Contains(output, "(from versions: none)") {
-			return refuse(codePackageNotFound, "No version that was asked for has a wheel for this Python and platform, and the code was not run.%s", said)
+			return refuse(codeNoWheel, "No version that was asked for has a wheel for this Python and platform, and the code was not run.%s", said)
 		} else if len(unmet) > 0 {
 			return refuse(codePackageNotFound, "There is no version of a package that fits, and the code was not run.%s", said)
 		}

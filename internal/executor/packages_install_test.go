@@ -3,10 +3,12 @@ package executor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -73,12 +75,16 @@ var python311 = map[string]string{"version": "Python 3.11.4"}
 // cancelled, and after its own time.
 func TestInstallationsTakeTurns(t *testing.T) {
 	var installs atomic.Int32
-	installed, goOn := make(chan struct{}, 9), make(chan struct{})
+	installed, goOn, last := make(chan struct{}, 9), make(chan struct{}), make(chan struct{})
 	r := installing(t, pypi, python311, func(p *sessiontest.Process, dir string) {
 		installs.Add(1)
 		installed <- struct{}{}
+		wait := goOn
+		if strings.Contains(string(p.Code), "package-c") {
+			wait = last
+		}
 		select {
-		case <-goOn:
+		case <-wait:
 		case <-p.Done():
 		}
 		name := "a"
@@ -127,6 +133,73 @@ func TestInstallationsTakeTurns(t *testing.T) {
 	if n := installs.Load(); n != 2 {
 		t.Errorf("%d installations", n)
 	}
+	<-installed
+	third := start(t.Context(), Request{Packages: []string{"package-c"}})
+	<-installed
+	ctx, cancel = context.WithCancel(t.Context())
+	waiting = start(ctx, Request{Packages: []string{"package-d"}, Begun: func(string) { cancel() }})
+	if e := <-waiting; e.err != nil || !e.res.NotStarted || len(e.res.Installed) > 0 {
+		t.Errorf("a run that has not had its turn: %+v", e)
+	}
+	close(last)
+	<-third
+}
+
+// TestInstallationTime: the installation counts towards a run's time, and the wait for a sandbox
+// does not.
+func TestInstallationTime(t *testing.T) {
+	bubble(t, "a slow sandbox", func(t *testing.T) {
+		var r *rig
+		const limit, installation = 10 * time.Minute, time.Minute
+		r = installing(t, pypi, python311, func(*sessiontest.Process, string) {
+			time.Sleep(installation)
+		}, func(p *sessiontest.Process, _ string) {
+			start := time.Now()
+			time.Sleep(time.Minute)
+			if left := r.runs.active()[0].state(0).TimeLeft; left != limit-installation-time.Minute {
+				t.Errorf("%s left", left)
+			}
+			<-p.Done()
+			if took := time.Since(start); took != limit-installation {
+				t.Errorf("the code had %s", took)
+			}
+		})
+		r.backend.OnStart = func(context.Context, sandbox.Spec) error {
+			time.Sleep(5 * time.Second)
+			return nil
+		}
+		res := r.mustRun(t, ann, Request{Session: "s", Runner: "python", Code: "1", Packages: []string{"a"}, Timeout: limit})
+		if res.Cause != sandbox.CauseTimeout {
+			t.Errorf("%+v", res)
+		}
+	})
+}
+
+// TestLockAfterFailure: the list has the packages that came before an installation failed, and
+// those of a run whose code could not start.
+func TestLockAfterFailure(t *testing.T) {
+	packages := ""
+	r := installing(t, pypi, python311, nothing, nothing)
+	r.cfg.Services = &services{granted: map[string]string{}, released: map[string]int{}}
+	refused := []ServiceRequest{{Name: "static", Paths: []string{"/"}}}
+	run := func(want string, exit wire.Exit) {
+		t.Helper()
+		r.backend.Program = func(p *sessiontest.Process) wire.Exit {
+			packages = filepath.Join(p.Spec.Workspace, ".packages")
+			info := packages + sitePackages + fmt.Sprintf("a%d-1.0.dist-info", exit.Code)
+			mkdirs(t, info)
+			write(t, info+"/INSTALLER", "pip\n")
+			return exit
+		}
+		if _, err := r.Run(t.Context(), ann, Request{Session: "s", Runner: "python", Code: "1", Packages: []string{"a"}, Services: refused}); err == nil {
+			t.Error("no error")
+		}
+		if got, err := os.ReadFile(packages + "/python/lock.txt"); string(got) != want {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+	run("a1==1.0\n", wire.Exit{Code: 1})
+	run("a0==1.0\na1==1.0\n", wire.Exit{})
 }
 
 // TestInstallationLock: a wait ends at once with the run, at the latest after the run's time.
@@ -177,11 +250,11 @@ type both struct{ only }
 
 func (both) Indexes() []string { return []string{npm, pypi} }
 
-// What an installation that is killed leaves goes, unless another pip is at work there or a package
-// is complete: an operator's runner has one directory for Python's and npm's.
+// What a pip that is killed leaves goes, unless another installer is at work there or a package is
+// complete: an operator's runner has one directory for Python's and npm's.
 func TestInstallCleansUp(t *testing.T) {
 	const half = "lib/python3.11/site-packages/half"
-	for name, kept := range map[string]string{"nothing": "", "another pip": ".tmp-other/", "Python": "lib/python3.11/site-packages/x-1.dist-info/INSTALLER", "npm": "node_modules/.package-lock.json"} {
+	for name, kept := range map[string]string{"nothing": "", "another pip": ".tmp-other/", "uv": ".uv-other/", "npm at work": "node_modules/x/", "Python": "lib/python3.11/site-packages/x-1.dist-info/INSTALLER", "npm": "node_modules/.package-lock.json"} {
 		t.Run(name, func(t *testing.T) {
 			packages := ""
 			ctx, cancel := context.WithCancel(t.Context())
@@ -217,6 +290,36 @@ func TestInstallCleansUp(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// An npm that is killed leaves what another one may be writing.
+func TestKilledNPM(t *testing.T) {
+	packages := ""
+	ctx, cancel := context.WithCancel(t.Context())
+	r := installing(t, npm, nil, func(p *sessiontest.Process, dir string) {
+		packages = dir
+		mkdirs(t, dir+"/node/node_modules/half", dir+"/node/lib/.tmp-other")
+		cancel()
+		<-p.Done()
+	}, nothing)
+	res, err := r.Run(ctx, ann, Request{Session: "s", Runner: "typescript", Code: "1", Packages: []string{"a"}})
+	if err != nil || res.Cause != sandbox.CauseCancelled {
+		t.Errorf("%v, %+v", err, res)
+	}
+	if _, err := os.Stat(packages + "/node/node_modules/half"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPackageListIsSmall: the server keeps only what it lists of a long directory.
+func TestPackageListIsSmall(t *testing.T) {
+	long := make([]Package, maxEntriesRead)
+	for i := range long {
+		long[i].Name = strconv.Itoa(i)
+	}
+	if list := sorted(long); len(list) != maxInstalled || cap(list) > 2*maxInstalled {
+		t.Errorf("%d packages in room for %d", len(list), cap(list))
 	}
 }
 
@@ -286,12 +389,42 @@ func TestNodePackageList(t *testing.T) {
 func TestMissingHint(t *testing.T) {
 	e := &Executor{cfg: Config{Packages: only{pypi}}}
 	node := runner.Runner{Definition: runner.Definition{Name: "typescript", Environments: []string{"node"}}}
-	if hint := e.missingHint("lodash", node); !strings.Contains(hint, "SANDBOX_PACKAGES=npm") {
+	if hint := e.missingHint(npm, "lodash", node); !strings.Contains(hint, "SANDBOX_PACKAGES=npm") {
 		t.Error(hint)
 	}
 	e.cfg.Packages = only{npm}
-	if hint := e.missingHint("Not-a-name", node); strings.Contains(hint, "SANDBOX_PACKAGES") {
+	if hint := e.missingHint(npm, "Not-a-name", node); strings.Contains(hint, "SANDBOX_PACKAGES") {
 		t.Error(hint)
+	}
+}
+
+// TestMissingHintOfShell: a module of Node.js is not a package of Python. The argument packages of
+// a shell takes Python's only.
+func TestMissingHintOfShell(t *testing.T) {
+	env := map[string]string{"PATH": "/opt/runners/python/bin"}
+	shell := runner.Runner{Definition: runner.Definition{Name: "shell", Optional: []string{"python", "node"}, Env: env}}
+	python := runner.Runner{Definition: runner.Definition{Name: "python", Environments: []string{"python"}, Libraries: []string{"numpy"}, Env: env}}
+	for _, c := range []struct {
+		stderr   string
+		packages Packages
+		r        runner.Runner
+		want     string
+	}{
+		{"ModuleNotFoundError: No module named 'yaml'", both{}, shell, `yaml is not installed. Run the code again with packages: ["pyyaml"], or install it with: pip install pyyaml`},
+		{"Error: Cannot find module 'lodash'", both{}, shell, "lodash is not installed. Install it with: npm install lodash"},
+		{"Error: Cannot find module 'lodash/fp'", both{}, shell, "lodash/fp is not installed. Install it with: npm install lodash"},
+		{"Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'lodash' imported from /data/a.mjs", both{}, shell,
+			"import finds packages of a project only. Make one with: npm init -y && npm install lodash"},
+		{"Cannot find package 'lodash' imported from /data/a.mjs", only{pypi}, shell, "lodash is not installed, and nothing can be installed. " + packagesOff(npm) + " Only the standard library is there."},
+		{"ModuleNotFoundError: No module named 'httpx'\nHint: did you mean 'http'?", both{}, python,
+			`httpx is not installed. Run the code again with packages: ["httpx"], or install it with: %pip install httpx`},
+		{"ModuleNotFoundError: No module named 'httpx'\nHint: did you mean 'http'?", only{npm}, python, ""},
+		{"Error: Cannot find module 'lodash'", both{}, python, "lodash is not installed, and cannot be installed in this environment."},
+	} {
+		e := &Executor{cfg: Config{Packages: c.packages}}
+		if got := e.stderrHint(Result{ExitCode: 1}, []byte(c.stderr), c.r, Request{}, sandbox.Limits{}); got != c.want {
+			t.Errorf("%s: %s", c.stderr, got)
+		}
 	}
 }
 

@@ -103,7 +103,11 @@ func corrected(index, text string) string {
 	if index == npm {
 		joint = "@"
 	}
-	return fmt.Sprintf(" Write %q.", m[1]+joint+m[2])
+	better := m[1] + joint + m[2]
+	if !isRequirement(index, better) {
+		return ""
+	}
+	return fmt.Sprintf(" Write %q.", better)
 }
 
 // isRequirement reports whether pip or npm take the text for a package of the index.
@@ -146,18 +150,18 @@ func (e *Executor) offers(kind string) bool {
 	return e.cfg.Packages != nil && slices.Contains(e.cfg.Packages.Indexes(), kind)
 }
 
+// packageDirs returns the directories for the runner's packages whose index is offered.
+func (e *Executor) packageDirs(r runner.Runner) []runner.PackageDir {
+	return slices.DeleteFunc(r.PackageDirs(), func(d runner.PackageDir) bool { return !e.offers(d.Index) })
+}
+
 // packageDir returns where the packages of a request are installed.
 func (e *Executor) packageDir(r runner.Runner) (runner.PackageDir, bool) {
-	if e.cfg.Packages == nil {
+	dirs := e.packageDirs(r)
+	if len(dirs) == 0 {
 		return runner.PackageDir{}, false
 	}
-	offered := e.cfg.Packages.Indexes()
-	dirs := r.PackageDirs()
-	i := slices.IndexFunc(dirs, func(d runner.PackageDir) bool { return slices.Contains(offered, d.Index) })
-	if i < 0 {
-		return runner.PackageDir{}, false
-	}
-	return dirs[i], true
+	return dirs[0], true
 }
 
 // indexOf returns where the packages of a runner's language come from.
@@ -216,7 +220,7 @@ func scriptDependencies(header string) (list []string, err error) {
 	case found == nil:
 		return nil, nil
 	}
-	for _, m := range tomlText.FindAllStringSubmatch(found[1], maxPackages+1) {
+	for _, m := range tomlText.FindAllStringSubmatch(found[1], -1) {
 		if text := cmp.Or(m[1], m[2]); text != "" {
 			list = append(list, text)
 		}

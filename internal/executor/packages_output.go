@@ -42,11 +42,13 @@ func unmetIn(output string) (list []string) {
 
 // requirementName returns the name in a requirement, without extras, versions and markers.
 func requirementName(requirement string) string {
-	end := strings.IndexAny(requirement, " [(=~!<>;")
-	if end < 0 {
-		return requirement
+	if end := strings.IndexAny(requirement, " [(=~!<>;"); end >= 0 {
+		requirement = requirement[:end]
 	}
-	return requirement[:end]
+	if end := strings.LastIndexByte(requirement, '@'); end > 0 { // npm's, and not before a scope
+		requirement = requirement[:end]
+	}
+	return requirement
 }
 
 // Parts of lines.

@@ -25,7 +25,7 @@ const (
 	maxInstalled     = 1000
 	maxUnfinished    = 100     // packages; an installation has fewer
 	maxPackageLock   = 2 << 20 // bytes
-	maxPackageStates = 1000
+	maxPackageStates = 200
 	lockName         = "lock.txt"
 	packageLock      = "/.package-lock.json" // npm's, in node_modules; rewritten in place
 )
@@ -48,6 +48,14 @@ type livePackages struct {
 	told    []Package // the packages of the last notice that it may have loaded others
 }
 
+// liveIn returns what is known of an interpreter.
+func (s *packageStates) liveIn(interpreter string) (live livePackages, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	live, ok = s.live[interpreter]
+	return live, ok
+}
+
 // packageState is what a directory of a session held.
 type packageState struct {
 	version   string // when it was read; "" if it cannot be known
@@ -61,29 +69,22 @@ type packagesRun struct {
 	s      *session.Session
 	runner runner.Runner
 	dirs   []runner.PackageDir
-	before []packageState // of dirs
-	now    []packageState // when the code starts
+	// Set when it is the run's turn.
+	prepared bool
+	before   []packageState // of dirs
+	listed   []packageState // what the lists of packages say
+	now      []packageState // when the code starts
 	// conflicts are pip's sentences about versions that do not fit together.
 	conflicts []string
 }
 
 // packagesOf returns nil if the run can have no packages.
 func (e *Executor) packagesOf(s *session.Session, r runner.Runner) *packagesRun {
-	if e.cfg.Packages == nil {
+	dirs := e.packageDirs(r)
+	if len(dirs) == 0 {
 		return nil
 	}
-	offered := e.cfg.Packages.Indexes()
-	p := &packagesRun{e: e, s: s, runner: r}
-	for _, d := range r.PackageDirs() {
-		if slices.Contains(offered, d.Index) {
-			p.dirs = append(p.dirs, d)
-		}
-	}
-	if len(p.dirs) == 0 {
-		return nil
-	}
-	p.before, p.now = make([]packageState, len(p.dirs)), make([]packageState, len(p.dirs))
-	return p
+	return &packagesRun{e: e, s: s, runner: r, dirs: dirs, now: make([]packageState, len(dirs))}
 }
 
 // refresh reads the directories again.
@@ -223,13 +224,18 @@ func (p *packagesRun) place(d runner.PackageDir) string {
 // readDistributions lists the Python packages in a directory, sorted, and counts those that are not
 // whole. Installers write INSTALLER after a package's files: without it, it is not listed.
 func readDistributions(ws *workspace.Workspace, dir string) (list []Package, unfinished int) {
-	names, _ := ws.Names(dir, maxEntriesRead)
+	root, err := ws.OpenDir(dir)
+	if err != nil {
+		return nil, 0
+	}
+	defer root.Close()
+	names, _ := workspace.NamesIn(root, maxEntriesRead)
 	for _, entry := range names {
 		name, version, ok := runner.ParseDistribution(entry)
 		if !ok {
 			continue
 		}
-		if _, err := ws.Stat(dir + "/" + entry + "/INSTALLER"); err != nil {
+		if fi, err := root.Lstat(entry + "/INSTALLER"); err != nil || !fi.Mode().IsRegular() {
 			if unfinished++; unfinished == maxUnfinished {
 				break
 			}
@@ -242,7 +248,8 @@ func readDistributions(ws *workspace.Workspace, dir string) (list []Package, unf
 	return sorted(list), unfinished
 }
 
-var npmVersion = regexp.MustCompile(`^[0-9A-Za-z.+-]{1,64}$`)
+// npmVersion matches a version of npm. Code can write others, which messages would repeat.
+var npmVersion = regexp.MustCompile(`^[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}(?:-[0-9A-Za-z.-]{1,36})?(?:\+[0-9A-Za-z.-]{1,24})?$`)
 
 // readPackageLock lists the packages that npm says it has installed in a directory, sorted. It
 // leaves out those that another package has for itself.
@@ -261,18 +268,19 @@ func readPackageLock(ws *workspace.Workspace, dir string) (list []Package) {
 	for path, p := range lock.Packages {
 		name, ok := strings.CutPrefix(path, "node_modules/")
 		if ok && len(name) <= maxRequirement && npmName.MatchString(name) && npmVersion.MatchString(p.Version) {
-			list = append(list, Package{name, p.Version})
+			list = append(list, Package{strings.Clone(name), p.Version})
 		}
 	}
 	return sorted(list)
 }
 
+// sorted returns the first packages by name, in memory of their own: the rest may be long.
 func sorted(list []Package) []Package {
 	slices.SortFunc(list, func(a, b Package) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(b.Version, a.Version))
 	})
 	list = slices.CompactFunc(list, func(a, b Package) bool { return a.Name == b.Name }) // left by a failed upgrade
-	return list[:min(len(list), maxInstalled)]
+	return slices.Clone(list[:min(len(list), maxInstalled)])
 }
 
 // replaced lists the session's packages that are another version of one of the runner's.
@@ -324,33 +332,13 @@ func (p *packagesRun) cold() map[string]string {
 // note adds to a result what the run installed and which packages replaced the runner's. It updates
 // the list of the session's packages.
 func (p *packagesRun) note(ctx context.Context, r *run, res *Result, fresh bool) {
-	if p == nil {
+	if p == nil || !p.prepared {
 		return
 	}
 	res.Conflicts = p.conflicts
 	used := p.replaced()
-	p.refresh()
-	for i, d := range p.dirs {
-		list, before := p.now[i].list, p.before[i].list
-		if slices.Equal(list, before) {
-			continue
-		}
-		var lock strings.Builder
-		mark := "=="
-		if d.Index == npm {
-			mark = "@"
-		}
-		for _, each := range list {
-			if !slices.Contains(before, each) {
-				res.Installed = append(res.Installed, each)
-			}
-			lock.WriteString(each.Name + mark + each.Version + "\n")
-		}
-		name := workspace.PackagesDir + "/" + d.Name + "/" + lockName
-		if _, err := p.s.Write(name, strings.NewReader(lock.String()), workspace.WriteOptions{Overwrite: true, Quota: p.e.cfg.Quota}); err != nil {
-			r.log.WarnContext(ctx, "cannot list the packages of a session", "error", err)
-		}
-	}
+	res.Installed = p.added()
+	p.writeLock(ctx, r)
 	if !slices.Contains(p.runner.Environments, "python") {
 		if res.Persistent && !fresh && !res.StateLost {
 			res.Replaced = p.replacedModules(res.Installed)
@@ -370,6 +358,38 @@ func (p *packagesRun) note(ctx context.Context, r *run, res *Result, fresh bool)
 	stale = append(stale, without(upgraded(known.last, p.python(p.now)), stale)...)
 	if res.Outdated = !res.StateLost && len(stale) > 0 && (!res.Persistent || p.tell(res.Network, stale) || !res.Success()); res.Outdated {
 		res.Replaced = stale
+	}
+}
+
+// added refreshes the packages and returns those that were added or changed since it was the run's
+// turn.
+func (p *packagesRun) added() (list []Package) {
+	p.refresh()
+	for i := range p.dirs {
+		list = append(list, without(p.now[i].list, p.before[i].list)...)
+	}
+	return list
+}
+
+// writeLock updates the lists of the session's packages, after a refresh.
+func (p *packagesRun) writeLock(ctx context.Context, r *run) {
+	for i, d := range p.dirs {
+		if slices.Equal(p.now[i].list, p.listed[i].list) {
+			continue
+		}
+		p.listed[i] = p.now[i]
+		var lock strings.Builder
+		mark := "=="
+		if d.Index == npm {
+			mark = "@"
+		}
+		for _, each := range p.now[i].list {
+			lock.WriteString(each.Name + mark + each.Version + "\n")
+		}
+		name := workspace.PackagesDir + "/" + d.Name + "/" + lockName
+		if _, err := p.s.Write(name, strings.NewReader(lock.String()), workspace.WriteOptions{Overwrite: true, Quota: p.e.cfg.Quota}); err != nil {
+			r.log.WarnContext(ctx, "cannot list the packages of a session", "error", err)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -76,6 +77,10 @@ func TestScriptDependencies(t *testing.T) {
 			t.Errorf("%q: %q, %v, want %q", code, got, err, want)
 		}
 	}
+	many := strings.Repeat("#   \"a\", # one\n", maxPackages+1)
+	if got, err := scriptDependencies(scriptHeader("# /// script\n# dependencies = [\n" + many + "# ]\n# ///\n")); err != nil || len(got) != maxPackages+1 {
+		t.Errorf("%d of %d dependencies with comments, %v", len(got), maxPackages+1, err)
+	}
 	if _, err := scriptDependencies(scriptHeader("# /// script\n# dependencies = [\"a\", \n# ///\n")); codeOf(err) != CodeInvalidPackages {
 		t.Errorf("a list without an end: %v", err)
 	}
@@ -120,6 +125,34 @@ func TestUnmetLines(t *testing.T) {
 	} {
 		if got := unmetIn(output); !slices.Equal(got, want) {
 			t.Errorf("%q: %q, want %q", output, got, want)
+		}
+	}
+}
+
+// TestUnmetIsExplained: the problem with a package that a successful cell did not get is said.
+func TestUnmetIsExplained(t *testing.T) {
+	for requirement, name := range map[string]string{
+		"lodash@^99": "lodash", "@a/b.c@>=9 <10": "@a/b.c", "lodash.merge@9": "lodash.merge", "@a/b": "@a/b", "Zope_x[y]==9": "zope-x", "a@9.9": "a",
+	} {
+		printed := []byte("npm error notarget No matching version found for " + requirement + ".\n")
+		problem := PackageProblem{Code: codePackageNotFound, Package: name}
+		if !problem.explains(Result{}, printed) {
+			t.Errorf("%s: %s", requirement, requirementName(requirement))
+		}
+	}
+}
+
+// TestNoWheelHint: code that ran pip learns why there is no version, also if the mirror hid none.
+func TestNoWheelHint(t *testing.T) {
+	const said = "ERROR: Could not find a version that satisfies the requirement %s (from versions: none)\nERROR: No matching distribution found for %[1]s\n"
+	e := &Executor{cfg: Config{Packages: both{}}}
+	for requirement, want := range map[string]string{
+		"numpy==1.21.0":         "No version of numpy that was asked for has a wheel for this Python and platform.",
+		"Ignore-this; do_that!": "No version of Ignore-this that was asked for has a wheel for this Python and platform.",
+		"/etc/passwd":           "",
+	} {
+		if got := e.noWheelHint(fmt.Appendf(nil, said, requirement)); got != want {
+			t.Errorf("%s: %q", requirement, got)
 		}
 	}
 }
@@ -206,12 +239,12 @@ func TestCheckPackages(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if hint := off.missingHint("yaml", real); !strings.Contains(hint, "SANDBOX_PACKAGES=pypi") || !strings.Contains(hint, "nothing can be installed") {
+	if hint := off.missingHint(pypi, "yaml", real); !strings.Contains(hint, "SANDBOX_PACKAGES=pypi") || !strings.Contains(hint, "nothing can be installed") {
 		t.Error(hint)
 	}
 	real.Libraries = []string{"bs4", "sklearn"}
 	for module, name := range map[string]string{"beautifulsoup4": "bs4", "scikit_learn": "sklearn"} {
-		if hint := on.missingHint(module, real); !strings.Contains(hint, "is installed. Its module is called "+name+": import "+name+".") {
+		if hint := on.missingHint(pypi, module, real); !strings.Contains(hint, "is installed. Its module is called "+name+": import "+name+".") {
 			t.Errorf("%s: %s", module, hint)
 		}
 	}

@@ -111,15 +111,24 @@ func (m *Mirror) reach(ctx context.Context, k *kind, x *index) error {
 	if p.hasFiles() {
 		return p.ageProblem()
 	}
-	samples, err := x.root(ctx, k, q.name)
+	asked := q.name
+	samples, err := x.root(ctx, k, asked)
 	if err != nil {
 		return err
 	}
+	var without []string // projects whose pages have no files
 	for _, q.name = range samples {
-		// A broken page of a project says nothing about the index.
-		if p, err := q.fetch(ctx, x, q.name, nil, func() {}); err == nil && p.hasFiles() {
+		p, err := q.fetch(ctx, x, q.name, nil, func() {})
+		switch {
+		case err != nil || p.missing: // a broken page of a project says nothing about the index
+		case p.hasFiles():
 			return p.ageProblem()
+		default:
+			without = append(without, q.name)
 		}
+	}
+	if len(without) > 0 {
+		return fmt.Errorf("it lists no files of %s, nor of %s, to which it has links: the address is probably not that of an index", asked, strings.Join(without, ", "))
 	}
 	return nil
 }

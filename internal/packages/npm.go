@@ -181,7 +181,7 @@ func npmLatest(latest string, versions map[string]json.RawMessage) string {
 
 // admitNPM applies the policy to a version, and returns it as the mirror describes it.
 func (m *Mirror) admitNPM(x *index, p *project, base *url.URL, version, uploaded string, raw json.RawMessage) (*file, json.RawMessage, *refusal) {
-	if why := m.checkAge(p, version, uploaded); why != nil {
+	if why := m.checkAge(x, p, version, uploaded); why != nil {
 		return nil, nil, why
 	}
 	fields, err := members(json.NewDecoder(bytes.NewReader(raw)), func(name string) bool { return name == "dist" || slices.Contains(npmFields, name) })

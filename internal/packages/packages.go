@@ -58,6 +58,9 @@ type Index struct {
 	// AllowPrivate are networks that files may come from even if they are private. The index's own
 	// host needs no entry.
 	AllowPrivate []netip.Prefix
+	// MinAge replaces that of the Mirror, such as for an index without upload times. Nil: it does
+	// not.
+	MinAge *time.Duration
 }
 
 // Kind is what the operator configured for one kind of packages.

@@ -268,7 +268,7 @@ func fileVersion(project, name string) (string, bool) {
 
 // admitPyPI applies the policy to a file, and replaces what the index says by what the mirror does.
 func (m *Mirror) admitPyPI(x *index, p *project, base *url.URL, version string, s *simpleFile) (*file, *refusal) {
-	if why := m.checkAge(p, version, s.UploadTime); why != nil {
+	if why := m.checkAge(x, p, version, s.UploadTime); why != nil {
 		return nil, why
 	}
 	if m.cfg.WheelsOnly && !strings.HasSuffix(s.Filename, ".whl") {
@@ -322,22 +322,29 @@ func metadataHash(fields ...json.RawMessage) string {
 }
 
 // checkAge refuses a release that is too new, or whose age is unknown.
-func (m *Mirror) checkAge(p *project, version, uploaded string) *refusal {
-	if m.cfg.MinAge <= 0 {
+func (m *Mirror) checkAge(x *index, p *project, version, uploaded string) *refusal {
+	minAge, setting := m.cfg.MinAge, "packages.minAge"
+	if x.cfg.MinAge != nil {
+		minAge = *x.cfg.MinAge
+	}
+	if minAge <= 0 {
 		return nil
+	}
+	if len(x.names) > 0 {
+		setting = "minAge in its entry of private"
 	}
 	t, err := time.Parse(time.RFC3339, uploaded)
 	if err != nil {
 		return refuse(CodeAgeUnknown, "The index does not say when %s %s was released, and packages must be %s old. "+
-			"Use another version; the operator can use an index that says it, or set packages.minAge to 0 in SANDBOX_CONFIG.",
-			p.name, showVersion(version), Age(m.cfg.MinAge))
+			"Use another version; the operator can use an index that says it, or set %s to 0 in SANDBOX_CONFIG.",
+			p.name, showVersion(version), Age(minAge), setting)
 	}
-	if ripe := t.Add(m.cfg.MinAge); ripe.After(m.cfg.Now()) {
+	if ripe := t.Add(minAge); ripe.After(m.cfg.Now()) {
 		if p.matures.IsZero() || ripe.Before(p.matures) {
 			p.matures = ripe
 		}
 		return refuse(CodeTooNew, "%s %s was released on %s; a release must be %s old, because most poisoned ones live for hours.",
-			p.name, showVersion(version), t.UTC().Format("2006-01-02 15:04 UTC"), Age(m.cfg.MinAge))
+			p.name, showVersion(version), t.UTC().Format("2006-01-02 15:04 UTC"), Age(minAge))
 	}
 	return nil
 }

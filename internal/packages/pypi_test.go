@@ -183,8 +183,8 @@ func TestUnmet(t *testing.T) {
 	}
 }
 
-// TestMetadataIsNoFile: a run that has only read metadata still learns why it did not get the newest
-// version.
+// TestMetadataIsNoFile: a run that has only read metadata still learns why it did not get the
+// newest version.
 func TestMetadataIsNoFile(t *testing.T) {
 	f := newFakeIndex(t)
 	old, fresh := f.add("six-1.0-py3-none-any.whl", "1.0"), f.add("six-2.0-py3-none-any.whl", "2.0")
@@ -287,6 +287,13 @@ func TestPyPIHTML(t *testing.T) {
 	m.Grant("caller", "run", "box")
 	if p := listing(t, m, "old"); len(p.Files) != 1 {
 		t.Errorf("with minAge 0: %+v", p)
+	}
+	cfg, anyAge := f.config(t), time.Duration(0)
+	cfg.Kinds[PyPI].Indexes[0].MinAge = &anyAge
+	m = start(t, cfg)
+	m.Grant("caller", "run", "box")
+	if p := listing(t, m, "old"); len(p.Files) != 1 {
+		t.Errorf("with minAge 0 of the index: %+v", p)
 	}
 }
 

@@ -71,18 +71,26 @@ func (c cuttable) SetWriteDeadline(time.Time) error {
 	return nil
 }
 
-// TestNoTrailNoFile: while the trail cannot be written, no file is sent from the cache. Afterwards,
-// the file is in the trail.
-func TestNoTrailNoFile(t *testing.T) {
+// withFile returns a mirror that has a file, with the content 1.0, in its cache. The run "second"
+// may get it.
+func withFile(t *testing.T) (m *Mirror, cfg Config, path string) {
+	t.Helper()
 	f := newFakeIndex(t)
 	f.project("six", f.add("six-1.0-py3-none-any.whl", "1.0"))
-	cfg := f.config(t)
-	m := start(t, cfg)
+	cfg = f.config(t)
+	m = start(t, cfg)
 	m.Grant("caller", "first", "box")
-	path := fileOf(listing(t, m, "six").Files[0])
+	path = fileOf(listing(t, m, "six").Files[0])
 	get(m, path)
 	m.Release("first")
 	m.Grant("caller", "second", "box")
+	return m, cfg, path
+}
+
+// TestNoTrailNoFile: while the trail cannot be written, no file is sent from the cache. Afterwards,
+// the file is in the trail.
+func TestNoTrailNoFile(t *testing.T) {
+	m, cfg, path := withFile(t)
 	_ = cfg.Audit.Close()
 	checkpoint := filepath.Join(filepath.Dir(cfg.CacheDir), "audit.jsonl.turn")
 	if err := os.Rename(checkpoint, checkpoint+".away"); err != nil {
@@ -113,15 +121,7 @@ func TestNoTrailNoFile(t *testing.T) {
 // TestRecordedBeforeSent: no request for a file is answered before the run's record of the file is
 // written, also if another request writes it.
 func TestRecordedBeforeSent(t *testing.T) {
-	f := newFakeIndex(t)
-	f.project("six", f.add("six-1.0-py3-none-any.whl", "1.0"))
-	cfg := f.config(t)
-	m := start(t, cfg)
-	m.Grant("caller", "first", "box")
-	path := fileOf(listing(t, m, "six").Files[0])
-	get(m, path)
-	m.Release("first")
-	m.Grant("caller", "second", "box")
+	m, cfg, path := withFile(t)
 	lock, err := os.OpenFile(filepath.Join(filepath.Dir(cfg.CacheDir), "audit.jsonl.turn"), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -383,17 +383,13 @@ func redeclarations() []driverCell {
 
 // TestEarlyInterrupt: an interrupt that a driver could not notice yet ends the cell, not the state.
 func TestEarlyInterrupt(t *testing.T) {
-	source, err := filepath.Abs("../../runners/shell/driver.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for name, c := range map[string]struct {
 		driver                 *testedDriver
 		keep, wait, want, show string
 	}{
 		"python": {startPythonDriver(t), "kept = 'kept'", "import time\ntime.sleep(60)", "KeyboardInterrupt\n", "kept"},
 		"node":   {startNodeDriver(t, "javascript"), "let kept = 'kept'", "for (;;) {}", "Interrupted.\n", "kept"},
-		"shell":  {startDriver(t, []string{"/bin/bash", source}), "kept=\"'kept'\"", "sleep 60", "", "echo $kept"},
+		"shell":  {startShellDriver(t), "kept=\"'kept'\"", "sleep 60", "", "echo $kept"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.driver.run(c.keep)
@@ -407,6 +403,31 @@ func TestEarlyInterrupt(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestShellDriverHidesItself: what a cell traces or traps is the cell's own code.
+func TestShellDriverHidesItself(t *testing.T) {
+	d := startShellDriver(t)
+	for _, cell := range []struct{ code, stdout, stderr string }{
+		{"set -x", "", ""},
+		{"echo a", "a\n", "++ echo a\n"}, // a cell is sourced
+		{"set +x", "", "++ set +x\n"},
+		{"trap 'echo returned' RETURN", "returned\n", ""},
+		{"echo b", "b\nreturned\n", ""},
+	} {
+		if got := d.run(cell.code); got.stdout != cell.stdout || got.stderr != cell.stderr || got.exit != 0 {
+			t.Errorf("%s: %+v", cell.code, got)
+		}
+	}
+}
+
+func startShellDriver(t *testing.T) *testedDriver {
+	t.Helper()
+	source, err := filepath.Abs("../../runners/shell/driver.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return startDriver(t, []string{"/bin/bash", source})
 }
 
 func TestNodeDriverFlood(t *testing.T) {

@@ -61,8 +61,11 @@ func (s Set) Installing(indexes []string) Set {
 	return set
 }
 
-// distribution is the name of a directory with the metadata of an installed Python package.
-var distribution = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._]{0,99})-([A-Za-z0-9][A-Za-z0-9.!+_]{0,63})\.dist-info$`)
+// distribution is the name of a directory with the metadata of an installed Python package. Code
+// can make one, and messages repeat the version, so it must be one (PEP 440) and not a sentence.
+var distribution = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._]{0,99})-` +
+	`(v?(?:[0-9]{1,9}!)?[0-9]{1,9}(?:\.[0-9]{1,9}){0,9}(?:[._]?(?:a|b|c|rc|alpha|beta|pre|preview|post|rev|r|dev)[._]?[0-9]{0,12}){0,3}(?:\+[a-z0-9._]{1,24})?)` +
+	`\.dist-info$`)
 
 // ParseDistribution returns the normalized name and the version of a package from the name of its
 // metadata directory.
@@ -107,7 +110,12 @@ func (r Runner) DistributionsSource() string {
 	return r.ImageID + r.Version
 }
 
-var lockLine = regexp.MustCompile(`^([A-Za-z0-9._-]+)==([^ ;]+)(?: ; python_full_version (<|>=|==) '([0-9.]+)(?:\.\*)?')?`)
+// Lines of the bundled lock, and the parts of their markers.
+var (
+	lockLine     = regexp.MustCompile(`^([A-Za-z0-9._-]+)==([^ ;]+)(?: ; (.+))? \\$`)
+	pythonMarker = regexp.MustCompile(`^python_full_version (<|>=|==) '([0-9.]+?)(?:\.\*)?'$`)
+	linuxMarker  = regexp.MustCompile(`^sys_platform != '(?:android|cygwin|darwin|emscripten|win32)'$`)
+)
 
 // locked returns the versions in the bundled lock for a version of Python.
 func locked(python string) map[string]string {
@@ -117,14 +125,26 @@ func locked(python string) map[string]string {
 		return found
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
-		m := lockLine.FindStringSubmatch(lines.Text())
-		if m == nil {
-			continue
-		}
-		order := compareVersions(python, m[4])
-		if m[3] == "" || m[3] == "<" && order < 0 || m[3] == ">=" && order >= 0 || m[3] == "==" && sameMinor(python, m[4]) {
+		if m := lockLine.FindStringSubmatch(lines.Text()); m != nil && holds(m[3], python) {
 			found[versionrange.NormalizeName(m[1])] = m[2]
 		}
 	}
 	return found
+}
+
+// holds reports whether a marker of the bundled lock holds for a version of Python on Linux.
+func holds(marker, python string) bool {
+	for part := range strings.SplitSeq(marker, " and ") {
+		m := pythonMarker.FindStringSubmatch(part)
+		switch {
+		case part == "", linuxMarker.MatchString(part):
+		case m == nil:
+			return false
+		case m[1] == "<" && compareVersions(python, m[2]) >= 0,
+			m[1] == ">=" && compareVersions(python, m[2]) < 0,
+			m[1] == "==" && !sameMinor(python, m[2]):
+			return false
+		}
+	}
+	return true
 }

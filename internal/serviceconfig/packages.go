@@ -109,7 +109,7 @@ func (r *reader) packageKind(path string, v any) (k packages.Kind) {
 		o.fail("private", "must be a list of objects")
 	}
 	for i, item := range private {
-		x, ok := r.object(fmt.Sprintf("%s[%d]", o.at("private"), i), item, append([]string{"names"}, indexFields...)...)
+		x, ok := r.object(fmt.Sprintf("%s[%d]", o.at("private"), i), item, append([]string{"names", "minAge"}, indexFields...)...)
 		if !ok {
 			continue
 		}
@@ -117,13 +117,17 @@ func (r *reader) packageKind(path string, v any) (k packages.Kind) {
 		if index.Names = x.texts("names"); len(index.Names) == 0 {
 			x.fail("names", "is missing: list the names that belong to this index, such as acme-*")
 		}
+		if x.has("minAge") {
+			age := x.minAge()
+			index.MinAge = &age
+		}
 		k.Indexes = append(k.Indexes, index)
 	}
 	switch {
 	case o.has("index"):
 		k.Indexes = append(k.Indexes, o.packageIndex())
 	case o.has("userAuthentication") || o.has("caFile") || o.has("allowPrivateAddresses"):
-		o.fail("index", "is missing: the credential and the others are for an index")
+		o.fail("index", "is missing: userAuthentication, caFile and allowPrivateAddresses are for the index that it names")
 	}
 	return k
 }

@@ -29,14 +29,15 @@ func loadPackages(t *testing.T, section string) (*serviceconfig.Packages, error)
 }
 
 func TestPackages(t *testing.T) {
-	p, err := loadPackages(t, `{"minAge": "7d", "wheelsOnly": false, "cacheBytes": 10000000, "pypi": {"deny": ["x-*"], "private": [{"names": ["acme-*"],
+	p, err := loadPackages(t, `{"minAge": "7d", "wheelsOnly": false, "cacheBytes": 10000000, "pypi": {"deny": ["x-*"], "private": [{"names": ["acme-*"], "minAge": 0,
 		"index": "https://p.example/simple", "userAuthentication": {"type": "bearer", "token": {"$env": "TOKEN"}}, "allowPrivateAddresses": ["10.0.0.0/8"]}]}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	private := p.Kinds[packages.PyPI].Indexes[0]
 	if p.MinAge != 7*24*time.Hour || p.WheelsOnly || p.CacheBytes != 1e7 || private.URL != "https://p.example/simple" || private.Names[0] != "acme-*" ||
-		private.Header != "Authorization" || private.Credential.Reveal() != "Bearer t0k3n" || len(private.AllowPrivate) != 1 {
+		private.Header != "Authorization" || private.Credential.Reveal() != "Bearer t0k3n" || len(private.AllowPrivate) != 1 ||
+		private.MinAge == nil || *private.MinAge != 0 {
 		t.Errorf("%+v", p)
 	}
 	p.Enable([]string{packages.PyPI, packages.NPM})

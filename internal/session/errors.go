@@ -23,7 +23,7 @@ var (
 	ErrNotPersistent = errors.New("this runner cannot keep state between runs")
 	// ErrForeign says that the server lacks the ids that a session's files belong to.
 	ErrForeign = errors.New("its files belong to ids that this server does not have")
-	// ErrClosed says that the manager has been closed, or takes no new session before that.
+	// ErrClosed says that the manager has been closed, or is draining (see Drain).
 	ErrClosed = errors.New("the server is shutting down")
 
 	errEnded   = errors.New("the session has been closed")

@@ -37,6 +37,14 @@ func (s *Session) hasStateLocked() bool {
 	return false
 }
 
+// hasInterpreter reports whether an interpreter of a runner lives.
+func (s *Session) hasInterpreter(r runner.Runner, key interpreterKey) bool {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	sb := s.sandboxes[sandboxKey{environment(r), key.network}]
+	return sb != nil && sb.interpreters[key] && !sb.isDead()
+}
+
 // interpretersLocked returns the names of the session's interpreters, sorted.
 func (s *Session) interpretersLocked() []string {
 	names := map[string]struct{}{}

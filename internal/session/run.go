@@ -39,6 +39,8 @@ type RunRequest struct {
 	// Prepare is called when it is the run's turn, before anything else. It may change the request.
 	// A result ends the run: its code is not sent.
 	Prepare func(ctx context.Context, req *RunRequest) (*RunResult, error)
+	// HasInterpreter tells Prepare that the run will use an interpreter that lives already.
+	HasInterpreter bool
 	// Cold, if not nil, are variables with which the interpreter must start: no zygote forks it. A
 	// live interpreter keeps them.
 	Cold map[string]string
@@ -140,6 +142,7 @@ func (s *Session) Run(ctx context.Context, r runner.Runner, req RunRequest) (Run
 		defer done()
 	}
 	if req.Prepare != nil {
+		req.HasInterpreter = req.Persistent && !req.Restart && s.hasInterpreter(r, key)
 		ended, err := req.Prepare(ctx, &req)
 		if err != nil {
 			return notStarted(ctx, err)

@@ -28,7 +28,7 @@ type runOptions struct {
 	TimeoutSeconds float64          `json:"timeout_seconds,omitempty" jsonschema:"Time limit in seconds, if the server's default is too short"`
 	Background     bool             `json:"background,omitempty" jsonschema:"Return at once; wait_run returns the output and the result (default: false)"`
 	Hosts          hostsArgument    `json:"hosts,omitempty" jsonschema:"Hosts that the code may connect to, such as api.example.com, *.example.org or db.example.com:5432"`
-	Packages       packagesArgument `json:"packages,omitempty" jsonschema:"Packages to install first, such as shapely or shapely==2.*"`
+	Packages       packagesArgument `json:"packages,omitempty" jsonschema:"Packages to install first: from PyPI for python and shell, such as shapely or shapely==2.*; from npm for typescript and javascript, such as lodash@^4"`
 	Services       servicesArgument `json:"services,omitempty"`
 }
 

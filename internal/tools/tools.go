@@ -142,9 +142,11 @@ type toolset struct {
 
 func newToolset(e Executor, opt Options) *toolset {
 	t := &toolset{
-		executor: e, log: opt.Logger, images: newImageScaler(2), services: opt.Services, noNetwork: opt.NoNetwork, hosts: opt.Hosts, ceiling: opt.HostCeiling, packages: opt.Packages, offered: opt.Offered(),
-		maxTimeout: opt.MaxTimeout, resourceLinks: opt.ResourceLinks, resultBytes: cmp.Or(opt.ResultBytes, defaultResultBytes),
-		tools: map[string]*tool{},
+		executor: e, log: opt.Logger, images: newImageScaler(2), services: opt.Services,
+		noNetwork: opt.NoNetwork, hosts: opt.Hosts, ceiling: opt.HostCeiling, packages: opt.Packages,
+		offered: opt.Offered(), tools: map[string]*tool{},
+		maxTimeout: opt.MaxTimeout, resourceLinks: opt.ResourceLinks,
+		resultBytes: cmp.Or(opt.ResultBytes, defaultResultBytes),
 	}
 	if t.log == nil {
 		t.log = slog.New(slog.DiscardHandler)
@@ -211,6 +213,9 @@ func (t *toolset) handler(tool *tool) mcp.ToolHandler {
 			log := t.log
 			if refusal.Err != nil {
 				log = log.With("error", refusal.Err)
+			}
+			if refusal.Code == executor.CodeInvalidHosts { // for the operator, who decides what is allowed
+				log = log.With("caller", caller.ID, "reason", refusal.Message)
 			}
 			log.Info(fmt.Sprintf("[MCP] %s refused: %s", name, refusal.Code))
 			return errorResult(name, refusal, c.warnings), nil

@@ -358,8 +358,8 @@ func TestFloodWithoutReading(t *testing.T) {
 	}
 }
 
-// Nor can it make the server start a goroutine for each dial that it opens and closes. The dial whose
-// close is being written no longer counts.
+// Nor can it make the server start a goroutine for each dial that it opens and closes. The dial
+// whose close is being written no longer counts.
 func TestDialsWithoutReading(t *testing.T) {
 	sc, ac := net.Pipe()
 	defer ac.Close()

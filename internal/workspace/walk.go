@@ -151,9 +151,11 @@ func isFile(dir string, fi fs.FileInfo) bool {
 }
 
 func isHidden(dir string) bool {
-	top, _, _ := strings.Cut(dir, "/")
-	if dir == "" || top == PlotsDir || top == OutputsDir || top == PackagesDir {
-		return dir != ""
+	if dir == "" {
+		return false
+	}
+	if top, _, _ := strings.Cut(dir, "/"); top == PlotsDir || top == OutputsDir || top == PackagesDir {
+		return true
 	}
 	return slices.ContainsFunc(ownedByTools, func(name string) bool {
 		return strings.HasPrefix(dir, name[1:]) || strings.Contains(dir, name)
@@ -239,13 +241,25 @@ func (w *Workspace) Stat(name string) (fs.FileInfo, error) {
 	return fi, err
 }
 
+// OpenDir opens a directory, but follows no link to it. The caller must expect links inside, and
+// must open nothing there: a FIFO would block.
+func (w *Workspace) OpenDir(dir string) (*os.Root, error) {
+	root, _, err := w.parent(dir + "/entry")
+	return root, err
+}
+
 // Names returns the names of at most most entries of a directory, in any order.
 func (w *Workspace) Names(dir string, most int) ([]string, error) {
-	root, _, err := w.parent(dir + "/entry")
+	root, err := w.OpenDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
+	return NamesIn(root, most)
+}
+
+// NamesIn returns the names of at most most entries of an open directory, in any order.
+func NamesIn(root *os.Root, most int) ([]string, error) {
 	f, err := root.Open(".")
 	if err != nil {
 		return nil, err

@@ -18,6 +18,7 @@ import tempfile
 VALUED = {  # options that take a value
     "-c", "--constraint", "-t", "--target", "-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--root", "--prefix", "--only-binary", "--no-binary",
     "--python-version", "--platform", "--abi", "--implementation", "--upgrade-strategy", "--trusted-host", "--proxy", "--timeout", "--retries", "--log",
+    "--python", "--cache-dir", "--cert", "--client-cert", "--exists-action", "--keyring-provider", "--use-feature", "--use-deprecated", "--resume-retries",
 }
 
 
@@ -42,7 +43,7 @@ def find_spec(name):
                     return 1
                 load(module)
                 manage(prefix)
-                if command(given) == "install":
+                if split(given)[1] == "install":
                     allow_imports()
                 with temporary(prefix):
                     return module.main(into(prefix, given))
@@ -63,11 +64,10 @@ PLACES = ("-t", "--target", "--prefix", "--root", "--python", "--path", "--dry-r
 
 def into(prefix, args):
     """The arguments of pip with the session's directory as the place to install into, unless they name one."""
-    args = list(args)
-    if command(args) != "install" or any(arg.split("=")[0] in PLACES for arg in args):
-        return args
-    at = args.index("install") + 1
-    return [*args[:at], "--prefix", prefix, *(arg for arg in args[at:] if arg != "--user")]
+    before, command, after = split(args)
+    if command != "install" or any(arg.split("=")[0] in PLACES for arg in args):
+        return list(args)
+    return [*before, command, "--prefix", prefix, *(arg for arg in after if arg != "--user")]
 
 
 EDITABLE = (
@@ -79,7 +79,7 @@ EDITABLE = (
 def is_editable(args):
     """Whether pip is asked to refer to a directory from the session's packages, by a .pth file."""
     places = {arg.split("=")[0] for arg in args}
-    return command(args) == "install" and bool(places & {"-e", "--editable"}) and not places & set(PLACES)
+    return split(args)[1] == "install" and bool(places & {"-e", "--editable"}) and not places & set(PLACES)
 
 
 def allow_imports():
@@ -113,22 +113,26 @@ def temporary(prefix):
     a pip that was killed, which no longer holds its lock.
     """
     os.makedirs(prefix, exist_ok=True)
-    is_alone = True
-    for entry in os.scandir(prefix):
-        if entry.name.startswith(".tmp-") and entry.is_dir(follow_symlinks=False):
-            try:
-                with locked(entry.path):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-            except OSError:
-                is_alone = False
-    if is_alone:
-        remove_unfinished()
     before = tempfile.tempdir
-    try:
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=prefix) as tempfile.tempdir, locked(tempfile.tempdir):
+    with contextlib.ExitStack() as stack:
+        with locked(prefix, wait=True):  # another pip must not see the new directory before it is locked
+            is_alone = True
+            for entry in os.scandir(prefix):
+                if entry.name.startswith(".tmp-") and entry.is_dir(follow_symlinks=False):
+                    try:
+                        with locked(entry.path):
+                            shutil.rmtree(entry.path, ignore_errors=True)
+                    except OSError:
+                        is_alone = False
+            if is_alone:
+                remove_unfinished()
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=".tmp-", dir=prefix))
+            stack.enter_context(locked(directory))
+        tempfile.tempdir = directory
+        try:
             yield
-    finally:
-        tempfile.tempdir = before
+        finally:
+            tempfile.tempdir = before
 
 
 def remove_unfinished():
@@ -152,11 +156,11 @@ def remove_unfinished():
 
 
 @contextlib.contextmanager
-def locked(directory):
-    """Holds the lock of a directory. It raises BlockingIOError if another process does."""
+def locked(directory, wait=False):
+    """Holds the lock of a directory. Unless it may wait, it raises BlockingIOError if another process does."""
     fd = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(fd)
@@ -196,15 +200,20 @@ def answer(wanted):
     return int(missing)
 
 
-def command(args):
-    return next((arg for arg in args if not arg.startswith("-")), None)
+def split(args):
+    """The options before pip's command, the command or None, and what follows it."""
+    at = 0
+    while at < len(args) and args[at].startswith("-"):
+        at += 2 if args[at] in VALUED else 1
+    return args[:at], args[at] if at < len(args) else None, args[at + 1 :]
 
 
 def requirements(args):
     """What pip is asked to install, if it is. Errors are left to pip."""
-    if command(args) != "install":
+    _, command, after = split(args)
+    if command != "install":
         return []
-    found, rest = [], iter(args[args.index("install") + 1 :])
+    found, rest = [], iter(after)
     for arg in rest:
         if arg in ("-r", "--requirement"):
             try:

@@ -75,12 +75,17 @@ def replaces(directory, own):
 
 
 def versions(directory):
-    """The versions of the packages in a directory. Installers write INSTALLER last."""
+    """The versions of the packages in a directory, by their names in the form of PEP 503 (without re, whose import
+    takes 5 ms). Installers write INSTALLER last.
+    """
     found = {}
     for entry in os.listdir(directory):
         name, dash, version = entry.removesuffix(".dist-info").partition("-")
         if dash and entry.endswith(".dist-info") and os.path.exists(f"{directory}/{entry}/INSTALLER"):
-            found[name.lower().replace("_", "-").replace(".", "-")] = version
+            name = name.lower().replace("_", "-").replace(".", "-")
+            while "--" in name:
+                name = name.replace("--", "-")
+            found[name] = version
     return found
 
 

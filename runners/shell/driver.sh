@@ -2,14 +2,6 @@
 # on descriptor 3; see internal/agent. Variables, functions, options and the working directory
 # persist, even if a cell ends its shell (exit, set -e, set -u): see __leave.
 
-# The loop below sources this file for each cell: the trap on INT can return from it before the code
-# has begun. An interrupt that came even earlier has left a mark.
-if [ "${#BASH_SOURCE[@]}" -gt 1 ]; then
-	if [ -e "$__dir/interrupted" ]; then return 130; fi
-	. "$__dir/code"
-	return $? # not only return: after a trap, bash could mean the status before it
-fi
-
 # __leave is the trap on EXIT while a cell runs. Bash must end then, so it writes its state to a file
 # and execs a new bash, which resumes it. The process keeps its children and open files.
 __leave() { # status, positional parameters
@@ -111,9 +103,14 @@ while [ -n "$__resumed" ] || IFS=' ' read -r __verb __cell __dir <&3; do
 		__copy=10 # the first free descriptor, for the copy
 		while [ -e "/proc/$$/fd/$__copy" ]; do __copy=$((__copy + 1)); done
 		builtin trap '{ __status=$?; if [ "$BASHPID" = "$$" ]; then __leave "$__status" "$@"; fi; } 2>/dev/null' EXIT # not in a child
-		# The redirections apply to the cell only, which must not have descriptor 3.
-		. "$__driver" 3>&- </dev/null >"$__dir/stdout" 2>"$__dir/stderr"
-		__status=$?
+		# The trap on INT cannot return from this loop. An interrupt that came here has left a mark; if it
+		# comes between the test and the code, the agent repeats it.
+		if [ -e "$__dir/interrupted" ]; then
+			__status=130
+		else # the redirections apply to the cell only, which must not have descriptor 3
+			. "$__dir/code" 3>&- </dev/null >"$__dir/stdout" 2>"$__dir/stderr"
+			__status=$?
+		fi
 		builtin trap - EXIT
 	fi
 	__resumed=''

@@ -313,6 +313,22 @@ func TestManyNames(t *testing.T) {
 	}
 }
 
+// TestListedName: a name that a run lists in full keeps its listener, whatever else is looked up.
+func TestListedName(t *testing.T) {
+	w := newWorld(t)
+	port := freePort(t)
+	defer w.Begin([]string{"db.example.com:" + port, "*.example.org:" + port})()
+	addr := net.JoinHostPort(w.ask(t, "db.example.com"), port)
+	for i := range 2 * maxListeners {
+		w.ask(t, "h"+strconv.Itoa(i)+".example.org")
+	}
+	if l, err := net.Listen("tcp4", addr); err == nil {
+		l.Close()
+		t.Fatal("code can listen in its place")
+	}
+	connect(t, addr, "db.example.com:"+port).Close()
+}
+
 // TestManyConnections: connections beyond the wire's limit are closed and cost no goroutine.
 func TestManyConnections(t *testing.T) {
 	w := newWorld(t)

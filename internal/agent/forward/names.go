@@ -203,11 +203,12 @@ func (n *names) addressLocked(host string) netip.Addr {
 }
 
 // evictLocked drops the name, other than host, that has no connection and whose last lookup is the
-// oldest. It returns false if there is none.
+// oldest. It returns false if there is none. A name that a run lists in full stays: other code of
+// the session could listen in its place.
 func (n *names) evictLocked(host string) bool {
 	oldest := ""
 	for other, e := range n.known {
-		if other != host && e.connected == 0 && (oldest == "" || e.looked < n.known[oldest].looked) {
+		if other != host && e.connected == 0 && (oldest == "" || e.looked < n.known[oldest].looked) && !n.isListedLocked(other) {
 			oldest = other
 		}
 	}
@@ -215,6 +216,16 @@ func (n *names) evictLocked(host string) bool {
 		n.dropLocked(oldest)
 	}
 	return oldest != ""
+}
+
+// isListedLocked reports whether an active run lists a host in full.
+func (n *names) isListedLocked(host string) bool {
+	for r := range n.rules {
+		if r.name == host {
+			return true
+		}
+	}
+	return false
 }
 
 func (n *names) dropLocked(host string) {
